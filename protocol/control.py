@@ -1,0 +1,311 @@
+"""Messages on the supervisor's control and events sockets. See PROTOCOL.md, "Control".
+
+Requests are imperatives, facts are past participles. A question carries a correlation in
+its envelope, and its reply carries the same one; facts and beats carry none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmx.protocol.codec import message
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+
+# Worker to supervisor.
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """A worker names itself: at its start, and again to any supervisor that asks Identify.
+
+    ``state`` is the worker's own view (STARTING when it has loaded nothing yet, LOADING,
+    READY, DRAINING). ``memory_bytes`` and ``context_length`` are 0 before it is loaded.
+    """
+
+    instance: str
+    model_id: str
+    pid: int
+    state: WorkerState
+    memory_bytes: int = 0
+    context_length: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LoadAdvanced:
+    """A load made progress; resets the stall timer. ``fraction`` is None where unknown."""
+
+    instance: str
+    phase: LoadPhase
+    fraction: float | None
+    detail: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model answers. ``memory_bytes`` is measured in the worker, not estimated."""
+
+    instance: str
+    memory_bytes: int
+    context_length: int
+    load_s: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The model can't be loaded; the process ends by itself or is ended."""
+
+    instance: str
+    code: ErrorCode
+    message: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class WorkerBeat:
+    """Sent every beat interval. ``stalled_for_s`` is how long work has been in flight
+    without any progress (no token, no prefill chunk); 0 while idle or advancing."""
+
+    instance: str
+    state: WorkerState
+    rows: int
+    queued: int
+    stalled_for_s: float
+    memory_bytes: int
+    requests_total: int
+    tokens_total: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class DrainRefused:
+    """Asked to drain only if idle, and it is not."""
+
+    instance: str
+    rows: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No row is left and none will be taken."""
+
+    instance: str
+
+
+# Supervisor to worker.
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Hello was taken; a worker that is STARTING loads its model now."""
+
+    epoch: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """A beat came from somebody unknown to this supervisor: say Hello."""
+
+    epoch: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class BeatSeen:
+    """Reply to every beat: the supervisor lives. ``revision`` is its snapshot's."""
+
+    epoch: str
+    revision: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new stream; say Drained when the last one ends, or DrainRefused at once."""
+
+    if_idle: bool
+
+
+# Router to supervisor, and back.
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RouterHello:
+    """A router names itself: at its start, and again to any supervisor that asks Identify."""
+
+    pid: int
+    port: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RouterBeat:
+    """Sent every beat interval."""
+
+    pid: int
+    streams: int
+    requests_total: int
+    memory_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """Question; the reply is a Snapshot."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Question: have this model ready, loading it if need be. Replies: Acquired, or Denied.
+
+    The supervisor answers within ``wait_s``. Cancelling is not needed: a load that was
+    started goes on, others may want it.
+    """
+
+    model_id: str
+    wait_s: float
+    request_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The model is READY in this worker."""
+
+    model_id: str
+    instance: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Reply to any question that can't be met."""
+
+    code: ErrorCode
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+# Supervisor to routers, on the events socket.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What a router needs to know of one configured model."""
+
+    model_id: str
+    aliases: tuple[str, ...]
+    source: str
+    slot: SlotState
+    worker: WorkerState | None = None
+    instance: str | None = None
+    pid: int | None = None
+    memory_bytes: int = 0
+    context_length: int | None = None
+    created_s: int = 0
+    loaded_at_s: float | None = None
+    phase: LoadPhase | None = None
+    fraction: float | None = None
+    retry_after_s: float | None = None
+    problem: str | None = None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of the supervisor's public state. Each change publishes a whole new one, so a
+    missed one heals with the next; ``revision`` grows by one within an ``epoch``."""
+
+    epoch: str
+    revision: int
+    default_model: str | None
+    models: tuple[ModelView, ...]
+    stopping: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker's end was observed; its streams are lost. Published before the Snapshot
+    that no longer has it, so that routers can tell their clients why."""
+
+    instance: str
+    model_id: str
+    cause: ExitCause
+    detail: str
+
+
+# CLI to supervisor.
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Question; the reply is a Status."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Status:
+    """``{"supervisor": {...}, "router": {...}, "workers": [...]}``, plain values only."""
+
+    status: dict[str, Any]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Question: start loading. ``Done`` means begun; progress is in the status."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class UnloadModel:
+    """Question: drain, end the worker, keep the model down. ``Done`` means begun."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class KillModel:
+    """Question: SIGKILL the model's worker now. ``Done`` means the signal was sent; the
+    supervisor starts the model again."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RestartModel:
+    """Question: drain, end the worker and load again; also leaves quarantine."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StopAll:
+    """Question: shut lmx down. ``Done`` means begun."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Reply: the command was carried out, or begun where its question says so."""
+
+    message: str
+    pid: int | None = None

@@ -1,0 +1,101 @@
+"""Every error lmx can give: one enum of codes, one tree of exceptions.
+
+A code is stable and machine-readable; it is what clients see as ``error.code``. The only
+table from code to HTTP status is ``router/errors.py``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """What went wrong. Values are part of the public contract: never rename one."""
+
+    # The request itself.
+    INVALID_JSON = "invalid_json"
+    MISSING_PARAMETER = "missing_required_parameter"
+    INVALID_TYPE = "invalid_type"
+    INVALID_VALUE = "invalid_value"
+    UNSUPPORTED_VALUE = "unsupported_value"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found_error"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    # Not now: nothing was produced, safe to try again.
+    QUEUE_FULL = "queue_full"
+    MODEL_LOADING = "model_loading"
+    MODEL_RESTARTING = "model_restarting"
+    MODEL_QUARANTINED = "model_quarantined"
+    MODEL_LOAD_FAILED = "model_load_failed"
+    MODEL_UNLOADED = "model_unloaded"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+    SUPERVISOR_UNAVAILABLE = "supervisor_unavailable"
+    SHUTTING_DOWN = "shutting_down"
+    # A generation that had begun was lost.
+    WORKER_CRASHED = "worker_crashed"
+    WORKER_HUNG = "worker_hung"
+    WORKER_KILLED = "worker_killed"
+    WORKER_LOST = "worker_lost"
+    ENGINE_ERROR = "engine_error"
+    CLIENT_STALLED = "client_stalled"
+    # Making a model available.
+    MODEL_SOURCE_INVALID = "model_source_invalid"
+    DOWNLOAD_FAILED = "download_failed"
+    CONVERSION_FAILED = "conversion_failed"
+    INSUFFICIENT_DISK = "insufficient_disk"
+    # Operating lmx.
+    CONFIG_INVALID = "config_invalid"
+    ALREADY_RUNNING = "already_running"
+    NOT_RUNNING = "not_running"
+    MODEL_NOT_LOADED = "model_not_loaded"
+    PROTOCOL_ERROR = "protocol_error"
+    INTERNAL = "internal_server_error"
+
+
+class LmxError(Exception):
+    """Base of every error that lmx raises on purpose.
+
+    ``message`` is for a person and says what to do next; ``param`` is the path of the
+    offending field (``messages[2].content``); ``retry_after_s`` is set where trying again
+    later makes sense.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(LmxError):
+    """The request can't be honoured as it is; sending it again changes nothing."""
+
+
+class UnavailableError(LmxError):
+    """Nothing was produced; the same request may succeed later."""
+
+
+class GenerationError(LmxError):
+    """A generation that was accepted was lost before its end."""
+
+
+class OperationError(LmxError):
+    """A command to the supervisor (load, kill, ...) failed."""
+
+
+class ProtocolError(LmxError):
+    """Bytes on an lmx socket that are not a message of this version."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.PROTOCOL_ERROR, message)

@@ -1,0 +1,85 @@
+"""Every zmq socket option that lmx sets, in one table, with the reason for each."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+
+import zmq
+
+from lmx.protocol.codec import MAX_MESSAGE_BYTES
+
+
+class Role(Enum):
+    """What a socket is for; picks its type and options."""
+
+    CONTROL_SERVER = "control server"
+    CONTROL_CLIENT = "control client"
+    EVENTS_SERVER = "events server"
+    EVENTS_CLIENT = "events client"
+    DATA_SERVER = "data server"
+    DATA_CLIENT = "data client"
+
+
+_COMMON: Final[dict[int, int]] = {
+    zmq.LINGER: 0,  # a process that ends must end: nobody waits for an unread message
+    zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+}
+_ROUTER: Final[dict[int, int]] = {
+    # Without it a message to a peer that has gone is dropped in silence; with it the send
+    # fails with EHOSTUNREACH (gone) or EAGAIN (its queue is full).
+    zmq.ROUTER_MANDATORY: 1,
+    # A peer that reconnects under its old identity takes over from its dead connection.
+    zmq.ROUTER_HANDOVER: 1,
+}
+_CLIENT: Final[dict[int, int]] = {
+    # Queue nothing for a peer that is not there: a send then fails at once (EAGAIN).
+    zmq.IMMEDIATE: 1,
+    zmq.RECONNECT_IVL: 50,  # ms; a restarted supervisor is found again within a beat
+    zmq.RECONNECT_IVL_MAX: 500,  # ms
+}
+
+_TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
+    Role.CONTROL_SERVER: (zmq.ROUTER, _ROUTER | {zmq.SNDHWM: 1000, zmq.RCVHWM: 10_000}),
+    Role.CONTROL_CLIENT: (zmq.DEALER, _CLIENT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
+    Role.EVENTS_SERVER: (zmq.XPUB, {zmq.SNDHWM: 1000}),
+    Role.EVENTS_CLIENT: (
+        zmq.SUB,
+        {zmq.RECONNECT_IVL: 50, zmq.RECONNECT_IVL_MAX: 500, zmq.RCVHWM: 10_000},
+    ),
+    # A step's output is one message per router: 10,000 is minutes of a reader that is gone
+    # in all but name, and the pulse would have found it by then.
+    Role.DATA_SERVER: (zmq.ROUTER, _ROUTER | {zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}),
+    Role.DATA_CLIENT: (zmq.DEALER, _CLIENT | {zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}),
+}
+
+
+def open_socket(context: zmq.Context[Any], role: Role, identity: bytes | None = None) -> Any:
+    """Return a socket of the role's type with its options set, neither bound nor connected.
+
+    Works for ``zmq.Context`` and ``zmq.asyncio.Context`` alike: the result is of the
+    context's own socket class.
+    """
+    kind, options = _TABLE[role]
+    socket = context.socket(kind)
+    for option, value in (_COMMON | options).items():
+        socket.setsockopt(option, value)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    return socket
+
+
+def send_nowait(socket: Any, frames: list[bytes]) -> bool:
+    """Send on a ``zmq.asyncio`` socket without waiting; False if the message was not taken.
+
+    Not taken means: the peer has gone, is not there yet, or its queue is full. Any other
+    failure raises ``zmq.ZMQError``. With NOBLOCK pyzmq sends before it returns, so the future
+    is done and no task is made: this is the hot path.
+    """
+    future = socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    error = future.exception()
+    if error is None:
+        return True
+    if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+        return False
+    raise error

@@ -1,0 +1,57 @@
+"""The states of a worker and of a model, as DESIGN names them. Values are what users see."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class WorkerState(StrEnum):
+    """Where one worker process is in its life. Only the supervisor's table changes it."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+class SlotState(StrEnum):
+    """Where one configured model is. OCCUPIED has a worker whose own state says more."""
+
+    COLD = "cold"
+    FETCHING = "fetching"
+    OCCUPIED = "occupied"
+    BACKOFF = "backoff"
+    QUARANTINED = "quarantined"
+
+
+class LoadPhase(StrEnum):
+    """What a load is busy with; shown with its progress."""
+
+    DOWNLOAD = "download"
+    CONVERT = "convert"
+    CHECK = "check"
+    START = "start"
+    WEIGHTS = "weights"
+    WARMUP = "warmup"
+
+
+class ExitCause(StrEnum):
+    """Why a worker process ended, as the supervisor judges it."""
+
+    CRASH = "crash"
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    HANG = "hang"
+    LOAD_FAILED = "load_failed"
+    KILLED = "killed"
+    UNLOADED = "unloaded"
+    SHUTDOWN = "shutdown"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended well; the values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"

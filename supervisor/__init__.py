@@ -1,0 +1,5 @@
+"""The supervisor: starts, watches, ends and accounts for every other lmx process.
+
+Never imports mlx, transformers or huggingface_hub; those belong to workers and to the
+short-lived fetch process. ``LIFECYCLE.md`` beside this file says how a worker lives.
+"""

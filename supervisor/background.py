@@ -1,0 +1,72 @@
+"""Starts a supervisor that outlives the terminal, and stops one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol import control
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.control_client import ControlClient, supervisor_runs
+from lmx.supervisor.home import Home
+from lmx.supervisor.log_view import last_lines
+
+_START_S: Final = 30.0
+_POLL_S: Final = 0.1
+
+
+def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
+    """Start ``up`` detached and return the status once the API listens.
+
+    Raises :class:`OperationError` with the end of its log when it does not come up.
+    """
+    if supervisor_runs(home):
+        raise OperationError(
+            ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx-supervisor status`"
+        )
+    home.prepare()
+    command = [sys.executable, "-m", "lmx.supervisor", "up", "--detached"]
+    if config_path is not None:
+        command += ["--config", str(config_path)]
+    log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    finally:
+        os.close(log)
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        if child.poll() is not None:
+            raise OperationError(
+                ErrorCode.INTERNAL,
+                f"lmx did not start (exit code {child.returncode}); the end of "
+                f"{home.supervisor_log}:\n" + "\n".join(last_lines(home.supervisor_log, 10)),
+            )
+        if supervisor_runs(home):
+            with ControlClient(home) as client:
+                status = client.status()
+            if status["router"]["pid"] is not None:
+                return status
+        time.sleep(_POLL_S)
+    raise OperationError(
+        ErrorCode.NOT_RUNNING,
+        f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
+    )
+
+
+def stop_background(home: Home) -> int:
+    """Ask the supervisor to stop and wait until it is gone; returns its pid.
+
+    Waits as long as the supervisor lives: its own grace periods end it.
+    """
+    with ControlClient(home) as client:
+        pid: int = client.status()["supervisor"]["pid"]
+        client.ask(control.StopAll())
+    while supervisor_runs(home):
+        time.sleep(_POLL_S)
+    return pid

@@ -1,0 +1,51 @@
+"""Starts an lmx process: its own session, its spec on stdin, its output in its log file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol import codec
+
+
+def start_child(
+    module: str, names: tuple[str, ...], spec: Any, log: Path, pass_fds: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module`` and hand it ``spec``; ``names`` only show in ``ps``.
+
+    A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process
+    group. Raises ``OSError`` when it can't be started. Does not wait for anything.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(  # noqa: S603  our own interpreter, our own module
+            [sys.executable, "-m", module, *names],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+    finally:
+        os.close(output)
+    assert child.stdin is not None
+    # A spec is far smaller than a pipe's buffer: this can't block, but a child that died at
+    # once has closed its end.
+    try:
+        child.stdin.write(codec.encode(spec))
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+    return child
+
+
+def signal_group(pid: int, number: int) -> bool:
+    """Signal a process group that :func:`start_child` made; False if it is gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

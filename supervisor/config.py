@@ -1,0 +1,159 @@
+"""The configuration: every key, its type, range, default and reason. Values only.
+
+Reading files and variables is :mod:`lmx.supervisor.config_load`'s; ``deploy/lmx.example.yaml``
+documents the same keys for people.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+
+from lmx.supervisor.sources import parse_source
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Size = Annotated[ByteSize, Field(gt=0)]
+
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+MLX_ENGINE = "lmx.worker.mlx_engine:create"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ServerConfig(_Section):
+    """The HTTP side."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(8000, ge=0, le=65_535)
+    allow_lan_without_key: bool = False
+    body_limit_bytes: Size = ByteSize(16 * 1024**2)
+    load_wait_s: Seconds = 300.0
+    ping_interval_s: Seconds = 10.0
+    reader_stall_timeout_s: Seconds = 60.0
+    worker_silence_s: Seconds = 15.0
+
+    @model_validator(mode="after")
+    def _refuse_open_lan(self) -> ServerConfig:
+        if self.host not in _LOOPBACK and not self.allow_lan_without_key:
+            raise ValueError(
+                f"host {self.host} can be reached by others and no key protects the API: use "
+                "127.0.0.1, or set server.allow_lan_without_key to true if that is meant"
+            )
+        return self
+
+
+class MemoryConfig(_Section):
+    """The memory that all workers share."""
+
+    budget_bytes: Size | None = None
+    budget_fraction: float = Field(0.75, gt=0, le=1, allow_inf_nan=False)
+
+
+class TimingConfig(_Section):
+    """Deadlines. A hang is judged by missing progress, never by elapsed time alone."""
+
+    beat_interval_s: Seconds = 1.0
+    beat_timeout_s: Seconds = 15.0
+    stall_timeout_s: Seconds = 120.0
+    start_timeout_s: Seconds = 60.0
+    load_stall_timeout_s: Seconds = 180.0
+    drain_timeout_s: Seconds = 60.0
+    term_grace_s: Seconds = 5.0
+    abort_grace_s: Seconds = 3.0
+    shutdown_grace_s: Seconds = 10.0
+    orphan_grace_s: Seconds = 300.0
+
+    @model_validator(mode="after")
+    def _beats_fit_timeout(self) -> TimingConfig:
+        if self.beat_timeout_s < 2 * self.beat_interval_s:
+            raise ValueError(
+                f"beat_timeout_s ({self.beat_timeout_s:g}) must be at least twice "
+                f"beat_interval_s ({self.beat_interval_s:g}), or one late beat kills a worker"
+            )
+        return self
+
+
+class RestartConfig(_Section):
+    """What happens to a model whose worker failed."""
+
+    backoff_base_s: Seconds = 0.5
+    backoff_max_s: Seconds = 30.0
+    stable_after_s: Seconds = 10.0
+    max_failures: int = Field(3, ge=0, le=1000)
+    window_s: Seconds = 60.0
+
+
+class LogConfig(_Section):
+    """Log files, one for each process, rotated by size."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    max_bytes: Size = ByteSize(10 * 1024**2)
+    keep: int = Field(3, ge=1, le=100)
+
+
+class ModelConfig(_Section):
+    """One model. ``engine`` is for tests and for engines of one's own."""
+
+    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+    source: str = Field(min_length=1)
+    aliases: tuple[str, ...] = ()
+    preload: bool = True
+    context_length: int | None = Field(None, ge=16)
+    max_rows: int = Field(32, ge=1, le=1024)
+    max_queue: int = Field(256, ge=0, le=100_000)
+    default_max_tokens: int | None = Field(None, ge=1)
+    max_tokens_limit: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    memory_bytes: Size | None = None
+    stall_timeout_s: Seconds | None = None
+    engine: str = Field(MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, value: str) -> str:
+        parse_source(value)
+        return value
+
+
+class Config(_Section):
+    """All of it. Also checked: ids and aliases are unique, the default model exists."""
+
+    server: ServerConfig = ServerConfig()
+    memory: MemoryConfig = MemoryConfig()
+    timing: TimingConfig = TimingConfig()
+    restart: RestartConfig = RestartConfig()
+    logs: LogConfig = LogConfig()
+    default_model: str | None = None
+    models: tuple[ModelConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Config:
+        seen: dict[str, str] = {}
+        for model in self.models:
+            for name in (model.id, *model.aliases):
+                if name in seen:
+                    raise ValueError(
+                        f"the name {name!r} belongs to both models.{seen[name]} and "
+                        f"models.{model.id}: ids and aliases must be unique"
+                    )
+                seen[name] = model.id
+        if self.default_model is not None and self.default_model not in seen:
+            known = ", ".join(seen) or "none"
+            raise ValueError(
+                f"default_model is {self.default_model!r}, which no model has as id or alias "
+                f"(known: {known})"
+            )
+        return self
+
+    @property
+    def default_model_id(self) -> str | None:
+        """The model that answers requests that name none: the default, else the first."""
+        for model in self.models:
+            if self.default_model in (model.id, *model.aliases):
+                return model.id
+        return self.models[0].id if self.models else None

@@ -1,0 +1,81 @@
+"""Asks a running supervisor a question, for the CLI: blocking, with a deadline."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Any, Final
+
+import zmq
+
+from lmx.protocol import codec, control
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.sockets import Role, open_socket
+from lmx.supervisor.home import Home
+
+_CONNECT_S: Final = 5.0
+_ANSWER_S: Final = 10.0
+_CORRELATION: Final = 1
+
+
+def supervisor_runs(home: Home) -> bool:
+    """Whether a supervisor holds this home's lock. Takes it for an instant if none does."""
+    try:
+        descriptor = os.open(home.run.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class ControlClient:
+    """A connection to the supervisor's control socket; a context manager."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._context = zmq.Context()
+        self._socket = open_socket(self._context, Role.CONTROL_CLIENT)
+        self._socket.connect(home.run.control)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def ask(self, question: Any) -> Any:
+        """Return the reply. Raises :class:`OperationError`: not_running when nobody takes the
+        question, what the supervisor said when it denied, a time-out when it says nothing."""
+        if not supervisor_runs(self._home):
+            raise OperationError(
+                ErrorCode.NOT_RUNNING,
+                f"lmx is not running (home {self._home.path}): start it with "
+                "`lmx-supervisor up` or `lmx-supervisor start`",
+            )
+        if not self._socket.poll(_CONNECT_S * 1000, zmq.POLLOUT):
+            raise self._silent(_CONNECT_S)
+        self._socket.send(codec.encode(question, _CORRELATION))
+        if not self._socket.poll(_ANSWER_S * 1000, zmq.POLLIN):
+            raise self._silent(_ANSWER_S)
+        reply = codec.decode(self._socket.recv()).message
+        if isinstance(reply, control.Denied):
+            raise OperationError(
+                reply.code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s
+            )
+        return reply
+
+    def status(self) -> dict[str, Any]:
+        """Return the supervisor's status."""
+        reply: control.Status = self.ask(control.GetStatus())
+        return reply.status
+
+    def _silent(self, waited_s: float) -> OperationError:
+        return OperationError(
+            ErrorCode.NOT_RUNNING,
+            f"the supervisor did not answer within {waited_s:g} s: see {self._home.supervisor_log}",
+        )

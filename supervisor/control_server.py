@@ -1,0 +1,60 @@
+"""The supervisor's two sockets: frames in and out, nothing decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from lmx.protocol import codec
+from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.sockets import Role, open_socket, send_nowait
+
+log = structlog.get_logger()
+OnMessage = Callable[[bytes, Any, int], None]
+
+
+class ControlServer:
+    """Binds ``control`` and ``events``. The caller holds the supervisor lock already: zmq
+    would take the paths of a running supervisor without an error."""
+
+    def __init__(self, run: RunDirectory, on_message: OnMessage) -> None:
+        self._context = zmq.asyncio.Context()
+        self._control = open_socket(self._context, Role.CONTROL_SERVER)
+        self._events = open_socket(self._context, Role.EVENTS_SERVER)
+        self._control.bind(run.control)
+        self._events.bind(run.events)
+        self._on_message = on_message
+
+    async def serve(self) -> None:
+        """Hand every message to ``on_message(identity, message, correlation)`` until
+        cancelled. A frame that is no message is logged and dropped."""
+        while True:
+            frames = await self._control.recv_multipart()
+            if len(frames) < 2:
+                continue
+            try:
+                envelope = codec.decode(frames[1])
+            except ProtocolError as error:
+                log.warning("control.bad_frame", error=error.message)
+                continue
+            self._on_message(frames[0], envelope.message, envelope.correlation)
+
+    def send(self, identity: bytes, message: Any, correlation: int = 0) -> None:
+        """Send to one peer; a peer that has gone is a fact of life, logged at debug."""
+        if not send_nowait(self._control, [identity, codec.encode(message, correlation)]):
+            log.debug("control.unreachable", peer=repr(identity), kind=type(message).__name__)
+
+    def publish(self, message: Any) -> None:
+        """Send to every subscriber there is."""
+        send_nowait(self._events, [codec.encode(message)])
+
+    async def close(self) -> None:
+        """Close both sockets, after giving what was just sent a moment to leave."""
+        await asyncio.sleep(0.05)
+        self._context.destroy(linger=200)

@@ -1,0 +1,77 @@
+"""Sorts what arrives on the control socket: workers' facts, routers' beats, questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lmx.protocol import control
+from lmx.protocol.states import WorkerState
+from lmx.supervisor.adoption import Adoption
+from lmx.supervisor.commands import Commands
+from lmx.supervisor.core import Core
+from lmx.supervisor.router_guard import RouterGuard
+from lmx.supervisor.slots import Asker
+
+
+class Inbox:
+    """Takes each message to its owner, and answers beats."""
+
+    def __init__(
+        self,
+        core: Core,
+        guard: RouterGuard,
+        commands: Commands,
+        adoption: Adoption,
+        send: Callable[[bytes, Any], None],
+    ) -> None:
+        self._core = core
+        self._guard = guard
+        self._commands = commands
+        self._adoption = adoption
+        self._send = send
+
+    def take(self, identity: bytes, message: Any, correlation: int) -> None:
+        """Take one message to its end."""
+        now_s = time.monotonic()
+        match message:
+            case control.WorkerHello():
+                if self._adoption.admits_worker(message, now_s):
+                    self._core.worker_said(message.instance, message, now_s)
+            case control.WorkerBeat():
+                self._worker_beat(identity, message, now_s)
+            case (
+                control.LoadAdvanced()
+                | control.Loaded()
+                | control.LoadFailed()
+                | control.DrainRefused()
+                | control.Drained()
+            ):
+                if self._core.knows(message.instance):
+                    self._core.worker_said(message.instance, message, now_s)
+            case control.RouterHello():
+                self._adoption.admit_router(message, now_s)
+            case control.RouterBeat():
+                known = self._guard.process is not None and self._guard.process.pid == message.pid
+                self._guard.beat(message, now_s)
+                self._send(identity, self._seen() if known else self._identify())
+            case _:
+                self._commands.answer(Asker(identity, correlation), message, now_s)
+        self._core.flush(now_s)
+
+    def _worker_beat(self, identity: bytes, beat: control.WorkerBeat, now_s: float) -> None:
+        if not self._core.knows(beat.instance):
+            self._send(identity, self._identify())
+            return
+        worker = self._core.worker(beat.instance)
+        self._core.worker_said(beat.instance, beat, now_s)
+        if worker.adopted and worker.state is WorkerState.STARTING:
+            self._send(identity, self._identify())
+        self._send(identity, self._seen())
+
+    def _seen(self) -> control.BeatSeen:
+        return control.BeatSeen(self._core.epoch, self._core.revision)
+
+    def _identify(self) -> control.Identify:
+        return control.Identify(self._core.epoch)

@@ -1,0 +1,323 @@
+"""A worker's life as one pure function: ``step(worker, event, now) -> (worker, effects)``.
+
+No clock, no socket, no process: ``now_s`` is an argument (monotonic seconds), effects are
+values that the caller carries out. The table at the end is the whole truth; a pair that is
+not in it raises :class:`LifecycleError` with the worker's history. See LIFECYCLE.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+from lmx.protocol import control
+from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
+from lmx.supervisor.exit_cause import exit_cause
+from lmx.supervisor.worker_state import (
+    BecameReady,
+    DrainAsked,
+    Effect,
+    Ended,
+    KillAsked,
+    Limits,
+    ProcessExited,
+    SendDrain,
+    SendSignal,
+    SendWelcome,
+    StopAsked,
+    Tick,
+    Worker,
+)
+
+_HISTORY_LENGTH: Final = 20
+_KILL_AGAIN_S: Final = 1.0
+
+
+class LifecycleError(RuntimeError):
+    """An event that can't happen in this state: a bug, told with the worker's history."""
+
+
+_Result = tuple[Worker, tuple[Effect, ...]]
+_S: Final = WorkerState
+
+
+def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
+    """Return a worker that was just started; its bytes are already reserved."""
+    return Worker(
+        instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
+        phase=LoadPhase.START, history=("spawned",),
+    )  # fmt: skip
+
+
+def adopted(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
+    """Return a worker that an earlier supervisor started; its Hello will say its state."""
+    return Worker(
+        instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
+        adopted=True, phase=LoadPhase.START, history=("adopted",),
+    )  # fmt: skip
+
+
+def step(worker: Worker, event: Any, now_s: float) -> _Result:
+    """Return the worker after ``event``, and what must be done about it.
+
+    Raises :class:`LifecycleError` for a pair of state and event that the table lacks.
+    """
+    handler = _TABLE.get((worker.state, type(event)))
+    if handler is None:
+        raise LifecycleError(
+            f"worker {worker.instance} ({worker.model_id}) got {type(event).__name__} while "
+            f"{worker.state}; before that: {', '.join(worker.history)}"
+        )
+    after, effects = handler(worker, event, now_s)
+    if after.state is not worker.state:
+        entry = f"{type(event).__name__}->{after.state}"
+        after = _with(after, history=(*after.history, entry)[-_HISTORY_LENGTH:])
+    return after, effects
+
+
+def _with(worker: Worker, **changes: Any) -> Worker:
+    return dataclasses.replace(worker, **changes)
+
+
+def _stay(worker: Worker, _event: Any, _now_s: float) -> _Result:
+    return worker, ()
+
+
+def _hello(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
+    after = _with(worker, beat_at_s=now_s)
+    match event.state:
+        case WorkerState.STARTING:
+            return _loading(after, now_s), (SendWelcome(),)
+        case WorkerState.LOADING:
+            return _loading(after, now_s), ()
+        case WorkerState.READY:
+            return _ready(after, event.memory_bytes, event.context_length)
+        case WorkerState.DRAINING:
+            deadline_s = now_s + worker.limits.drain_s
+            return _with(after, state=_S.DRAINING, deadline_s=deadline_s), ()
+        case _:
+            return after, ()
+
+
+def _loading(worker: Worker, now_s: float) -> Worker:
+    return _with(worker, state=_S.LOADING, deadline_s=now_s + worker.limits.load_stall_s)
+
+
+def _ready(worker: Worker, memory_bytes: int, context_length: int) -> _Result:
+    after = _with(
+        worker, state=_S.READY, deadline_s=None, phase=None, fraction=None,
+        ready_memory_bytes=memory_bytes, memory_bytes=memory_bytes,
+        context_length=context_length,
+    )  # fmt: skip
+    return after, (BecameReady(memory_bytes),)
+
+
+def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
+    """A Hello repeated: the worker did not hear our Welcome. Never a step back."""
+    effects = (SendWelcome(),) if event.state is WorkerState.STARTING else ()
+    return _with(worker, beat_at_s=now_s), effects
+
+
+def _load_advanced(worker: Worker, event: control.LoadAdvanced, now_s: float) -> _Result:
+    return _with(_loading(worker, now_s), phase=event.phase, fraction=event.fraction), ()
+
+
+def _loaded(worker: Worker, event: control.Loaded, now_s: float) -> _Result:
+    return _ready(_with(worker, beat_at_s=now_s), event.memory_bytes, event.context_length)
+
+
+def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Result:
+    return _stopping(
+        worker, signal.SIGTERM, worker.limits.term_grace_s, now_s,
+        ExitCause.LOAD_FAILED, event.message,
+    )  # fmt: skip
+
+
+def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    after = _with(
+        worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
+        requests_total=event.requests_total, tokens_total=event.tokens_total,
+        memory_bytes=event.memory_bytes,
+    )  # fmt: skip
+    return after, ()
+
+
+def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    after, _ = _beat(worker, event, now_s)
+    if event.stalled_for_s > worker.limits.stall_s:
+        return _hung(
+            after, now_s,
+            f"the model made no progress for {event.stalled_for_s:.1f} s with "
+            f"{event.rows + event.queued} requests in flight",
+        )  # fmt: skip
+    return after, ()
+
+
+def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    after = _with(
+        worker, state=_S.DRAINING, deadline_s=now_s + worker.limits.drain_s,
+        cause=event.cause, detail=event.detail,
+    )  # fmt: skip
+    return after, (SendDrain(event.if_idle),)
+
+
+def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    """Nothing streams before READY: draining is stopping."""
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
+
+
+def _drain_refused(worker: Worker, _event: Any, _now_s: float) -> _Result:
+    return _with(worker, state=_S.READY, deadline_s=None, cause=None, detail=""), ()
+
+
+def _drained(worker: Worker, _event: Any, now_s: float) -> _Result:
+    cause = worker.cause or ExitCause.UNLOADED
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, cause, worker.detail)
+
+
+def _stop(worker: Worker, event: StopAsked, now_s: float) -> _Result:
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
+
+
+def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
+    return _stopping(worker, signal.SIGKILL, _KILL_AGAIN_S, now_s, event.cause, event.detail)
+
+
+def _kill_stopping(worker: Worker, _event: Any, now_s: float) -> _Result:
+    return _with(worker, deadline_s=now_s + _KILL_AGAIN_S), (SendSignal(signal.SIGKILL),)
+
+
+def _hung(worker: Worker, now_s: float, detail: str) -> _Result:
+    grace_s = worker.limits.abort_grace_s
+    return _stopping(worker, signal.SIGABRT, grace_s, now_s, ExitCause.HANG, detail)
+
+
+def _stopping(
+    worker: Worker,
+    number: signal.Signals,
+    grace_s: float,
+    now_s: float,
+    cause: ExitCause,
+    detail: str,
+) -> _Result:
+    after = _with(worker, state=_S.STOPPING, deadline_s=now_s + grace_s, cause=cause, detail=detail)
+    return after, (SendSignal(number),)
+
+
+def _over(worker: Worker, now_s: float) -> bool:
+    return worker.deadline_s is not None and now_s >= worker.deadline_s
+
+
+def _tick_starting(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        return _hung(worker, now_s, f"the worker said nothing for {worker.limits.start_s:g} s")
+    return worker, ()
+
+
+def _tick_loading(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        limit_s = worker.limits.load_stall_s
+        return _hung(worker, now_s, f"the load made no progress for {limit_s:g} s")
+    return _check_beat(worker, now_s)
+
+
+def _tick_ready(worker: Worker, event: Tick, now_s: float) -> _Result:
+    return _check_beat(_forgive(worker, event), now_s)
+
+
+def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        return _drained(worker, event, now_s)
+    return _check_beat(worker, now_s)
+
+
+def _tick_stopping(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        return _kill_stopping(worker, event, now_s)
+    return worker, ()
+
+
+def _check_beat(worker: Worker, now_s: float) -> _Result:
+    silent_s = now_s - worker.beat_at_s
+    if silent_s > worker.limits.beat_s:
+        return _hung(worker, now_s, f"no heartbeat for {silent_s:.1f} s")
+    return worker, ()
+
+
+def _forgive(worker: Worker, event: Tick) -> Worker:
+    """A supervisor that was not running (SIGSTOP, an overloaded machine) heard nobody."""
+    if event.paused_s == 0.0:
+        return worker
+    deadline_s = None if worker.deadline_s is None else worker.deadline_s + event.paused_s
+    return _with(worker, beat_at_s=worker.beat_at_s + event.paused_s, deadline_s=deadline_s)
+
+
+def _exited(worker: Worker, event: ProcessExited, _now_s: float) -> _Result:
+    cause, detail = exit_cause(worker, event.status)
+    after = _with(
+        worker, state=_S.EXITED, deadline_s=None, cause=cause, detail=detail, rows=0, queued=0
+    )
+    return after, (Ended(cause, detail),)
+
+
+_Handler = Callable[[Worker, Any, float], _Result]
+_LATE: Final = (
+    control.WorkerHello,
+    control.LoadAdvanced,
+    control.Loaded,
+    control.LoadFailed,
+    control.WorkerBeat,
+    control.DrainRefused,
+    control.Drained,
+    DrainAsked,
+    StopAsked,
+)
+"""What a worker that is being ended may still say, and what may still be asked: no effect."""
+
+_TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
+    (_S.STARTING, control.WorkerHello): _hello,
+    (_S.STARTING, control.WorkerBeat): _beat,
+    # Facts of an adopted worker that were on their way before its Hello.
+    (_S.STARTING, control.LoadAdvanced): _stay,
+    (_S.STARTING, control.Loaded): _loaded,
+    (_S.STARTING, control.LoadFailed): _load_failed,
+    (_S.STARTING, control.Drained): _drained,
+    (_S.STARTING, control.DrainRefused): _stay,
+    (_S.STARTING, DrainAsked): _drain_unloaded,
+    (_S.STARTING, Tick): _tick_starting,
+    (_S.LOADING, control.WorkerHello): _hello_again,
+    (_S.LOADING, control.LoadAdvanced): _load_advanced,
+    (_S.LOADING, control.Loaded): _loaded,
+    (_S.LOADING, control.LoadFailed): _load_failed,
+    (_S.LOADING, control.WorkerBeat): _beat,
+    (_S.LOADING, DrainAsked): _drain_unloaded,
+    (_S.LOADING, Tick): _tick_loading,
+    (_S.READY, control.WorkerHello): _hello_again,
+    (_S.READY, control.WorkerBeat): _working_beat,
+    (_S.READY, DrainAsked): _drain,
+    (_S.READY, Tick): _tick_ready,
+    (_S.DRAINING, control.WorkerHello): _hello_again,
+    (_S.DRAINING, control.WorkerBeat): _working_beat,
+    (_S.DRAINING, control.DrainRefused): _drain_refused,
+    (_S.DRAINING, control.Drained): _drained,
+    (_S.DRAINING, DrainAsked): _drain,
+    (_S.DRAINING, Tick): _tick_draining,
+    (_S.STOPPING, Tick): _tick_stopping,
+    (_S.STOPPING, KillAsked): _kill_stopping,
+    **{(_S.STOPPING, late): _stay for late in _LATE},
+    **{(state, StopAsked): _stop for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{(state, KillAsked): _kill for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{
+        (state, ProcessExited): _exited
+        for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING, _S.STOPPING)
+    },
+}

@@ -1,0 +1,151 @@
+"""What a supervisor leaves on disk so that the next one can take over: never two of anything.
+
+A ``flock`` says who is the supervisor; a small JSON file for each process it started says
+what is running. A pid alone proves nothing after a reboot or a wrap-around, so each record
+carries the process's creation time too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import structlog
+
+from lmx.protocol.errors import ErrorCode, OperationError
+
+log = structlog.get_logger()
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A process that was started. ``create_time_s`` as psutil tells it."""
+
+    pid: int
+    create_time_s: float
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        try:
+            process = psutil.Process(self.pid)
+            return (
+                abs(process.create_time() - self.create_time_s) < 0.05
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord(ProcessRecord):
+    """A worker, and the bytes that were reserved for it."""
+
+    instance: str
+    model_id: str
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRecord(ProcessRecord):
+    """The router, and where it listens."""
+
+    host: str
+    port: int
+
+
+def create_time_s(pid: int) -> float:
+    """Return when a process was created; 0.0 if it is gone already."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+class SupervisorLock:
+    """The right to be the supervisor of one home, held until the process ends."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._path = run_directory / "lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take it. Raises :class:`OperationError` (already_running) with the holder's pid."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise OperationError(
+                ErrorCode.ALREADY_RUNNING,
+                f"lmx is running already (pid {holder}): see `lmx-supervisor status`, "
+                "or stop it with `lmx-supervisor stop`",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it back. The file stays: removing it would let two hold two files."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Records:
+    """The record files below the state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._workers = state / "workers"
+        self._router = state / "router.json"
+
+    def save_worker(self, record: WorkerRecord) -> None:
+        """Write a worker's record, durably enough to survive this process's death."""
+        self._workers.mkdir(exist_ok=True, mode=0o700)
+        _write(self._workers / f"{record.instance}.json", record)
+
+    def forget_worker(self, instance: str) -> None:
+        """Remove a worker's record; it has exited."""
+        (self._workers / f"{instance}.json").unlink(missing_ok=True)
+
+    def workers(self) -> list[WorkerRecord]:
+        """Return every worker's record; unreadable ones are logged and removed."""
+        paths = sorted(self._workers.glob("*.json"))
+        return [found for path in paths if (found := _read(path, WorkerRecord)) is not None]
+
+    def save_router(self, record: RouterRecord) -> None:
+        """Write the router's record."""
+        _write(self._router, record)
+
+    def forget_router(self) -> None:
+        """Remove the router's record; it has exited."""
+        self._router.unlink(missing_ok=True)
+
+    def router(self) -> RouterRecord | None:
+        """Return the router's record, if there is one."""
+        return _read(self._router, RouterRecord) if self._router.exists() else None
+
+
+def _write(path: Path, record: Any) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(dataclasses.asdict(record)))
+    temporary.replace(path)
+
+
+def _read(path: Path, cls: type[_Record]) -> _Record | None:
+    try:
+        return cls(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("record.unreadable", path=str(path), error=str(error))
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None

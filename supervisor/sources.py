@@ -1,0 +1,153 @@
+"""Where a model comes from: the text a person writes, read into one of three sources.
+
+Pure: text in, values out. Nothing here looks at a disk or a network, so a source that is read
+without an error may still not exist; the fetch program finds that out and says so.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+# The hub's own rule: letters, digits, '-', '_' and '.'; neither part starts or ends with '-' or
+# '.', and '--' and '..' never occur, because the hub's cache folders use '--' as a separator.
+_HUB_PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_NAME = re.compile(_HUB_PART)
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
+
+# '.Q4_1', '-Q4_K_M', '-UD-IQ2_XXS', '.f16': how publishers of GGUF files name the weights' form.
+_QUANTISATION = re.compile(
+    r"[.\-_](?:ud-)?(?:i?q\d+(?:_[0-9a-z]+)*|tq\d+_\d+|mxfp4(?:_moe)?|bf16|f16|f32|fp16|fp32)$",
+    re.IGNORECASE,
+)
+# One file of several: 'name-00001-of-00003.gguf'.
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_MODEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]*)?")
+_MODEL_ID_LIMIT = 200
+
+
+class SourceError(ValueError):
+    """A source or a list of models cannot be read. The message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A folder in MLX form on this machine, used where it is."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """A GGUF file on this machine, to be converted before it can be loaded."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of the model hub. A `revision` of None is the hub's default branch."""
+
+    repo_id: str
+    revision: str | None = None
+
+
+Source = FolderSource | GgufSource | HubSource
+
+
+def parse_source(text: str) -> Source:
+    """Read one source: a path, or a hub repository `org/name` with an optional `@revision`.
+
+    A path is absolute, starts with './', '../' or '~', is '.' or '..', or ends in '.gguf'. It is
+    kept as it was written: `~` is not expanded here. Raises `SourceError` for anything else.
+    """
+    text = text.strip()
+    if not text:
+        raise SourceError("a model source is empty: write a folder, a .gguf file or org/name")
+    if not text.isprintable():
+        raise SourceError(f"model source {text!r} has unprintable characters")
+    if text.lower().endswith(".gguf"):
+        return GgufSource(text)
+    if text in (".", "..") or text.startswith(("/", "./", "../", "~")):
+        return FolderSource(text)
+    return _parse_hub(text)
+
+
+def _parse_hub(text: str) -> HubSource:
+    repo_id, at, revision = text.partition("@")
+    org, slash, name = repo_id.partition("/")
+    if not slash:
+        raise SourceError(
+            f"model source {text!r} is neither a path nor a hub repository: write "
+            f"'./{text}' for a folder, or 'org/{text}' for a repository"
+        )
+    if not _HUB_NAME.fullmatch(org) or not _HUB_NAME.fullmatch(name) or len(repo_id) > 96:
+        raise SourceError(
+            f"model source {text!r} is not a hub repository 'org/name' (letters, digits, '-', "
+            f"'_' and '.', 96 characters at most); if it is a folder, write './{text}'"
+        )
+    if not at:
+        return HubSource(repo_id)
+    if not _REVISION.fullmatch(revision) or ".." in revision:
+        raise SourceError(
+            f"model source {text!r}: the revision {revision!r} after '@' is not a branch, tag or "
+            "commit; leave '@' out for the default branch"
+        )
+    return HubSource(repo_id, revision)
+
+
+def default_model_id(source: Source) -> str:
+    """The id a model is served under when none is given.
+
+    A hub repository keeps its name exactly. A folder and a file give their own name in lower
+    case, a file without the ending that tells its quantisation: 'Qwen3-0.6B-Q4_K_M.gguf' is
+    'qwen3-0.6b'. Raises `SourceError` when no name is left, as for '/' or '..'.
+    """
+    match source:
+        case HubSource(repo_id=repo_id):
+            return repo_id
+        case FolderSource(path=path):
+            name = PurePath(path).name.lower()
+        case GgufSource(path=path):
+            stem = _SHARD.sub("", PurePath(path).name[: -len(".gguf")])
+            name = (_QUANTISATION.sub("", stem) or stem).lower()
+    model_id = re.sub(r"[^a-z0-9._-]+", "-", name).strip("-.")
+    if not model_id:
+        raise SourceError(
+            f"no model id can be made from {path!r}: give one, as in 'my-model={path}'"
+        )
+    return model_id
+
+
+def needs_fetch(source: Source) -> bool:
+    """Whether the source has to be downloaded or converted before a worker can load it."""
+    return not isinstance(source, FolderSource)
+
+
+def parse_models_variable(text: str) -> list[tuple[str, str]]:
+    """Read 'id=source,source,...' into pairs of model id and source text, in order.
+
+    Empty items, as from a comma at the end, are skipped. Raises `SourceError` for an id that is
+    not one, an id given twice and a source that `parse_source` refuses.
+    """
+    models: dict[str, str] = {}
+    for raw in text.split(","):
+        item = raw.strip()
+        if not item:
+            continue
+        # An id never starts like a path, so an '=' after such a start belongs to the path.
+        named = "=" in item and not item.startswith(("/", ".", "~"))
+        source_text = item.partition("=")[2].strip() if named else item
+        source = parse_source(source_text)
+        model_id = item.partition("=")[0].strip() if named else default_model_id(source)
+        if not _MODEL_ID.fullmatch(model_id) or len(model_id) > _MODEL_ID_LIMIT:
+            raise SourceError(
+                f"{model_id!r} in {item!r} is not a model id: use letters, digits, '.', '_', ':' "
+                "and '-', with at most one '/' inside"
+            )
+        if model_id in models:
+            raise SourceError(
+                f"model id {model_id!r} is given twice: for {models[model_id]!r} and for "
+                f"{source_text!r}; write 'another-id={source_text}'"
+            )
+        models[model_id] = source_text
+    return list(models.items())

@@ -1,0 +1,76 @@
+"""What others see of the supervisor: the routers' snapshot and the CLI's status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lmx.protocol.control import ModelView
+from lmx.supervisor.slots import Slot
+
+
+def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
+    """Return a slot as routers see it.
+
+    ``memory_bytes`` is what the worker measured when it became ready, not each beat's: the
+    snapshot changes on facts, not every second.
+    """
+    worker = slot.worker
+    return ModelView(
+        model_id=slot.model.id,
+        aliases=slot.model.aliases,
+        source=slot.model.source,
+        slot=slot.state,
+        worker=worker.state if worker else None,
+        instance=worker.instance if worker else None,
+        pid=worker.pid if worker else None,
+        memory_bytes=worker.ready_memory_bytes if worker else 0,
+        context_length=(worker.context_length if worker else None) or slot.model.context_length,
+        created_s=created_s,
+        loaded_at_s=slot.loaded_at_s,
+        phase=worker.phase if worker else slot.fetch_phase,
+        fraction=worker.fraction if worker else slot.fetch_fraction,
+        retry_after_s=None if slot.retry_at_s is None else max(0.0, slot.retry_at_s - now_s),
+        problem=slot.problem,
+    )
+
+
+def public_state(slot: Slot) -> str:
+    """Return one word for where a model is: the worker's state, else the slot's."""
+    return str(slot.worker.state if slot.worker else slot.state)
+
+
+def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
+    """Return a slot as ``lmx-supervisor status --json`` shows it."""
+    worker = slot.worker
+    return {
+        "model": slot.model.id,
+        "aliases": list(slot.model.aliases),
+        "source": slot.model.source,
+        "state": public_state(slot),
+        "pid": worker.pid if worker else None,
+        "instance": worker.instance if worker else None,
+        "memory_bytes": worker.memory_bytes if worker else 0,
+        "context_length": (worker.context_length if worker else None) or slot.model.context_length,
+        "requests_active": worker.rows if worker else 0,
+        "requests_queued": worker.queued if worker else 0,
+        "requests_total": worker.requests_total if worker else 0,
+        "tokens_total": worker.tokens_total if worker else 0,
+        "phase": _text(worker.phase if worker else slot.fetch_phase),
+        "fraction": worker.fraction if worker else slot.fetch_fraction,
+        "loaded_at_s": slot.loaded_at_s,
+        "restarts": slot.restarts,
+        "retry_in_s": None
+        if slot.retry_at_s is None
+        else round(max(0.0, slot.retry_at_s - now_s), 3),
+        "problem": slot.problem,
+    }
+
+
+def known_names(slots: Iterable[Slot]) -> str:
+    """Return the ids of all models, for an error message."""
+    return ", ".join(slot.model.id for slot in slots) or "none is configured"
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

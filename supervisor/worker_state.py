@@ -1,0 +1,133 @@
+"""One worker as the supervisor sees it, the events of its life and their effects. Values only."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a worker may take, in seconds, before it counts as hung."""
+
+    start_s: float
+    load_stall_s: float
+    beat_s: float
+    stall_s: float
+    drain_s: float
+    term_grace_s: float
+    abort_grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker process. ``deadline_s`` is when the present state times out, if it can.
+
+    ``ready_memory_bytes`` was measured when it became ready, ``memory_bytes`` at its last beat.
+    """
+
+    instance: str
+    model_id: str
+    pid: int
+    limits: Limits
+    state: WorkerState
+    deadline_s: float | None
+    beat_at_s: float
+    adopted: bool = False
+    phase: LoadPhase | None = None
+    fraction: float | None = None
+    ready_memory_bytes: int = 0
+    memory_bytes: int = 0
+    context_length: int | None = None
+    rows: int = 0
+    queued: int = 0
+    requests_total: int = 0
+    tokens_total: int = 0
+    cause: ExitCause | None = None
+    detail: str = ""
+    history: tuple[str, ...] = ()
+
+
+# Events beside the messages a worker sends.
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. ``paused_s`` is how long this process itself was not running."""
+
+    paused_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Somebody wants the worker gone once its streams have ended."""
+
+    if_idle: bool
+    cause: ExitCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the worker gone now, politely."""
+
+    cause: ExitCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillAsked:
+    """Somebody wants the worker gone this instant."""
+
+    cause: ExitCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """The process is gone. ``status`` as in ``Popen.returncode``; None when it was not our
+    child and nobody can know."""
+
+    status: int | None
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class SendWelcome:
+    """Answer its Hello, so that it starts to load."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrain:
+    """Ask it to drain."""
+
+    if_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendSignal:
+    """Signal its process group."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """It answers requests now; the ledger takes its measured bytes."""
+
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is gone: release its bytes, tell its clients, decide on a restart."""
+
+    cause: ExitCause
+    detail: str
+
+
+Effect = SendWelcome | SendDrain | SendSignal | BecameReady | Ended
