@@ -34,7 +34,7 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
         command += ["--config", str(config_path)]
     log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        child = subprocess.Popen(  # noqa: S603  our own interpreter and module
+        child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     finally:

@@ -21,7 +21,7 @@ def start_child(
     """
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        child = subprocess.Popen(  # noqa: S603  our own interpreter, our own module
+        child = subprocess.Popen(
             [sys.executable, "-m", module, *names],
             stdin=subprocess.PIPE,
             stdout=output,

@@ -17,7 +17,7 @@ import structlog
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.ids import new_instance_id
-from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.protocol.states import ExitCause, LoadPhase, SlotState
 from lmx.supervisor import lifecycle, restart
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import Config, ModelConfig
@@ -140,13 +140,14 @@ class Core:
     def drain(self, slot: Slot, *, wanted: bool, detail: str, now_s: float) -> None:
         """End the model's worker after its streams; ``wanted`` says whether it comes back."""
         slot.wanted = wanted
+        if not wanted:
+            self._deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
         if slot.worker is not None:
             self._step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
             return
         if slot.state is SlotState.FETCHING:
             self._actions.stop_fetch(slot.model.id)
         slot.state, slot.retry_at_s, slot.problem = SlotState.COLD, None, None
-        self._deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
 
     def kill(self, slot: Slot, detail: str, now_s: float) -> Worker:
         """SIGKILL the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
@@ -378,7 +379,7 @@ class Core:
         self._actions.publish(control.WorkerExited(worker.instance, worker.model_id, cause, detail))
         slot.failures, decision = restart.after_exit(
             slot.failures, cause, wanted=slot.wanted and not self.stopping,
-            was_ready_for_s=ready_for_s, now_s=now_s, jitter=random.random(),  # noqa: S311
+            was_ready_for_s=ready_for_s, now_s=now_s, jitter=random.random(),
             policy=self._policy,
         )  # fmt: skip
         log.info(

@@ -106,7 +106,7 @@ class RouterGuard:
             return
         self._failures, decision = restart.after_exit(
             self._failures, ExitCause.CRASH, wanted=True, was_ready_for_s=lived_s,
-            now_s=now_s, jitter=random.random(), policy=_POLICY,  # noqa: S311
+            now_s=now_s, jitter=random.random(), policy=_POLICY,
         )  # fmt: skip
         wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
         self.restarts += 1

@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import structlog
 
-from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.ids import new_epoch
 from lmx.protocol.states import LoadPhase
@@ -62,6 +62,7 @@ class Service:
         self._lock = SupervisorLock(home.run.path)
         self._records = Records(home.state)
         self._stop_asked: asyncio.Event | None = None
+        self._wake = asyncio.Event()
         self._stop_at_once = False
         self.serving = False
 
@@ -84,6 +85,7 @@ class Service:
         if self._stop_asked.is_set():
             log.warning("supervisor.stop_at_once", why=why)
             self._stop_at_once = True
+            self._wake.set()
         else:
             log.info("supervisor.stopping", why=why)
             self._stop_asked.set()
@@ -162,19 +164,27 @@ class Service:
         self.core.flush(time.monotonic())
         # The router ends its streams itself within its grace; the rest is for its exit.
         self.guard.stop(time.monotonic(), grace_s + 2.0)
-        while self.guard.process is not None and not self._stop_at_once:
-            await asyncio.sleep(_TICK_S / 2)
+        await self._until(lambda: self.guard.process is None or self._stop_at_once)
         self.core.stop_workers(time.monotonic(), at_once=self._stop_at_once)
         if self._stop_at_once:
             self.guard.stop(time.monotonic(), 0.0)
         await self._fetching.close()
-        killed = self._stop_at_once
-        while self.core.workers or self.guard.process is not None:
-            if self._stop_at_once and not killed:
-                killed = True
-                self.core.stop_workers(time.monotonic(), at_once=True)
-            await asyncio.sleep(_TICK_S / 2)
+        hurried = self._stop_at_once
+        await self._until(lambda: not self._processes_left() or self._stop_at_once != hurried)
+        if self._processes_left():
+            self.core.stop_workers(time.monotonic(), at_once=True)
+            await self._until(lambda: not self._processes_left())
         log.info("supervisor.stopped")
+
+    def _processes_left(self) -> bool:
+        return bool(self.core.workers) or self.guard.process is not None
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that follows from an exit or from being asked to hurry. The
+        deadlines are the ticks': they end in SIGKILL."""
+        while not condition():
+            self._wake.clear()
+            await self._wake.wait()
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Return all that ``lmx-supervisor status --json`` shows."""
@@ -288,11 +298,16 @@ class Service:
             now_s = time.monotonic()
             self.core.worker_exited(instance, status, now_s)
             self.core.flush(now_s)
+            self._wake.set()
 
         self._watch.watch(pid, child, ended)
 
     def _watch_router(self, pid: int, child: subprocess.Popen[bytes] | None) -> None:
-        self._watch.watch(pid, child, lambda _: self.guard.exited(pid, time.monotonic()))
+        def ended(_status: int | None) -> None:
+            self.guard.exited(pid, time.monotonic())
+            self._wake.set()
+
+        self._watch.watch(pid, child, ended)
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         self.core.fetch_advanced(model_id, phase, fraction)

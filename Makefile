@@ -1,0 +1,81 @@
+# lmx: everything a developer needs. `make` alone lists the targets.
+
+# 3.11 is the oldest supported. A name on PATH or a full path.
+PYTHON ?= python3
+PORT ?= 8000
+MODELS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# mypy and import-linter read the tree through this link, under the names that it installs as.
+NAMESPACE := build/ns/lmx
+CODE := protocol router supervisor worker tests deploy
+PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test fmt lint types imports check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  PYTHON=python3.12                  the interpreter that .venv is made with'
+	@echo '  PORT=8000 MODELS=source,id=source  what `make run` serves, and where'
+
+install: $(STAMP) $(NAMESPACE) ## make .venv with lmx (editable) and the developers' tools
+
+# Made anew when the dependencies change. The stamp is written last, so that an interrupted
+# install is not taken for a finished one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "lmx needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo 'Name another one: make install PYTHON=python3.12' >&2; exit 1; }
+	@if command -v uv >/dev/null 2>&1; then \
+	  set -e; \
+	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
+	  uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+	  set -e; \
+	  [ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV) || { \
+	    echo 'The venv module does not work; on Debian: apt-get install python3-venv' >&2; exit 1; }; \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	fi
+	@touch $@
+
+$(NAMESPACE):
+	@mkdir -p $(dir $@)
+	@ln -sfn ../.. $@
+
+# `exec` leaves no shell between make and lmx, so Ctrl-C and kill reach lmx itself.
+run: install ## serve MODELS (default: a small demo model) on PORT
+	@models='$(MODELS)'; \
+	if [ -z "$$models" ]; then \
+	  gguf="$$($(BIN)/python deploy/demo_model.py)" || exit 1; \
+	  models="smollm2-135m-instruct=$$gguf"; \
+	fi; \
+	LMX_SERVER_PORT='$(PORT)' LMX_MODELS="$$models" exec $(BIN)/lmx-supervisor up
+
+test: install ## run the tests (soak tests are left out)
+	@$(BIN)/pytest -q
+
+fmt: install ## format the code, and fix what ruff can fix
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+lint: install ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: install ## mypy --strict
+	@$(BIN)/mypy $(PACKAGES)
+	@$(BIN)/mypy tests deploy
+
+imports: install ## import-linter: who may import whom
+	@PYTHONPATH=build/ns $(BIN)/lint-imports
+
+check: lint types imports ## lint, types, imports
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+"""Models that several tests need: made once for each machine, kept outside the checkout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmx.supervisor.fetch_gguf import fetch_gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = ROOT / "deploy" / "demo_model.py"
+# Chosen here, so that the same folder is made whatever memory the machine has.
+AMPLE_MEMORY_BYTES = 64 << 30
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as the GGUF file that `make run` serves."""
+    done = subprocess.run(
+        [sys.executable, str(DEMO_MODEL)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_gguf: Path) -> Path:
+    """The same model as a float32 folder, made by the product's own import."""
+    cache = Path(os.environ.get("LMX_CACHE_DIR") or smollm2_gguf.parent.parent)
+    return fetch_gguf(
+        smollm2_gguf,
+        cache / "test-models",
+        platform="linux",
+        memory_bytes=AMPLE_MEMORY_BYTES,
+        report=lambda _phase, _fraction, _detail: None,
+    )

@@ -1,0 +1,72 @@
+"""An :class:`lmx.supervisor.core.Actions` that touches nothing and remembers everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.errors import LmxError
+from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.slots import Asker
+from lmx.supervisor.worker_state import Worker
+
+
+class FakeActions:
+    """Processes are numbers; ``needs`` is what each model claims to need, in bytes."""
+
+    def __init__(self, needs: dict[str, int] | None = None) -> None:
+        self.needs = needs or {}
+        self.estimate_error: LmxError | None = None
+        self.spawn_error: OSError | None = None
+        self.alive: dict[int, str] = {}
+        self.spawned: list[str] = []
+        self.signals: list[tuple[int, int]] = []
+        self.sent: list[tuple[str, Any]] = []
+        self.replies: list[tuple[Asker, Any]] = []
+        self.published: list[Any] = []
+        self.fetching: set[str] = set()
+        self.forgotten: list[str] = []
+        self.remote: set[str] = set()
+        self._next_pid = 1000
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0
+
+    def local_path(self, model: ModelConfig) -> Path | None:
+        return None if model.id in self.remote else Path("/models") / model.id
+
+    def start_fetch(self, model: ModelConfig) -> None:
+        assert model.id not in self.fetching
+        self.fetching.add(model.id)
+
+    def stop_fetch(self, model_id: str) -> None:
+        self.fetching.discard(model_id)
+
+    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
+        if self.estimate_error is not None:
+            raise self.estimate_error
+        return self.needs.get(model.id, 100)
+
+    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
+        if self.spawn_error is not None:
+            raise self.spawn_error
+        self._next_pid += 1
+        self.alive[self._next_pid] = instance
+        self.spawned.append(model.id)
+        return self._next_pid
+
+    def signal(self, worker: Worker, number: int) -> None:
+        self.signals.append((worker.pid, number))
+
+    def send(self, worker: Worker, message: Any) -> None:
+        self.sent.append((worker.instance, message))
+
+    def forget(self, worker: Worker) -> None:
+        self.forgotten.append(worker.instance)
+        self.alive.pop(worker.pid, None)
+
+    def reply(self, asker: Asker, message: Any) -> None:
+        self.replies.append((asker, message))
+
+    def publish(self, message: Any) -> None:
+        self.published.append(message)

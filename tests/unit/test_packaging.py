@@ -1,0 +1,111 @@
+"""What is in the wheel is what is in the tree."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_ROOTS = ("protocol", "router", "supervisor", "worker")
+
+
+def setuptools_settings() -> dict[str, Any]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return dict(settings["tool"]["setuptools"])
+
+
+def folders_with_code() -> set[str]:
+    """As dotted names. `py.typed` counts: such a folder is meant to be a package."""
+    return {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for root in PACKAGE_ROOTS
+        for path in (ROOT / root).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+
+
+def test_every_folder_with_code_is_listed() -> None:
+    listed = set(setuptools_settings()["packages"])
+    assert listed == {f"lmx.{folder}" for folder in folders_with_code()}
+
+
+def test_every_listed_package_has_its_folder() -> None:
+    settings = setuptools_settings()
+    for package, folder in settings["package-dir"].items():
+        assert package == "lmx." + folder.replace("/", ".")
+    assert set(settings["package-dir"]) == {
+        package for package in settings["packages"] if package.count(".") == 1
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # From a copy: a build leaves `build/lib` behind, which the next wheel would take files from.
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    tree.mkdir()
+    for name in PACKAGE_ROOTS:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, tree)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wanted = {
+        "lmx/" + path.relative_to(ROOT).as_posix()
+        for root in PACKAGE_ROOTS
+        for path in (ROOT / root).rglob("*")
+        if path.suffix in (".py", ".md") or path.name == "py.typed"
+    }
+    assert wanted <= held
+    assert not {name for name in held if not name.startswith("lmx/")}
+
+
+def test_the_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
+    # A pure wheel is installed by unpacking it: that needs no pip, which uv's environments lack.
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import sys, lmx.protocol.errors as errors; print(errors.__file__);"
+        "print([name for name in ('aiohttp', 'mlx', 'numpy') if name in sys.modules])"
+    )
+    # PYTHONPATH comes before the editable install, whose finder is asked last.
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    place, heavy = done.stdout.splitlines()
+    assert Path(place).is_relative_to(tmp_path)
+    assert heavy == "[]"
+
+
+def test_constraints_are_exact_and_name_no_index() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            assert re.fullmatch(r'[\w.-]+==[\w.]+(; sys_platform == "(darwin|linux)")?', line), line
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml", "Makefile", ".ci/run"])
+def test_no_registry_is_named(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(
+        r"://|index-url|find-links|trusted-host|\b[\w-]+\.(org|io|com|net)\b", text
+    )

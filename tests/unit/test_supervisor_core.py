@@ -1,0 +1,368 @@
+"""The core with nothing real around it: loads, waiting requests, failures, adoption, the end."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from fake_actions import FakeActions
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lmx.protocol import control
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.supervisor.budget import Ledger
+from lmx.supervisor.commands import Commands
+from lmx.supervisor.config import Config
+from lmx.supervisor.core import Core
+from lmx.supervisor.slots import Asker, Slot
+
+ASKER = Asker(b"router", 7)
+
+
+def make(
+    needs: dict[str, int] | None = None, budget: int = 1000
+) -> tuple[Core, FakeActions, Commands]:
+    needs = needs or {"a": 100, "b": 100}
+    actions = FakeActions(needs)
+    config = Config.model_validate(
+        {
+            "models": [
+                {"id": name, "source": f"/{name}", "aliases": [f"{name}-alias"]} for name in needs
+            ]
+        }
+    )
+    core = Core(config, Ledger(budget), actions, "epoch")
+    commands = Commands(core, actions.reply, lambda now_s: {}, lambda why: None)
+    return core, actions, commands
+
+
+def slot_of(core: Core, name: str = "a") -> Slot:
+    return core.slot(name)
+
+
+def worker_of(slot: Slot) -> Any:
+    assert slot.worker is not None
+    return slot.worker
+
+
+def bring_up(core: Core, slot: Slot, now_s: float, memory_bytes: int = 90) -> str:
+    instance: str = worker_of(slot).instance
+    hello = control.WorkerHello(instance, slot.model.id, 1, WorkerState.STARTING)
+    core.worker_said(instance, hello, now_s)
+    core.worker_said(instance, control.Loaded(instance, memory_bytes, 2048, 0.1), now_s)
+    return instance
+
+
+def test_a_cold_model_is_loaded_once_for_all_who_wait() -> None:
+    core, actions, commands = make()
+    askers = [Asker(b"router", number) for number in range(100)]
+    for asker in askers:
+        commands.answer(asker, control.Acquire("a-alias", 60, "r"), 0.0)
+    assert actions.spawned == ["a"]
+    assert actions.replies == []
+    instance = bring_up(core, slot_of(core), 1.0)
+    assert [asker for asker, _ in actions.replies] == askers
+    assert {message for _, message in actions.replies} == {control.Acquired("a", instance)}
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 2.0)
+    assert actions.replies[-1] == (ASKER, control.Acquired("a", instance))
+
+
+def test_routers_know_the_worker_before_they_are_told_to_use_it() -> None:
+    core, actions, commands = make()
+    order: list[str] = []
+    publish, reply = actions.publish, actions.reply
+    actions.publish = lambda m: (order.append(type(m).__name__), publish(m))[1]  # type: ignore[method-assign]
+    actions.reply = lambda a, m: (order.append(type(m).__name__), reply(a, m))[1]  # type: ignore[method-assign]
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 0.0)
+    core.flush(0.0)
+    order.clear()
+    bring_up(core, slot_of(core), 1.0)
+    assert order[-2:] == ["Snapshot", "Acquired"]
+
+
+def test_memory_that_is_not_there_is_refused_with_figures() -> None:
+    core, actions, commands = make({"a": 700, "b": 400})
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 0.0)
+    bring_up(core, slot_of(core), 1.0, memory_bytes=650)
+    assert core.ledger.reserved_bytes == 650
+    commands.answer(ASKER, control.Acquire("b", 60, "r"), 2.0)
+    _, answer = actions.replies[-1]
+    assert isinstance(answer, control.Denied)
+    assert (answer.code, answer.retry_after_s) == (ErrorCode.INSUFFICIENT_MEMORY, 30.0)
+    assert slot_of(core, "b").state is SlotState.COLD
+    assert actions.spawned == ["a"]
+
+
+def test_bytes_are_held_until_the_exit_is_observed() -> None:
+    core, _, commands = make()
+    core.want(slot_of(core), 0.0)
+    instance = bring_up(core, slot_of(core), 1.0)
+    commands.answer(ASKER, control.UnloadModel("a"), 2.0)
+    core.worker_said(instance, control.Drained(instance), 3.0)
+    core.tick(30.0, 0.0)
+    assert core.ledger.reserved_bytes == 90
+    core.worker_exited(instance, 0, 31.0)
+    assert core.ledger.reserved_bytes == 0
+    assert slot_of(core).state is SlotState.COLD
+
+
+def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff() -> None:
+    core, actions, commands = make()
+    core.want(slot_of(core), 0.0)
+    instance = bring_up(core, slot_of(core), 1.0)
+    commands.answer(ASKER, control.KillModel("a"), 2.0)
+    assert actions.signals[-1][1] == signal.SIGKILL
+    core.worker_exited(instance, -9, 2.1)
+    assert actions.spawned == ["a", "a"]
+    assert actions.published[-1] == control.WorkerExited(
+        instance, "a", ExitCause.KILLED, "an operator killed the model's worker"
+    )
+    instance = bring_up(core, slot_of(core), 3.0)
+    core.worker_exited(instance, -11, 4.0)
+    slot = slot_of(core)
+    assert slot.state is SlotState.BACKOFF
+    assert slot.retry_at_s is not None
+    core.tick(slot.retry_at_s, 0.0)
+    assert actions.spawned == ["a", "a", "a"]
+
+
+def test_waiting_requests_outlive_a_crash_and_are_told_of_a_failed_load() -> None:
+    core, actions, commands = make()
+    commands.answer(ASKER, control.Acquire("a", 600, "r"), 0.0)
+    instance = worker_of(slot_of(core)).instance
+    core.worker_exited(instance, -11, 1.0)
+    assert actions.replies == []
+    core.tick(100.0, 0.0)
+    instance = worker_of(slot_of(core)).instance
+    hello = control.WorkerHello(instance, "a", 1, WorkerState.STARTING)
+    core.worker_said(instance, hello, 100.0)
+    failed = control.LoadFailed(instance, ErrorCode.MODEL_LOAD_FAILED, "no tensor lm_head")
+    core.worker_said(instance, failed, 101.0)
+    core.worker_exited(instance, 1, 101.1)
+    _, answer = actions.replies[-1]
+    assert (answer.code, answer.message) == (ErrorCode.MODEL_LOAD_FAILED, "no tensor lm_head")
+
+
+def test_quarantine_denies_until_an_operator_restarts() -> None:
+    core, actions, commands = make()
+    slot = slot_of(core)
+    core.want(slot, 0.0)
+    for number in range(4):
+        core.worker_exited(worker_of(slot).instance, 1, number * 2.0)
+        if slot.state is SlotState.BACKOFF:
+            core.tick(number * 2.0 + 1.9, 0.0)
+            if slot.worker is None:
+                assert slot.retry_at_s is not None
+                core.tick(slot.retry_at_s, 0.0)
+    assert slot.state is SlotState.QUARANTINED
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 10.0)
+    answer = actions.replies[-1][1]
+    assert answer.code is ErrorCode.MODEL_QUARANTINED
+    assert "lmx-supervisor restart a" in answer.message
+    commands.answer(ASKER, control.RestartModel("a"), 11.0)
+    assert slot.state is SlotState.OCCUPIED
+
+
+def test_a_waiting_request_has_a_deadline() -> None:
+    core, actions, commands = make()
+    commands.answer(ASKER, control.Acquire("a", 5, "r"), 0.0)
+    core.tick(4.9, 0.0)
+    assert actions.replies == []
+    core.tick(5.0, 0.0)
+    answer = actions.replies[-1][1]
+    assert (answer.code, answer.retry_after_s) == (ErrorCode.MODEL_LOADING, 5.0)
+    assert slot_of(core).worker is not None, "the load goes on, others may want it"
+
+
+def test_a_fetch_comes_before_the_load() -> None:
+    core, actions, commands = make()
+    actions.remote.add("a")
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 0.0)
+    slot = slot_of(core)
+    assert (slot.state, actions.fetching) == (SlotState.FETCHING, {"a"})
+    core.fetch_advanced("a", LoadPhase.DOWNLOAD, 0.4)
+    assert core.snapshot(1.0).models[0].fraction == 0.4
+    core.fetch_ended("a", UnavailableError(ErrorCode.DOWNLOAD_FAILED, "no network"), 2.0)
+    assert actions.replies[-1][1].code is ErrorCode.DOWNLOAD_FAILED
+    assert (slot.state, slot.problem) == (SlotState.COLD, "no network")
+
+
+def test_an_adopted_worker_is_neither_loaded_again_nor_counted_twice() -> None:
+    core, actions, _ = make()
+    assert core.adopt("0ld0", "a", 4242, 90, 0.0)
+    assert not core.adopt("0ld1", "a", 4243, 90, 0.0), "one worker for a model"
+    assert not core.adopt("0ld2", "unknown", 4244, 90, 0.0)
+    hello = control.WorkerHello("0ld0", "a", 4242, WorkerState.READY, 95, 2048)
+    core.worker_said("0ld0", hello, 1.0)
+    assert actions.spawned == []
+    assert core.ledger.reserved_bytes == 95
+    worker = slot_of(core).ready_worker
+    assert worker is not None
+    assert worker.pid == 4242
+
+
+def test_shutting_down_refuses_and_ends_everything() -> None:
+    core, actions, commands = make()
+    core.want(slot_of(core), 0.0)
+    instance = bring_up(core, slot_of(core), 1.0)
+    commands.answer(ASKER, control.Acquire("b", 60, "r"), 1.5)
+    core.stop_workers(2.0, at_once=False)
+    assert actions.replies[-1][1].code is ErrorCode.SHUTTING_DOWN
+    core.worker_exited(instance, 0, 3.0)
+    assert slot_of(core).state is SlotState.COLD
+    commands.answer(ASKER, control.Acquire("a", 60, "r"), 4.0)
+    assert actions.replies[-1][1].code is ErrorCode.SHUTTING_DOWN
+    assert len(actions.spawned) == 2
+
+
+def test_a_process_that_can_not_be_started_gives_its_bytes_back() -> None:
+    core, actions, commands = make()
+    actions.spawn_error = OSError("no more processes")
+    commands.answer(ASKER, control.LoadModel("a"), 0.0)
+    assert "no more processes" in actions.replies[-1][1].message
+    assert core.ledger.reserved_bytes == 0
+
+
+def test_an_unknown_model_is_named_with_the_known_ones() -> None:
+    core, _, _ = make()
+    with pytest.raises(LmxError, match="known: a, b") as caught:
+        core.slot("c")
+    assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def test_a_snapshot_is_published_for_each_change_and_only_then() -> None:
+    core, actions, _ = make()
+    core.flush(0.0)
+    assert core.revision == 1
+    core.flush(0.1)
+    core.tick(0.2, 0.0)
+    core.flush(0.2)
+    assert core.revision == 1
+    core.want(slot_of(core), 1.0)
+    core.flush(1.0)
+    instance = bring_up(core, slot_of(core), 2.0)
+    core.worker_said(
+        instance, control.WorkerBeat(instance, WorkerState.READY, 3, 0, 0.0, 95, 3, 9), 3.0
+    )
+    core.flush(3.0)
+    revisions = [m.revision for m in actions.published if isinstance(m, control.Snapshot)]
+    assert revisions == list(range(1, core.revision + 1))
+    assert core.revision == 3, "cold, starting, ready; a beat is no change"
+
+
+class Supervised(RuleBasedStateMachine):
+    """Random operators, crashes, fetches and clocks against four models that don't all fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.actions, self.commands = make(
+            {"a": 300, "b": 400, "c": 500, "d": 1200}, budget=1000
+        )
+        self.actions.remote.add("c")
+        self.now_s = 0.0
+        self.asked = 0
+        self.stopped = False
+
+    names = st.sampled_from("abcd")
+
+    @rule(name=names, wait_s=st.floats(1, 50))
+    def acquire(self, name: str, wait_s: float) -> None:
+        self.asked += 1
+        self.commands.answer(
+            Asker(b"r", self.asked), control.Acquire(name, wait_s, "r"), self.now_s
+        )
+
+    @rule(
+        name=names, kind=st.sampled_from(["LoadModel", "UnloadModel", "KillModel", "RestartModel"])
+    )
+    def operate(self, name: str, kind: str) -> None:
+        self.commands.answer(Asker(b"cli", 1), getattr(control, kind)(name), self.now_s)
+
+    @rule(name=names, state=st.sampled_from(["starting", "ready"]))
+    def hello(self, name: str, state: str) -> None:
+        worker = self.core.slots[name].worker
+        if worker is not None:
+            message = control.WorkerHello(
+                worker.instance, name, 1, WorkerState(state), memory_bytes=250
+            )
+            self.core.worker_said(worker.instance, message, self.now_s)
+
+    @rule(name=names, memory_bytes=st.integers(1, 290))
+    def loaded(self, name: str, memory_bytes: int) -> None:
+        worker = self.core.slots[name].worker
+        if worker is not None:
+            message = control.Loaded(worker.instance, memory_bytes, 2048, 1.0)
+            self.core.worker_said(worker.instance, message, self.now_s)
+
+    @rule(name=names, status=st.sampled_from([0, 1, -9, -11, None]))
+    def exits(self, name: str, status: int | None) -> None:
+        worker = self.core.slots[name].worker
+        if worker is not None:
+            self.core.worker_exited(worker.instance, status, self.now_s)
+
+    @rule(succeeds=st.booleans())
+    def fetch_ends(self, succeeds: bool) -> None:
+        if "c" in self.actions.fetching:
+            self.actions.fetching.discard("c")
+            outcome: Any = OperationError(ErrorCode.DOWNLOAD_FAILED, "x")
+            if succeeds:
+                outcome = self.actions.local_path(self.core.slots["a"].model)
+            self.core.fetch_ended("c", outcome, self.now_s)
+
+    @rule(seconds=st.floats(0, 40))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.core.tick(self.now_s, 0.0)
+        self.core.flush(self.now_s)
+
+    @precondition(lambda self: not self.stopped)
+    @rule(at_once=st.booleans())
+    def shut_down(self, at_once: bool) -> None:
+        self.stopped = True
+        self.core.stop_workers(self.now_s, at_once=at_once)
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        assert self.core.ledger.reserved_bytes <= 1000
+
+    @invariant()
+    def bytes_are_held_exactly_by_living_workers(self) -> None:
+        for slot in self.core.slots.values():
+            assert (slot.worker is not None) == (slot.state is SlotState.OCCUPIED)
+            if slot.worker is not None:
+                assert self.core.ledger.reserved_by(slot.worker.instance) > 0
+                assert self.actions.alive[slot.worker.pid] == slot.worker.instance
+        assert len(self.actions.alive) == len(self.core.workers)
+
+    @invariant()
+    def every_question_is_answered_once_or_waits(self) -> None:
+        answered = [
+            asker.correlation for asker, _ in self.actions.replies if asker.identity == b"r"
+        ]
+        waiting = [
+            waiter.asker.correlation for slot in self.core.slots.values() for waiter in slot.waiters
+        ]
+        assert sorted(answered + waiting) == list(range(1, self.asked + 1))
+
+    @invariant()
+    def nobody_waits_for_what_is_not_coming(self) -> None:
+        for slot in self.core.slots.values():
+            if slot.waiters:
+                assert slot.ready_worker is None
+                assert slot.wanted
+                assert slot.state is not SlotState.QUARANTINED
+                assert not self.stopped
+
+    @invariant()
+    def a_fetch_runs_exactly_while_its_slot_says_so(self) -> None:
+        for slot in self.core.slots.values():
+            fetching = slot.model.id in self.actions.fetching
+            assert fetching == (slot.state is SlotState.FETCHING)
+
+
+TestSupervised = Supervised.TestCase
+TestSupervised.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
