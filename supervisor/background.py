@@ -47,16 +47,24 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
                 f"lmx did not start (exit code {child.returncode}); the end of "
                 f"{home.supervisor_log}:\n" + "\n".join(last_lines(home.supervisor_log, 10)),
             )
-        if supervisor_runs(home):
-            with ControlClient(home) as client:
-                status = client.status()
-            if status["router"]["pid"] is not None:
-                return status
+        status = _status_if_running(home)
+        if status is not None and status["router"]["pid"] is not None:
+            return status
         time.sleep(_POLL_S)
     raise OperationError(
         ErrorCode.NOT_RUNNING,
         f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
     )
+
+
+def _status_if_running(home: Home) -> dict[str, Any] | None:
+    try:
+        with ControlClient(home) as client:
+            return client.status()
+    except OperationError as error:
+        if error.code is ErrorCode.NOT_RUNNING:
+            return None
+        raise
 
 
 def stop_background(home: Home) -> int:

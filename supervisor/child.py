@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol import codec
+from lmx.supervisor.home import Home
 
 
 def start_child(
-    module: str, names: tuple[str, ...], spec: Any, log: Path, pass_fds: tuple[int, ...] = ()
+    module: str,
+    names: tuple[str, ...],
+    spec: Any,
+    home: Home,
+    log: Path,
+    pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module`` and hand it ``spec``; ``names`` only show in ``ps``.
 
     A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process
-    group. Raises ``OSError`` when it can't be started. Does not wait for anything.
+    group. Its temporary files are below ``LMX_HOME``: on a CPU, mlx compiles kernels into
+    them. Raises ``OSError`` when it can't be started. Does not wait for anything.
     """
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -28,6 +35,7 @@ def start_child(
             stderr=output,
             start_new_session=True,
             pass_fds=pass_fds,
+            env={**os.environ, "TMPDIR": str(home.temporary)},
         )
     finally:
         os.close(output)

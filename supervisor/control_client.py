@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from typing import Any, Final
 
 import zmq
@@ -15,6 +16,7 @@ from lmx.supervisor.home import Home
 
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.2
 _CORRELATION: Final = 1
 
 
@@ -51,17 +53,9 @@ class ControlClient:
     def ask(self, question: Any) -> Any:
         """Return the reply. Raises :class:`OperationError`: not_running when nobody takes the
         question, what the supervisor said when it denied, a time-out when it says nothing."""
-        if not supervisor_runs(self._home):
-            raise OperationError(
-                ErrorCode.NOT_RUNNING,
-                f"lmx is not running (home {self._home.path}): start it with "
-                "`lmx-supervisor up` or `lmx-supervisor start`",
-            )
-        if not self._socket.poll(_CONNECT_S * 1000, zmq.POLLOUT):
-            raise self._silent(_CONNECT_S)
+        self._wait(zmq.POLLOUT, _CONNECT_S)
         self._socket.send(codec.encode(question, _CORRELATION))
-        if not self._socket.poll(_ANSWER_S * 1000, zmq.POLLIN):
-            raise self._silent(_ANSWER_S)
+        self._wait(zmq.POLLIN, _ANSWER_S)
         reply = codec.decode(self._socket.recv()).message
         if isinstance(reply, control.Denied):
             raise OperationError(
@@ -74,8 +68,21 @@ class ControlClient:
         reply: control.Status = self.ask(control.GetStatus())
         return reply.status
 
-    def _silent(self, waited_s: float) -> OperationError:
-        return OperationError(
-            ErrorCode.NOT_RUNNING,
-            f"the supervisor did not answer within {waited_s:g} s: see {self._home.supervisor_log}",
-        )
+    def _wait(self, event: int, limit_s: float) -> None:
+        """Wait for the socket; give up as soon as nobody holds the lock any more."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            if not supervisor_runs(self._home):
+                raise OperationError(
+                    ErrorCode.NOT_RUNNING,
+                    f"lmx is not running (home {self._home.path}): start it with "
+                    "`lmx-supervisor up` or `lmx-supervisor start`",
+                )
+            if self._socket.poll(_LOOK_AGAIN_S * 1000, event):
+                return
+            if time.monotonic() > deadline_s:
+                raise OperationError(
+                    ErrorCode.NOT_RUNNING,
+                    f"the supervisor did not answer within {limit_s:g} s: "
+                    f"see {self._home.supervisor_log}",
+                )

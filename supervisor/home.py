@@ -44,6 +44,11 @@ class Home:
         return self.path / "models"
 
     @property
+    def temporary(self) -> Path:
+        """``TMPDIR`` of every child process."""
+        return self.path / "tmp"
+
+    @property
     def default_config(self) -> Path:
         """Used when neither ``--config`` nor ``LMX_CONFIG`` names another."""
         return self.path / "lmx.yaml"
@@ -65,7 +70,7 @@ class Home:
     def prepare(self) -> None:
         """Make the folders, readable by their owner alone."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (self.state, self.logs, self.models):
+        for folder in (self.state, self.logs, self.models, self.temporary):
             folder.mkdir(exist_ok=True, mode=0o700)
         self.run.prepare()
 

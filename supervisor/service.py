@@ -234,7 +234,7 @@ class Service:
     def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
         spec = worker_spec(self.config, self.home, model, instance, path, reserved_bytes)
         child = start_child(
-            "lmx.worker", (model.id, instance), spec, self.home.worker_log(model.id)
+            "lmx.worker", (model.id, instance), spec, self.home, self.home.worker_log(model.id)
         )
         created_s = create_time_s(child.pid)
         self._records.save_worker(
@@ -265,7 +265,7 @@ class Service:
     def spawn_router(self, listener: socket.socket) -> int:
         spec = router_spec(self.config, self.home, listener, self.version)
         child = start_child(
-            "lmx.router", (), spec, self.home.router_log, pass_fds=(listener.fileno(),)
+            "lmx.router", (), spec, self.home, self.home.router_log, (listener.fileno(),)
         )
         port = listener.getsockname()[1]
         self._records.save_router(

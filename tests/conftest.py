@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "deploy" / "demo_model.py"
 # Chosen here, so that the same folder is made whatever memory the machine has.
 AMPLE_MEMORY_BYTES = 64 << 30
+SCARCE_MEMORY_BYTES = 1 << 30
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +25,25 @@ def smollm2_gguf() -> Path:
     return Path(done.stdout.strip())
 
 
-@pytest.fixture(scope="session")
-def smollm2_dir(smollm2_gguf: Path) -> Path:
-    """The same model as a float32 folder, made by the product's own import."""
-    cache = Path(os.environ.get("LMX_CACHE_DIR") or smollm2_gguf.parent.parent)
+def converted(gguf: Path, memory_bytes: int) -> Path:
+    """Return the folder that the product's own import makes of a GGUF file."""
+    cache = Path(os.environ.get("LMX_CACHE_DIR") or gguf.parent.parent)
     return fetch_gguf(
-        smollm2_gguf,
+        gguf,
         cache / "test-models",
         platform="linux",
-        memory_bytes=AMPLE_MEMORY_BYTES,
+        memory_bytes=memory_bytes,
         report=lambda _phase, _fraction, _detail: None,
     )
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_gguf: Path) -> Path:
+    """The same model as a float32 folder."""
+    return converted(smollm2_gguf, AMPLE_MEMORY_BYTES)
+
+
+@pytest.fixture(scope="session")
+def smollm2_int4_dir(smollm2_gguf: Path) -> Path:
+    """The same model with 4-bit weights: slower on a CPU, a third of the memory."""
+    return converted(smollm2_gguf, SCARCE_MEMORY_BYTES)

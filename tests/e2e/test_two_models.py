@@ -1,0 +1,79 @@
+"""Two real models at once: what happens to one is nothing to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from rig import Rig, Stream, ask, http
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+
+COUNT = "Count from one to thirty in words."
+
+
+def request(model: str, tokens: int) -> dict[str, object]:
+    return ask(model, COUNT, temperature=0, max_tokens=tokens)
+
+
+async def alone(server: Rig, model: str, tokens: int) -> str:
+    """Return what a model answers when nothing else happens."""
+    async with http() as session:
+        stream = Stream(session, server.url, request(model, tokens))
+        await stream.ended(120)
+        return stream.text
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, "worker_crashed"), (signal.SIGSTOP, "worker_hung")]
+)
+async def test_one_model_dies_while_both_stream(
+    server: Rig, number: signal.Signals, code: str
+) -> None:
+    whole = await alone(server, "smollm2", 60)
+    before = {name: server.wait_state(name, "ready") for name in ("smollm2", "smollm2-int4")}
+    assert before["smollm2"]["pid"] != before["smollm2-int4"]["pid"]
+    router = server.status()["router"]["pid"]
+    async with http() as session:
+        url = server.url
+        living = Stream(session, url, request("smollm2", 60))
+        dying = Stream(session, url, request("smollm2-int4", 500))
+        await asyncio.gather(living.has_text(5, 60), dying.has_text(5, 60))
+        os.kill(before["smollm2-int4"]["pid"], number)
+        await asyncio.gather(living.ended(120), dying.ended(60))
+        assert [error["code"] for error in dying.errors] == [code]
+        assert (dying.done, dying.after_error) == (False, 0)
+        assert (living.errors, living.done) == ([], True)
+        assert living.text == whole, "not a token differs"
+        again = Stream(session, url, request("smollm2-int4", 4))
+        await again.ended(60)
+        assert (again.status, again.errors) == (200, [])
+        assert again.text
+    after = server.wait_state("smollm2-int4", "ready", deadline_s=60)
+    assert after["pid"] != before["smollm2-int4"]["pid"]
+    assert server.status()["router"]["pid"] == router
+    assert server.worker("smollm2")["pid"] == before["smollm2"]["pid"]
+
+
+async def test_a_real_row_is_freed_within_one_step(server: Rig) -> None:
+    seen = len(server.log_events("worker-smollm2", "stream.cancelled"))
+    async with http() as session:
+        stream = Stream(session, server.url, request("smollm2", 4000))
+        await stream.has_text(5, 60)
+        await stream.hang_up()
+
+    def cancelled() -> list[dict[str, object]]:
+        return server.log_events("worker-smollm2", "stream.cancelled")[seen:]
+
+    for _ in range(600):
+        if cancelled():
+            break
+        await asyncio.sleep(0.05)
+    (event,) = cancelled()
+    assert event["where"] == "decode"
+    freed, at = event["step_when_freed"], event["step_at_cancel"]
+    assert isinstance(freed, int)
+    assert isinstance(at, int)
+    assert freed - at <= 1

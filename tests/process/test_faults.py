@@ -1,0 +1,238 @@
+"""Who dies, and what happens: real processes, a scripted engine, one fault at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from rig import QUICK, Stream, ask, http, rig, scripted, wait_until
+
+pytestmark = pytest.mark.process
+
+TWO = {"models": [scripted("alpha"), scripted("beta")]}
+LONG = {"tokens": 400, "step_s": 0.02}
+
+
+async def in_thread(function, *arguments, **settings):  # type: ignore[no-untyped-def]
+    """Run a blocking wait beside the streams that this loop reads."""
+    return await asyncio.to_thread(function, *arguments, **settings)
+
+
+async def test_a_crash_is_one_error_event_and_nothing_to_the_others() -> None:
+    with rig(TWO) as lmx:
+        before = {name: lmx.wait_state(name, "ready") for name in ("alpha", "beta")}
+        assert before["alpha"]["pid"] != before["beta"]["pid"]
+        router = lmx.status()["router"]["pid"]
+        async with http() as session:
+            url = lmx.url
+            dying = Stream(session, url, ask("alpha", LONG))
+            living = Stream(session, url, ask("beta", LONG))
+            await asyncio.gather(dying.has_text(50), living.has_text(50))
+            os.kill(before["alpha"]["pid"], signal.SIGKILL)
+            await dying.ended()
+            assert [error["code"] for error in dying.errors] == ["worker_crashed"]
+            assert "SIGKILL" in dying.errors[0]["message"]
+            assert (dying.done, dying.after_error) == (False, 0)
+            again = Stream(session, url, ask("alpha", {"tokens": 3}))
+            await again.ended()
+            assert (again.text, again.finish_reason) == ("word word word ", "stop")
+            await living.ended()
+            assert (living.text, living.errors) == ("word " * 400, [])
+            assert living.done
+        after = await in_thread(lmx.wait_state, "alpha", "ready")
+        assert after["pid"] != before["alpha"]["pid"]
+        assert after["restarts"] == 1
+        status = lmx.status()
+        assert status["router"]["pid"] == router
+        assert lmx.worker("beta")["pid"] == before["beta"]["pid"]
+
+
+async def test_a_stopped_worker_is_found_killed_and_started_again() -> None:
+    with rig(TWO) as lmx:
+        first = lmx.wait_state("alpha", "ready")
+        lmx.wait_state("beta", "ready")
+        async with http() as session:
+            url = lmx.url
+            hung = Stream(session, url, ask("alpha", LONG))
+            other = Stream(session, url, ask("beta", LONG))
+            await asyncio.gather(hung.has_text(50), other.has_text(20))
+            os.kill(first["pid"], signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            await hung.ended()
+            took_s = time.monotonic() - stopped_s
+            assert [error["code"] for error in hung.errors] == ["worker_hung"]
+            assert not hung.done
+            assert took_s > QUICK["beat_timeout_s"] - QUICK["beat_interval_s"] - 0.1
+            second = await in_thread(lmx.wait_state, "alpha", "ready")
+            assert second["pid"] != first["pid"]
+            assert not psutil.pid_exists(first["pid"])
+            await other.ended()
+            assert (other.text, other.errors) == ("word " * 400, [])
+
+
+async def test_a_hang_inside_a_step_is_seen_though_the_process_beats() -> None:
+    with rig(TWO) as lmx:
+        first = lmx.wait_state("alpha", "ready")
+        async with http() as session:
+            hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
+            waiting = Stream(session, lmx.url, ask("alpha", {"tokens": 2}))
+            await asyncio.gather(hung.ended(), waiting.ended())
+        assert hung.text == "word " * 5
+        assert [error["code"] for error in hung.errors] == ["worker_hung"]
+        assert "no progress" in hung.errors[0]["message"]
+        second = lmx.wait_state("alpha", "ready")
+        assert second["pid"] != first["pid"]
+        log = (lmx.home / "logs" / "worker-alpha.log").read_text()
+        assert "scripted_engine.py" in log, "the stacks of a hung process are kept"
+        assert "in _hang" in log
+
+
+async def test_slow_is_not_hung() -> None:
+    """A long prefill and slow tokens make progress: longer than the limit, never killed."""
+    with rig(TWO) as lmx:
+        first = lmx.wait_state("alpha", "ready")
+        async with http() as session:
+            slow = Stream(
+                session, lmx.url, ask("alpha", {"tokens": 4, "prefill_s": 5.0, "step_s": 0.9})
+            )
+            await slow.ended()
+        assert (slow.text, slow.errors) == ("word " * 4, [])
+        assert lmx.worker("alpha")["pid"] == first["pid"]
+
+
+async def test_kill_by_hand_works_at_once_on_a_hung_model() -> None:
+    config = {**TWO, "timing": {"stall_timeout_s": 600, "beat_timeout_s": 600}}
+    with rig(config) as lmx:
+        first = lmx.wait_state("alpha", "ready")
+        router = lmx.status()["router"]["pid"]
+        async with http() as session:
+            hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
+            await hung.has_text(25)
+            done = await in_thread(lmx.cli, "kill", "alpha")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert f"killed alpha (pid {first['pid']})" in done.stdout
+            await hung.ended(5)
+            assert [error["code"] for error in hung.errors] == ["worker_killed"]
+        second = lmx.wait_state("alpha", "ready")
+        assert second["pid"] != first["pid"]
+        assert lmx.status()["router"]["pid"] == router
+
+
+async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again() -> None:
+    with rig(TWO) as lmx:
+        before = {name: lmx.wait_state(name, "ready") for name in ("alpha", "beta")}
+        router = lmx.status()["router"]["pid"]
+        async with http() as session:
+            url = lmx.url
+            stream = Stream(session, url, ask("alpha", LONG))
+            await stream.has_text(50)
+            assert lmx.supervisor is not None
+            lmx.supervisor.kill()
+            lmx.supervisor.wait()
+            assert lmx.cli("status").returncode == 3
+            warm = Stream(session, url, ask("beta", {"tokens": 3}))
+            await warm.ended()
+            assert warm.text == "word " * 3, "warm models serve on"
+            await in_thread(lmx.up)
+            for name in ("alpha", "beta"):
+                after = await in_thread(lmx.wait_state, name, "ready")
+                assert after["pid"] == before[name]["pid"]
+                assert after["instance"] == before[name]["instance"]
+            assert lmx.status()["router"]["pid"] == router
+            await stream.ended()
+            assert (stream.text, stream.errors) == ("word " * 400, [])
+            late = Stream(session, url, ask("alpha", {"tokens": 3}))
+            await late.ended()
+            assert late.text == "word " * 3
+        workers = [p for p in lmx.processes() if "lmx.worker" in p.cmdline()]
+        assert len(workers) == 2, "no second copy"
+        # What was adopted is watched like a child: it comes back when it dies.
+        os.kill(before["alpha"]["pid"], signal.SIGKILL)
+        wait_until(
+            lambda: lmx.worker("alpha")["pid"] not in (None, before["alpha"]["pid"]), "a new alpha"
+        )
+        os.kill(router, signal.SIGKILL)
+        wait_until(lambda: lmx.status()["router"]["pid"] not in (None, router), "a new router")
+
+
+async def test_a_killed_router_is_back_and_what_it_left_is_cancelled() -> None:
+    with rig(TWO) as lmx:
+        before = lmx.wait_state("alpha", "ready")
+        url = lmx.url
+        router = lmx.status()["router"]["pid"]
+        async with http() as session:
+            lost = Stream(session, url, ask("alpha", {"tokens": 100_000, "step_s": 0.02}))
+            await lost.has_text(50)
+            os.kill(router, signal.SIGKILL)
+            killed_s = time.monotonic()
+            # A connection made meanwhile waits in the listening socket instead of failing.
+            again = Stream(session, url, ask("alpha", {"tokens": 3}))
+            await again.ended()
+            assert (again.status, again.text) == (200, "word " * 3)
+            print(f"answered {time.monotonic() - killed_s:.2f} s after the kill")
+            await lost.ended()
+            assert lost.broken
+        wait_until(lambda: lmx.worker("alpha")["requests_active"] == 0, "the lost row is free")
+        (cancelled,) = lmx.log_events("worker-alpha", "stream.cancelled")
+        assert cancelled["where"] == "decode"
+        after = lmx.worker("alpha")
+        assert (after["pid"], after["restarts"]) == (before["pid"], 0)
+        assert lmx.status()["router"]["restarts"] == 1
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("where", "directive"),
+    [("decode", {"tokens": 100_000, "step_s": 0.05}), ("prefill", {"tokens": 5, "prefill_s": 60})],
+)
+async def test_a_client_that_leaves_frees_its_row_within_one_step(
+    where: str, directive: dict[str, float], streaming: bool
+) -> None:
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        async with http() as session:
+            stream = Stream(session, lmx.url, ask("alpha", directive, stream=streaming))
+            await in_thread(
+                wait_until, lambda: lmx.worker("alpha")["requests_active"] == 1, "a row is taken"
+            )
+            await stream.hang_up()
+        wait_until(lambda: lmx.worker("alpha")["requests_active"] == 0, "the row is free")
+        (cancelled,) = lmx.log_events("worker-alpha", "stream.cancelled")
+        assert cancelled["where"] == where
+        assert cancelled["step_when_freed"] - cancelled["step_at_cancel"] <= 1
+        requests = lmx.log_events("router", "http.request")
+        assert requests[-1]["request_id"] == cancelled["request_id"]
+
+
+async def test_bad_requests_disturb_nobody() -> None:
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        url = f"{lmx.url}/chat/completions"
+        good = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
+        bad = [
+            (b"{", 400, "invalid_json", None),
+            (b"[]", 400, "invalid_type", None),
+            ({**good, "messages": []}, 400, "invalid_value", "messages"),
+            ({**good, "messages": "hi"}, 400, "invalid_type", "messages"),
+            ({**good, "temperature": "hot"}, 400, "invalid_type", "temperature"),
+            ({**good, "model": "nobody"}, 404, "model_not_found", "model"),
+            ({**good, "user": "x" * 20_000_000}, 413, "request_too_large", None),
+        ]
+        async with http() as session:
+            stream = Stream(session, lmx.url, ask("alpha", LONG))
+            await stream.has_text(20)
+            for body, status, code, param in bad:
+                sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+                headers = {"Content-Type": "application/json", "X-Request-Id": "mine-1"}
+                async with session.post(url, headers=headers, **sent) as response:  # type: ignore[arg-type]
+                    error = (await response.json())["error"]
+                    assert (response.status, error["code"]) == (status, code), error
+                    assert error["param"] == param
+                    assert set(error) == {"message", "type", "param", "code"}
+                    assert response.headers["X-Request-Id"] == "mine-1"
+            await stream.ended()
+            assert (stream.text, stream.errors) == ("word " * 400, [])
