@@ -1,0 +1,40 @@
+"""``python -m lmx.router``: reads a RouterSpec from stdin, serves HTTP on the socket it names.
+
+Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no
+RouterSpec, else 1. SIGABRT writes every thread's stack to the log and aborts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+from pathlib import Path
+
+from lmx.protocol.codec import decode
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.logs import LogFile, configure_logs
+from lmx.protocol.specs import RouterSpec
+from lmx.router.process import serve
+
+
+def main() -> int:
+    """Run the router; return the exit status."""
+    try:
+        spec = decode(sys.stdin.buffer.read()).message
+    except ProtocolError as error:
+        sys.stderr.write(f"lmx.router: the spec on stdin can't be read: {error.message}\n")
+        return 2
+    if not isinstance(spec, RouterSpec):
+        sys.stderr.write(f"lmx.router: expected a RouterSpec, got {type(spec).__name__}\n")
+        return 2
+    log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
+    log_file.attach()
+    configure_logs("router", spec.log.level)
+    faulthandler.enable()
+    asyncio.run(serve(spec, log_file))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The routes, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from lmx.router.chat import chat_completions
+from lmx.router.health import health
+from lmx.router.middleware import add_headers, make_middleware
+from lmx.router.models import get_model, list_models
+from lmx.router.services import SERVICES, Services
+from lmx.router.traffic import Traffic
+
+_PREFIXES: Final = ("/v1", "/v3")
+"""OpenAI's, and OpenVINO Model Server's name for the same."""
+
+
+def make_app(services: Services, traffic: Traffic) -> web.Application:
+    """Return the application. Sizes of bodies are limited where they are read, not here."""
+    app = web.Application(middlewares=[make_middleware(traffic)])
+    app[SERVICES] = services
+    app.on_response_prepare.append(add_headers)
+    for prefix in _PREFIXES:
+        app.router.add_post(f"{prefix}/chat/completions", chat_completions)
+        app.router.add_get(f"{prefix}/models", list_models)
+        app.router.add_get(f"{prefix}/models/{{id:.+}}", get_model)
+    for path in ("/health", "/v1/health", "/status"):
+        app.router.add_get(path, health)
+    return app

@@ -1,0 +1,113 @@
+"""What the router knows of models: a pure view of the supervisor's last snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmx.protocol.control import ModelView, Snapshot
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import SlotState, WorkerState
+
+_LISTED_IDS = 20
+"""Model ids that a "no such model" error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One snapshot, with its names indexed. Replaced as a whole, never changed."""
+
+    snapshot: Snapshot
+    _by_name: dict[str, ModelView] = field(repr=False)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Directory:
+        """Index a snapshot. Where names collide an id beats an alias, an alias a source, and
+        the earlier model the later one."""
+        by_name: dict[str, ModelView] = {}
+        for model in snapshot.models:
+            by_name.setdefault(model.model_id, model)
+        for model in snapshot.models:
+            for alias in model.aliases:
+                by_name.setdefault(alias, model)
+        for model in snapshot.models:
+            by_name.setdefault(model.source, model)
+        return cls(snapshot, by_name)
+
+    @property
+    def models(self) -> tuple[ModelView, ...]:
+        """Every configured model, in the supervisor's order."""
+        return self.snapshot.models
+
+    def resolve(self, name: str | None) -> ModelView:
+        """Return the model of an id, alias or source; of the default model for None.
+
+        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or
+        MISSING_PARAMETER when nothing was named and there is no default.
+        """
+        if name is None:
+            if self.snapshot.default_model is None:
+                raise RequestError(
+                    ErrorCode.MISSING_PARAMETER,
+                    f"`model` is required: no default model is configured. {self._known()}",
+                    param="model",
+                )
+            name = self.snapshot.default_model
+        found = self._by_name.get(name)
+        if found is None:
+            raise RequestError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"The model {name[:200]!r} does not exist. {self._known()}",
+                param="model",
+            )
+        return found
+
+    def instances(self) -> frozenset[str]:
+        """Return the worker instances that the snapshot knows."""
+        return frozenset(model.instance for model in self.models if model.instance is not None)
+
+    def _known(self) -> str:
+        ids = [model.model_id for model in self.models]
+        if not ids:
+            return "No model is configured."
+        more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
+        return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
+
+
+def advance(current: Directory | None, snapshot: Snapshot) -> Directory:
+    """Return the directory after a snapshot has come: the newer of the two.
+
+    Within an epoch the higher revision wins; another epoch replaces everything.
+    """
+    if (
+        current is not None
+        and current.snapshot.epoch == snapshot.epoch
+        and current.snapshot.revision >= snapshot.revision
+    ):
+        return current
+    return Directory.of(snapshot)
+
+
+def is_behind(current: Directory | None, epoch: str, revision: int) -> bool:
+    """Return whether the supervisor is ahead of the directory: a snapshot must be asked for."""
+    return (
+        current is None or current.snapshot.epoch != epoch or current.snapshot.revision < revision
+    )
+
+
+def ready_instance(model: ModelView) -> str | None:
+    """Return the worker that can take a request right now, if there is one."""
+    if model.slot is SlotState.OCCUPIED and model.worker is WorkerState.READY:
+        return model.instance
+    return None
+
+
+def can_serve(model: ModelView) -> bool:
+    """Return whether a request for the model has a chance: now, or after a load."""
+    return model.slot is not SlotState.QUARANTINED
+
+
+def shown_state(model: ModelView) -> str:
+    """Return the state that users see: the worker's where there is one, else the slot's."""
+    if model.slot is SlotState.OCCUPIED and model.worker is not None:
+        return model.worker.value
+    return model.slot.value

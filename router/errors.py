@@ -1,0 +1,110 @@
+"""The only table from an ``ErrorCode`` to what an HTTP client sees, and the error object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+
+_REQUEST: Final = "invalid_request_error"
+_NOT_FOUND: Final = "not_found_error"
+_RATE: Final = "rate_limit_error"
+_SERVER: Final = "server_error"
+
+_TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
+    ErrorCode.INVALID_JSON: (400, _REQUEST),
+    ErrorCode.MISSING_PARAMETER: (400, _REQUEST),
+    ErrorCode.INVALID_TYPE: (400, _REQUEST),
+    ErrorCode.INVALID_VALUE: (400, _REQUEST),
+    ErrorCode.UNSUPPORTED_VALUE: (400, _REQUEST),
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, _REQUEST),
+    ErrorCode.REQUEST_TOO_LARGE: (413, _REQUEST),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, _REQUEST),
+    ErrorCode.MODEL_NOT_FOUND: (404, _REQUEST),
+    ErrorCode.NOT_FOUND: (404, _NOT_FOUND),
+    ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
+    ErrorCode.QUEUE_FULL: (429, _RATE),
+    ErrorCode.MODEL_LOADING: (503, _SERVER),
+    ErrorCode.MODEL_RESTARTING: (503, _SERVER),
+    ErrorCode.MODEL_QUARANTINED: (503, _SERVER),
+    ErrorCode.MODEL_LOAD_FAILED: (503, _SERVER),
+    ErrorCode.MODEL_UNLOADED: (503, _SERVER),
+    ErrorCode.INSUFFICIENT_MEMORY: (503, _SERVER),
+    ErrorCode.SUPERVISOR_UNAVAILABLE: (503, _SERVER),
+    ErrorCode.SHUTTING_DOWN: (503, _SERVER),
+    # A crash, a hang or an engine error may be the doing of this very request, so no
+    # Retry-After invites it back; a kill or a lost worker has nothing to do with it.
+    ErrorCode.WORKER_CRASHED: (500, _SERVER),
+    ErrorCode.WORKER_HUNG: (500, _SERVER),
+    ErrorCode.WORKER_KILLED: (503, _SERVER),
+    ErrorCode.WORKER_LOST: (503, _SERVER),
+    ErrorCode.ENGINE_ERROR: (500, _SERVER),
+    ErrorCode.CLIENT_STALLED: (408, _REQUEST),
+    ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),
+    ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),
+    ErrorCode.CONVERSION_FAILED: (503, _SERVER),
+    ErrorCode.INSUFFICIENT_DISK: (503, _SERVER),
+    ErrorCode.CONFIG_INVALID: (500, _SERVER),
+    ErrorCode.ALREADY_RUNNING: (409, _REQUEST),
+    ErrorCode.NOT_RUNNING: (409, _REQUEST),
+    ErrorCode.MODEL_NOT_LOADED: (409, _REQUEST),
+    ErrorCode.PROTOCOL_ERROR: (500, _SERVER),
+    ErrorCode.INTERNAL: (500, _SERVER),
+}
+
+_RETRY_STATUSES: Final = frozenset({429, 503})
+_DEFAULT_RETRY_AFTER_S: Final = 2.0
+"""When nobody knows better: long enough not to hammer, short beside any model load."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as HTTP shows it. ``retry_after`` is the header's value: whole seconds."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after: str | None
+
+
+def http_status(code: ErrorCode) -> int:
+    """Return the HTTP status of a code."""
+    return _TABLE[code][0]
+
+
+def error_body(error: LmxError) -> dict[str, Any]:
+    """Return ``{"error": {message, type, param, code}}``, all four keys always."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TABLE[error.code][1],
+            "param": error.param,
+            "code": error.code.value,
+        }
+    }
+
+
+def http_error(error: LmxError) -> HttpError:
+    """Return status, body and Retry-After of an error.
+
+    Retry-After is there whenever the error says when to come back, and on every 429 and 503.
+    """
+    status = http_status(error.code)
+    wait_s = error.retry_after_s
+    if wait_s is None and status in _RETRY_STATUSES:
+        wait_s = _DEFAULT_RETRY_AFTER_S
+    retry_after = None if wait_s is None else str(max(1, math.ceil(wait_s)))
+    return HttpError(status, error_body(error), retry_after)
+
+
+def rejection(
+    code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: float | None = None
+) -> LmxError:
+    """Return the exception for a refusal that came over the wire, before anything was produced.
+
+    A 4xx other than 429 is the request's own fault; the rest is a matter of time.
+    """
+    status = http_status(code)
+    kind = RequestError if 400 <= status < 500 and status != 429 else UnavailableError
+    return kind(code, message, param=param, retry_after_s=retry_after_s)

@@ -1,0 +1,101 @@
+"""One request's way to a worker and back: acquire, submit, perhaps once more, then the events.
+
+Every endpoint that generates text uses this; what the events look like to the client is the
+endpoint's matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Final
+
+import structlog
+
+from lmx.protocol.control import ModelView
+from lmx.protocol.data import Accepted, Generate
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.router.directory import ready_instance
+from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.worker_link import WorkerLink
+from lmx.router.worker_links import WorkerLinks
+from lmx.router.worker_stream import Batch, WorkerStream
+
+_ACCEPT_DEADLINE_S: Final = 60.0
+"""For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes."""
+
+_log = structlog.get_logger()
+
+
+class Generation:
+    """A generation that a worker has accepted. ``load_s`` is how long its model was waited for."""
+
+    def __init__(
+        self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
+    ) -> None:
+        self.prompt_tokens = accepted.prompt_tokens
+        self.load_s = load_s
+        self._link = link
+        self._stream = stream
+
+    async def take(self, wait_s: float) -> Batch:
+        """Return what is ready within ``wait_s``; raises when the generation is lost.
+
+        Taking again says that the batch before was delivered: only then is the worker given
+        its credit back, so that a slow client slows down no more than its own stream.
+        """
+        self._link.grant(self._stream)
+        return await self._stream.take(wait_s)
+
+    def close(self) -> None:
+        """Cancel the generation on its worker, unless it has ended."""
+        self._link.close_stream(self._stream)
+
+
+class Dispatcher:
+    """Finds a worker for a request. Holds no state of its own."""
+
+    def __init__(self, supervisor: SupervisorLink, workers: WorkerLinks) -> None:
+        self._supervisor = supervisor
+        self._workers = workers
+
+    @asynccontextmanager
+    async def generate(self, model: ModelView, request: Generate) -> AsyncIterator[Generation]:
+        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out.
+
+        Raises the error that the request is refused with. Leaving the block by whatever way
+        (the end, an error, a client that left) cancels what has not ended. A request that
+        meets a worker on its way out is sent once more, through the supervisor: nothing has
+        been produced for it yet.
+        """
+        try:
+            generation = await self._open(model, request, ready_instance(model))
+        except LmxError as error:
+            if error.code is not ErrorCode.MODEL_UNLOADED:
+                raise
+            _log.info("generation.retried", model=model.model_id, reason=error.message)
+            generation = await self._open(model, request, None)
+        try:
+            yield generation
+        finally:
+            generation.close()
+
+    async def _open(self, model: ModelView, request: Generate, instance: str | None) -> Generation:
+        began_at = time.monotonic()
+        if instance is None:
+            instance = await self._supervisor.acquire(model.model_id, request.request_id)
+        load_s = time.monotonic() - began_at
+        link = self._workers.link_to(instance)
+        stream = await link.submit(request)
+        with ExitStack() as undo:
+            undo.callback(link.close_stream, stream)
+            try:
+                accepted = await stream.accepted(_ACCEPT_DEADLINE_S)
+            except TimeoutError as error:
+                raise GenerationError(
+                    ErrorCode.WORKER_LOST,
+                    f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
+                ) from error
+            undo.pop_all()
+        return Generation(link, stream, accepted, load_s)

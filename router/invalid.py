@@ -1,0 +1,99 @@
+"""From what pydantic finds wrong to an error that says what is allowed and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from lmx.protocol.errors import ErrorCode, RequestError
+
+_GIVEN_LIMIT: Final = 60
+"""Characters of an offending value that an error repeats."""
+
+_TYPES: Final = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "text_or_list": "a string or an array",
+}
+
+_RANGES: Final = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+_LENGTHS: Final = {
+    "string_too_short": "must not be empty",
+    "too_short": "must hold at least {min_length} element(s), got {actual_length}",
+    "too_long": "must hold at most {max_length} elements, got {actual_length}",
+}
+
+
+def describe_invalid(
+    kind: str, location: Sequence[str | int], context: Mapping[str, Any], given: object
+) -> RequestError:
+    """Return the error for one finding of pydantic (its type, loc, ctx and input).
+
+    A kind without a text of its own still gives a 400 that names the field and the value.
+    """
+    param = param_path(location)
+    if kind == "missing":
+        return RequestError(
+            ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
+        )
+    if kind in _TYPES:
+        code, rule = ErrorCode.INVALID_TYPE, f"must be {_TYPES[kind]}, got {short(given)}"
+    elif kind in _RANGES:
+        bound = _RANGES[kind].format_map({name: _number(limit) for name, limit in context.items()})
+        code, rule = ErrorCode.INVALID_VALUE, f"must be {bound}, got {short(given)}"
+    elif kind in _LENGTHS:
+        code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[kind].format_map(context)
+    elif kind == "literal_error" and "content" in location:
+        code = ErrorCode.UNSUPPORTED_VALUE
+        rule = f"must be 'text': this model takes text only, got {short(given)}"
+    elif kind == "literal_error":
+        code, rule = (
+            ErrorCode.INVALID_VALUE,
+            f"must be one of {context['expected']}, got {short(given)}",
+        )
+    else:
+        code, rule = ErrorCode.INVALID_VALUE, f"is not valid, got {short(given)}"
+    return RequestError(code, f"`{param}` {rule}.", param=param)
+
+
+def param_path(location: Sequence[str | int]) -> str:
+    """Return a location as a path: ``messages[2].content[0].type``. Leaves out union tags."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path
+
+
+def short(value: object) -> str:
+    """Return a value as JSON, cut so that an error stays readable."""
+    # A long value is cut before it is written out where that is possible: it may be megabytes.
+    if isinstance(value, str):
+        value = value[: _GIVEN_LIMIT + 1]
+    elif isinstance(value, list):
+        return f"an array of {len(value)}"
+    elif isinstance(value, dict):
+        return f"an object of {len(value)}"
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= _GIVEN_LIMIT else f"{text[:_GIVEN_LIMIT]}..."
+
+
+def _number(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit

@@ -1,0 +1,150 @@
+"""What every request gets: an id, an answer in the API's form whatever happens, a log line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import orjson
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.ids import accept_request_id
+from lmx.router.errors import http_error
+from lmx.router.traffic import RECORD, Record, Traffic
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+
+_QUIET_PATHS: Final = frozenset({"/health", "/v1/health", "/status"})
+"""Polled all day: logged at debug level."""
+
+_CLIENT_LEFT_STATUS: Final = 499
+"""For the log alone, nobody is there to see it; nginx's number for the case."""
+
+_log = structlog.get_logger()
+
+
+def make_middleware(traffic: Traffic) -> Middleware:
+    """Return the one middleware: request id, errors, refusal while ending, access log."""
+
+    @web.middleware
+    async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
+        record = Record(accept_request_id(request.headers.get(REQUEST_ID_HEADER)), time.monotonic())
+        request[RECORD] = record
+        status = _CLIENT_LEFT_STATUS
+        with structlog.contextvars.bound_contextvars(request_id=record.request_id):
+            try:
+                # A request that is refused at the end is not counted: it would hold up the end.
+                if traffic.closed:
+                    response = _refuse(record)
+                else:
+                    with traffic.count():
+                        response = await _answer(request, handler, record)
+                status = response.status
+                return response
+            except asyncio.CancelledError:
+                record.error = record.error or "client_disconnected"
+                raise
+            finally:
+                _log_request(request, record, status)
+
+    return serve
+
+
+def error_response(error: LmxError, record: Record) -> web.Response:
+    """Return an error as an HTTP response, and note it for the log."""
+    record.error = error.code.value
+    form = http_error(error)
+    response = web.Response(
+        status=form.status, body=orjson.dumps(form.body), content_type="application/json"
+    )
+    if form.retry_after is not None:
+        response.headers["Retry-After"] = form.retry_after
+    return response
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Put the request id on every response, streams included, before its headers go out."""
+    record = request.get(RECORD)
+    if record is not None:
+        response.headers[REQUEST_ID_HEADER] = record.request_id
+    # aiohttp would name itself and Python with their versions.
+    response.headers["Server"] = "lmx"
+
+
+async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except LmxError as error:
+        return error_response(error, record)
+    except web.HTTPException as error:
+        return _from_aiohttp(request, error, record)
+    except ConnectionError:
+        # The client left while it was being written to; aiohttp ends the connection.
+        record.error = record.error or "client_disconnected"
+        raise
+    except Exception:
+        _log.exception("http.failed", method=request.method, path=request.path)
+        return error_response(
+            LmxError(
+                ErrorCode.INTERNAL,
+                "An internal error occurred. The log has the details under request id "
+                f"{record.request_id}.",
+            ),
+            record,
+        )
+
+
+def _from_aiohttp(
+    request: web.Request, error: web.HTTPException, record: Record
+) -> web.StreamResponse:
+    match error:
+        case web.HTTPMethodNotAllowed():
+            allowed = error.headers["Allow"]
+            response = error_response(
+                RequestError(
+                    ErrorCode.METHOD_NOT_ALLOWED,
+                    f"{request.method} is not allowed on {request.path[:200]}; use {allowed}.",
+                ),
+                record,
+            )
+            response.headers["Allow"] = allowed
+            return response
+        case web.HTTPNotFound():
+            return error_response(
+                RequestError(
+                    ErrorCode.NOT_FOUND,
+                    f"There is no {request.method} {request.path[:200]}. "
+                    "The API is below /v1, for example POST /v1/chat/completions.",
+                ),
+                record,
+            )
+        case _:
+            # Nothing in lmx raises another one, and the router of aiohttp has only these two.
+            raise error
+
+
+def _refuse(record: Record) -> web.StreamResponse:
+    response = error_response(
+        UnavailableError(
+            ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.", retry_after_s=5.0
+        ),
+        record,
+    )
+    response.force_close()
+    return response
+
+
+def _log_request(request: web.Request, record: Record, status: int) -> None:
+    write = _log.debug if request.path in _QUIET_PATHS else _log.info
+    write(
+        "http.request",
+        method=request.method,
+        path=request.path,
+        status=status,
+        duration_s=round(time.monotonic() - record.started_at, 4),
+        **record.outcome(),
+    )

@@ -1,0 +1,181 @@
+"""The router process: its parts wired together, its signals, its graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+import zmq.asyncio
+from aiohttp import web
+
+from lmx.protocol.control import RouterBeat
+from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.logs import LogFile
+from lmx.protocol.specs import RouterSpec
+from lmx.router.app import make_app
+from lmx.router.generation import Dispatcher
+from lmx.router.services import Services
+from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.traffic import Traffic
+from lmx.router.worker_links import WorkerLinks
+
+_KEEPALIVE_S: Final = 75.0
+"""Idle connections are kept a little longer than the minute that proxies and SDKs keep them:
+who closes first risks a request in flight, and that should not be the server."""
+
+_ROTATE_INTERVAL_S: Final = 30.0
+
+_FAREWELL_S: Final = 2.0
+"""For streams that were cut off at the end of the grace to send their error event."""
+
+_OPEN_FILES: Final = 65_536
+"""macOS gives a process 256, each connection takes one; this is asked for, up to what is
+allowed."""
+
+_log = structlog.get_logger()
+
+
+class Router:
+    """One router's parts, from :meth:`start` to :meth:`stop`. Owns all of them.
+
+    Knows no signals and no process: several can live in one process, as in the tests.
+    """
+
+    def __init__(self, spec: RouterSpec, listener: socket.socket) -> None:
+        run_dir = RunDirectory(Path(spec.run_dir))
+        self._spec = spec
+        self._listener = listener
+        self._context = zmq.asyncio.Context()
+        self.traffic = Traffic()
+        self.workers = WorkerLinks(self._context, run_dir, spec.worker_silence_s)
+        self.supervisor = SupervisorLink(
+            self._context,
+            run_dir,
+            self.workers,
+            port=spec.port,
+            beat_interval_s=spec.beat_interval_s,
+            load_wait_s=spec.load_wait_s,
+        )
+        services = Services(
+            spec,
+            self.supervisor,
+            Dispatcher(self.supervisor, self.workers),
+            started_at=time.monotonic(),
+        )
+        self._runner = web.AppRunner(
+            make_app(services, self.traffic),
+            # A client that leaves cancels its handler, and with it its generation.
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_KEEPALIVE_S,
+            shutdown_timeout=_FAREWELL_S,
+        )
+        self._process = psutil.Process()
+        self._link_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> asyncio.Task[None]:
+        """Serve HTTP and talk to the supervisor. The task returned ends only by a bug."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener).start()
+        self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
+        return self._link_task
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, let those under way end within ``grace_s``, end the rest.
+
+        Streams that are left get an error event with the code ``shutting_down``.
+        """
+        self.traffic.close()
+        for site in tuple(self._runner.sites):
+            await site.stop()
+        if not await self.traffic.idle(grace_s):
+            _log.warning("router.cut_off", requests=self.traffic.under_way)
+        error = GenerationError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.")
+        self.workers.give_up_all(error)
+        self.supervisor.fail_questions(error)
+        await self.traffic.idle(_FAREWELL_S)
+        await self._runner.cleanup()
+        if self._link_task is not None:
+            self._link_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._link_task
+        self.workers.close()
+        self.supervisor.close()
+        self._context.term()
+
+    def _measure(self) -> RouterBeat:
+        return RouterBeat(
+            pid=os.getpid(),
+            streams=self.workers.open_streams,
+            requests_total=self.traffic.requests_total,
+            memory_bytes=self._process.memory_info().rss,
+        )
+
+
+async def serve(spec: RouterSpec, log_file: LogFile) -> None:
+    """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
+
+    SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means
+    is the supervisor's to say. Raises when a part of the router fails.
+    """
+    raise_file_limit()
+    told_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
+    router = Router(spec, socket.socket(fileno=spec.listen_fd))
+    link = await router.start()
+    _log.info("router.serving", host=spec.host, port=spec.port)
+    waiting = [
+        asyncio.create_task(told_to_stop.wait()),
+        asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
+        asyncio.create_task(_rotate(log_file)),
+        link,
+    ]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting[:-1]:
+        task.cancel()
+    for task in done:
+        # Raises when a part failed, above all the link, without which the router is deaf: the
+        # process ends, and the supervisor starts another.
+        task.result()
+    _log.info("router.stopping", requests=router.traffic.under_way)
+    await router.stop(spec.shutdown_grace_s)
+    _log.info("router.stopped")
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files towards ``_OPEN_FILES``, as far as is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
+    while True:
+        left_s = grace_s - supervisor.silent_for_s
+        if left_s <= 0:
+            _log.error("router.orphaned", silent_s=round(supervisor.silent_for_s, 1))
+            return
+        await asyncio.sleep(left_s)
+
+
+async def _rotate(log_file: LogFile) -> None:
+    while True:
+        await asyncio.sleep(_ROTATE_INTERVAL_S)
+        try:
+            log_file.rotate_if_large()
+        except OSError as error:
+            # A full disk is no reason to stop serving; the next round tries again.
+            _log.warning("log.not_rotated", error=str(error))

@@ -1,0 +1,25 @@
+"""What a handler may use, in one place on the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.specs import RouterSpec
+from lmx.router.generation import Dispatcher
+from lmx.router.supervisor_link import SupervisorLink
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """``started_at`` is the process's start on the monotonic clock, in seconds."""
+
+    spec: RouterSpec
+    supervisor: SupervisorLink
+    dispatcher: Dispatcher
+    started_at: float
+
+
+SERVICES: Final = web.AppKey("services", Services)

@@ -1,0 +1,88 @@
+"""A server-sent event stream on one HTTP response: headers, writing, pings, stalled readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, GenerationError
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_PING: Final = b": ping\n\n"
+
+_NEVER_WAITS_BYTES: Final = 32 * 1024
+"""Into an empty buffer this much is written without waiting: asyncio's own limit is twice it."""
+
+_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    # nginx and its kin would otherwise collect the stream before they pass it on.
+    "X-Accel-Buffering": "no",
+}
+
+_log = structlog.get_logger()
+
+
+class EventStream:
+    """Writes whole events. Knows nothing of what is in them.
+
+    A write returns once the data is on its way or in the connection's buffer (aiohttp's
+    64 KiB); when the reader takes nothing for ``stall_timeout_s`` it is dropped.
+    """
+
+    def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
+        self.response = web.StreamResponse(headers=_HEADERS)
+        # An error must end the connection, and a client that is not told so beforehand may send
+        # its next request into the closing. It costs a stream one connection on a LAN.
+        self.response.force_close()
+        self._request = request
+        self._stall_timeout_s = stall_timeout_s
+
+    async def open(self) -> None:
+        """Send the headers."""
+        await self.response.prepare(self._request)
+
+    async def send(self, events: bytes) -> None:
+        """Write one or more whole events.
+
+        Raises ``ConnectionError`` when the client has left, CLIENT_STALLED when it takes
+        nothing any more; its connection has been dropped then.
+        """
+        transport = self._request.transport
+        if (
+            transport is not None
+            and not transport.get_write_buffer_size()
+            and len(events) < _NEVER_WAITS_BYTES
+        ):
+            # The reader keeps up, so this write can't wait and needs no deadline: a timer for
+            # every token was a tenth of the router's work.
+            await self.response.write(events)
+        else:
+            await self._within_patience(self.response.write(events))
+
+    async def ping(self) -> None:
+        """Write a comment: keeps proxies and clients from giving up on a long silence."""
+        await self.send(_PING)
+
+    async def end(self) -> None:
+        """End the response, and with it the connection. Raises as :meth:`send` does."""
+        await self._within_patience(self.response.write_eof())
+
+    async def _within_patience(self, write: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await write
+        except TimeoutError as error:
+            _log.warning("stream.stalled", stall_timeout_s=self._stall_timeout_s)
+            if self._request.transport is not None:
+                # Not a close, which would wait for the very buffer that nobody reads.
+                self._request.transport.abort()
+            raise GenerationError(
+                ErrorCode.CLIENT_STALLED,
+                f"The client took nothing for {self._stall_timeout_s:g} s.",
+            ) from error

@@ -1,0 +1,91 @@
+"""How many requests are under way, whether new ones are taken, and what one has come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+
+class Traffic:
+    """Counts requests. Only :meth:`close` changes whether new ones are taken, for good."""
+
+    def __init__(self) -> None:
+        self.requests_total = 0
+        self._under_way = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the router is ending and takes no more requests."""
+        return self._closed
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._under_way
+
+    def close(self) -> None:
+        """Take no more requests; those under way go on."""
+        self._closed = True
+
+    @contextmanager
+    def count(self) -> Iterator[None]:
+        """Count one request for the duration of the block."""
+        self.requests_total += 1
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def idle(self, deadline_s: float) -> bool:
+        """Wait until nothing is under way; return False when that takes longer."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class Record:
+    """What the access log says of one request; its handler fills in what it learns."""
+
+    request_id: str
+    started_at: float
+    """On the monotonic clock, in seconds."""
+    model: str | None = None
+    stream: bool | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    ttft_s: float | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def outcome(self) -> dict[str, Any]:
+        """Return what is known, for the log."""
+        known = {
+            "model": self.model,
+            "stream": self.stream,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+RECORD: Final = web.RequestKey("record", Record)
+"""Where a request carries its record."""

@@ -1,0 +1,122 @@
+"""All links to workers, by instance: opened when first needed, closed when the worker is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from lmx.protocol.control import WorkerExited
+from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.states import ExitCause
+from lmx.router.directory import Directory
+from lmx.router.worker_link import WorkerLink
+
+_CODES: Final[dict[ExitCause, ErrorCode]] = {
+    ExitCause.CRASH: ErrorCode.WORKER_CRASHED,
+    ExitCause.SIGNAL: ErrorCode.WORKER_CRASHED,
+    ExitCause.OUT_OF_MEMORY: ErrorCode.WORKER_CRASHED,
+    ExitCause.HANG: ErrorCode.WORKER_HUNG,
+    ExitCause.LOAD_FAILED: ErrorCode.MODEL_LOAD_FAILED,
+    ExitCause.KILLED: ErrorCode.WORKER_KILLED,
+    ExitCause.UNLOADED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.SHUTDOWN: ErrorCode.SHUTTING_DOWN,
+}
+
+_LAST_WORDS_S: Final = 0.05
+"""Between the news of a worker's end and the end of its streams: many times what a message
+that is already in the socket needs."""
+
+_log = structlog.get_logger()
+
+
+def exit_error(fact: WorkerExited) -> GenerationError:
+    """Return what the clients of a worker that exited are told."""
+    why = f": {fact.detail}" if fact.detail else ""
+    return GenerationError(
+        _CODES[fact.cause], f"The worker of model {fact.model_id!r} has ended ({fact.cause}){why}."
+    )
+
+
+class WorkerLinks:
+    """Owns the links. Follows what the supervisor tells (:class:`SupervisorEvents`)."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, run_dir: RunDirectory, silence_s: float
+    ) -> None:
+        self._context = context
+        self._run_dir = run_dir
+        self._silence_s = silence_s
+        self._links: dict[str, WorkerLink] = {}
+        self._leaving: dict[WorkerLink, asyncio.TimerHandle] = {}
+
+    @property
+    def open_streams(self) -> int:
+        """Streams under way on all links."""
+        return sum(link.open_streams for link in (*self._links.values(), *self._leaving))
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """The workers that there is a link to."""
+        return frozenset(self._links)
+
+    def link_to(self, instance: str) -> WorkerLink:
+        """Return the link to a worker, connecting it if it is the first."""
+        link = self._links.get(instance)
+        if link is None:
+            link = self._links[instance] = WorkerLink(
+                self._context, self._run_dir.worker(instance), instance, self._silence_s
+            )
+        return link
+
+    def worker_exited(self, fact: WorkerExited) -> None:
+        """Fail the worker's streams with the reason of its end, and close its link.
+
+        Not at once: what the worker said last may still be on its way through its own socket.
+        """
+        link = self._links.pop(fact.instance, None)
+        if link is not None:
+            _log.warning(
+                "worker.exited",
+                worker=fact.instance,
+                model=fact.model_id,
+                cause=fact.cause,
+                streams=link.open_streams,
+            )
+            self._leaving[link] = asyncio.get_running_loop().call_later(
+                _LAST_WORDS_S, self._bury, link, exit_error(fact)
+            )
+
+    def directory_changed(self, directory: Directory) -> None:
+        """Close the links to workers that the snapshot no longer has.
+
+        A link with open streams stays: the first snapshots of a supervisor that has just
+        been restarted lack the workers that it has not adopted yet, and those serve on.
+        Should such a worker really be gone, its silence ends the streams.
+        """
+        known = directory.instances()
+        for instance in [name for name in self._links if name not in known]:
+            if not self._links[instance].open_streams:
+                self._links.pop(instance).close()
+
+    def give_up_all(self, error: LmxError) -> None:
+        """End every stream with ``error``, here and on the workers."""
+        for link in (*self._links.values(), *self._leaving):
+            link.give_up_all(error)
+
+    def close(self) -> None:
+        """Close every link. No stream may be open any more."""
+        for timer in self._leaving.values():
+            timer.cancel()
+        for link in (*self._links.values(), *self._leaving):
+            link.close()
+        self._links.clear()
+        self._leaving.clear()
+
+    def _bury(self, link: WorkerLink, error: LmxError) -> None:
+        del self._leaving[link]
+        link.fail_all(error)
+        link.close()

@@ -1,0 +1,210 @@
+"""An engine that does what its options and requests say: for tests of everything around it.
+
+``engine="scripted_engine:create"`` in a worker's spec, with this folder on PYTHONPATH. Standard
+library only. Deterministic: a step advances every row by one token, and takes the longest
+``step_s`` of the rows that it advances.
+
+Options (``engine_options``), all optional:
+    load_s            the load takes so long, with progress in ten parts
+    load_error        the load raises this message
+    load_crash        true: the load aborts the process
+    load_hang         true: the load never ends
+    load_exit         the process exits with this status in the load
+    memory_bytes      what the engine says that it holds
+    context_length    tokens (bytes of the messages, see below); 4096
+    step_s            of rows that name none; 0
+
+The last message may be a JSON object, all of it optional:
+    tokens            how many pieces the answer has; then it ends by itself; 10
+    text              the piece; "word "
+    stop_text         one more piece, the last
+    step_s            a step with this row takes so long
+    prefill_s         prefill takes so long, in chunks of 0.05 s
+    hang_at           the step that makes this token (0: the first) never ends
+    crash_at          it kills the process with SIGKILL
+    abort_at          it aborts the process
+    raise_at          turning this token into text raises: that row alone fails
+    step_raise_at     the step that makes this token raises: the engine is broken
+Any other message is answered with a fixed sentence, word by word.
+
+A prompt's tokens are the UTF-8 bytes of its messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.states import LoadPhase
+from lmx.worker.engine import LoadReporter, ModelFacts, RowRequest, StepOutput
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+
+_EOS = 0
+_RAISES = 1
+_CHUNK_S = 0.05
+
+
+def create(spec: WorkerSpec) -> ScriptedEngine:
+    """The factory that a spec names."""
+    return ScriptedEngine(spec.engine_options)
+
+
+@dataclass
+class _Row:
+    tokens: list[int]
+    max_tokens: int
+    step_s: float
+    prefill_s: float
+    prefill_tokens: int
+    directive: Mapping[str, Any]
+    made: int = 0
+
+
+class ScriptedEngine:
+    """See the module's docstring. ``calls`` counts what was asked of it."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._rows: dict[int, _Row] = {}
+        self._texts = ["", ""]
+        self._token_of: dict[str, int] = {}
+        self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0}
+
+    def load(self, advanced: LoadReporter) -> ModelFacts:
+        options = self._options
+        for part in range(1, 11):
+            time.sleep(options.get("load_s", 0) / 10)
+            advanced(LoadPhase.WEIGHTS, part / 10, "")
+        if "load_error" in options:
+            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
+        if options.get("load_crash"):
+            os.abort()
+        if "load_exit" in options:
+            os._exit(options["load_exit"])
+        if options.get("load_hang"):
+            _hang()
+        advanced(LoadPhase.WARMUP, None, "")
+        return ModelFacts(options.get("context_length", 4096), frozenset({_EOS}))
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
+    ) -> Sequence[int]:
+        return list("\0".join(str(message["content"]) for message in messages).encode())
+
+    def detokenizer(self) -> _Texts:
+        return _Texts(self._texts)
+
+    def can_admit(self) -> bool:
+        return not any(row.prefill_tokens for row in self._rows.values())
+
+    def admit(self, row: RowRequest) -> None:
+        last = bytes(row.prompt).split(b"\0")[-1].decode()
+        directive = _directive(last)
+        self._rows[row.row_id] = _Row(
+            tokens=self._script(directive),
+            max_tokens=row.max_tokens,
+            step_s=directive.get("step_s", self._options.get("step_s", 0)),
+            prefill_s=directive.get("prefill_s", 0),
+            prefill_tokens=len(row.prompt),
+            directive=directive,
+        )
+
+    def step(self) -> StepOutput:
+        self.calls["step"] += 1
+        decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
+        time.sleep(max((row.step_s for row in decoding.values()), default=0))
+        tokens = [(row_id, self._next(row)) for row_id, row in decoding.items()]
+        for row_id, row in decoding.items():
+            if row.made >= row.max_tokens:
+                del self._rows[row_id]
+        return StepOutput(tokens, self._prefill())
+
+    def remove(self, row_id: int) -> None:
+        self.calls["remove"] += 1
+        self._rows.pop(row_id, None)
+
+    def rest(self) -> None:
+        self.calls["rest"] += 1
+
+    def memory_bytes(self) -> int:
+        return int(self._options.get("memory_bytes", 0))
+
+    def _script(self, directive: Mapping[str, Any]) -> list[int]:
+        pieces = directive["pieces"]
+        tokens = [self._token(piece) for piece in pieces]
+        if (at := directive.get("raise_at")) is not None:
+            tokens[at] = _RAISES
+        return [*tokens, _EOS]
+
+    def _token(self, text: str) -> int:
+        token = self._token_of.get(text)
+        if token is None:
+            token = self._token_of[text] = len(self._texts)
+            self._texts.append(text)
+        return token
+
+    def _prefill(self) -> int:
+        row = next((row for row in self._rows.values() if row.prefill_tokens), None)
+        if row is None:
+            return 0
+        if row.prefill_s > 0:
+            time.sleep(min(row.prefill_s, _CHUNK_S))
+            row.prefill_s -= _CHUNK_S
+            return 1
+        done, row.prefill_tokens = row.prefill_tokens, 0
+        return done
+
+    def _next(self, row: _Row) -> int:
+        at = row.made
+        if at == row.directive.get("hang_at"):
+            _hang()
+        if at == row.directive.get("crash_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at == row.directive.get("abort_at"):
+            os.abort()
+        if at == row.directive.get("step_raise_at"):
+            raise RuntimeError("the script says so")
+        row.made += 1
+        return row.tokens[at]
+
+
+class _Texts:
+    """A detokenizer whose tokens are whole pieces of text."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def add(self, token: int) -> str:
+        if token == _RAISES:
+            raise ValueError("the script says so")
+        return self._texts[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+def _directive(content: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(content)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        words = SENTENCE.split(" ")
+        return {"pieces": [words[0], *(f" {word}" for word in words[1:])]}
+    pieces = [asked.get("text", "word ")] * asked.get("tokens", 10)
+    if "stop_text" in asked:
+        pieces.append(asked["stop_text"])
+    return {**asked, "pieces": pieces}
+
+
+def _hang() -> None:
+    while True:  # The GIL is released, as in a kernel that never returns.
+        time.sleep(0.05)

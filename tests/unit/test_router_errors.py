@@ -1,0 +1,57 @@
+"""The table from codes to HTTP, and what a refusal becomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.states import ExitCause
+from lmx.router.errors import http_error, http_status, rejection
+from lmx.router.worker_links import _CODES
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_has_a_form(code: ErrorCode) -> None:
+    form = http_error(LmxError(code, "what"))
+    assert 400 <= form.status < 600
+    assert set(form.body["error"]) == {"message", "type", "param", "code"}
+    assert form.body["error"]["code"] == code.value
+    assert (form.retry_after is not None) == (form.status in (429, 503))
+
+
+def test_no_validation_is_422() -> None:
+    assert 422 not in {http_status(code) for code in ErrorCode}
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "header"), [(None, "2"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2")]
+)
+def test_retry_after_is_whole_seconds_and_at_least_one(wait_s: float | None, header: str) -> None:
+    error = LmxError(ErrorCode.QUEUE_FULL, "", retry_after_s=wait_s)
+    assert http_error(error).retry_after == header
+
+
+def test_retry_after_is_kept_where_the_error_has_one() -> None:
+    assert http_error(LmxError(ErrorCode.INTERNAL, "", retry_after_s=3)).retry_after == "3"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, RequestError),
+        (ErrorCode.MODEL_NOT_FOUND, RequestError),
+        (ErrorCode.QUEUE_FULL, UnavailableError),
+        (ErrorCode.MODEL_UNLOADED, UnavailableError),
+        (ErrorCode.ENGINE_ERROR, UnavailableError),
+    ],
+)
+def test_refusals_become_the_client_s_fault_or_a_matter_of_time(
+    code: ErrorCode, kind: type[LmxError]
+) -> None:
+    error = rejection(code, "m", param="p", retry_after_s=1.5)
+    assert type(error) is kind
+    assert (error.message, error.param, error.retry_after_s) == ("m", "p", 1.5)
+
+
+def test_every_exit_cause_has_a_code() -> None:
+    assert set(_CODES) == set(ExitCause)

@@ -1,0 +1,360 @@
+"""What the router does when peers and clients leave, fall silent, stall, or come late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import aiohttp
+import pytest
+import structlog
+from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from router_rig import INSTANCE, MODEL, TEXTS, answer, chat_body, joined_text, knows, router_rig
+
+from lmx.protocol.control import Acquire, Acquired, Denied, GetSnapshot, RouterHello
+from lmx.protocol.data import Delta, Outputs
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.states import ExitCause, SlotState
+from lmx.router.worker_stream import CREDIT_DELTAS
+
+LOADED = "0000000b"
+
+
+async def accept_only(stream: FakeStream) -> None:
+    await stream.accept()
+
+
+async def never_answer(stream: FakeStream) -> None:
+    """Neither accepted nor refused: still queued, as far as the router knows."""
+
+
+async def begin(stream: FakeStream) -> None:
+    await stream.accept()
+    await stream.say("so far")
+
+
+def read_to_end(reader: socket.socket) -> bytes:
+    reader.settimeout(5)
+    rest = b""
+    with reader, contextlib.suppress(ConnectionResetError):
+        while data := reader.recv(65536):
+            rest = rest[-100:] + data
+    return rest
+
+
+# Clients that leave.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [never_answer, accept_only, begin])
+async def test_a_client_that_leaves_cancels_its_generation(stream: bool, script: object) -> None:
+    async with router_rig(script) as rig:  # type: ignore[arg-type]
+        request = asyncio.create_task(rig.chat_json(stream=stream))
+        fake = await rig.worker.stream()
+        assert not fake.cancelled
+        request.cancel()
+        await until(lambda: fake.cancelled)
+        assert rig.router.workers.open_streams == 0
+        await until(lambda: rig.router.traffic.under_way == 0)
+
+
+async def test_a_stream_that_ended_well_is_not_cancelled() -> None:
+    async with router_rig() as rig:
+        await rig.chat_json()
+        await rig.chat_events()
+        await rig.chat_json()
+        assert not any(stream.cancelled for stream in rig.worker.streams)
+
+
+async def test_a_client_that_leaves_while_waiting_for_a_load_leaves_the_load_alone() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(cold("big"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        other = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        await until(lambda: rig.router.traffic.under_way == 2)
+        request.cancel()
+        await until(lambda: rig.router.traffic.under_way == 1)
+        rig.add_worker(LOADED, answer)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        status, _ = await other
+        assert status == 200
+        assert len(rig.supervisor.acquires) == 1
+
+
+# Slow and stalled readers.
+
+
+async def test_credit_comes_back_as_deltas_are_taken() -> None:
+    async def say_much(fake: FakeStream) -> None:
+        await fake.accept()
+        for index in range(1000):
+            await fake.say_within_credit(f"{index} ")
+        await fake.finish()
+
+    async with router_rig(say_much) as rig:
+        lines = await rig.chat_events()
+    assert joined_text(lines) == "".join(f"{index} " for index in range(1000))
+
+
+async def test_a_reader_that_stalls_holds_little_and_is_cancelled() -> None:
+    sent = 0
+
+    async def flood(fake: FakeStream) -> None:
+        nonlocal sent
+        await fake.accept()
+        while not fake.cancelled:
+            await fake.say_within_credit("x" * 4096)
+            sent += 1
+
+    async with router_rig(flood, stall_timeout_s=0.5) as rig:
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = rig.spec.host, rig.spec.port
+        await asyncio.to_thread(reader.connect, (host, port))
+        body = json.dumps(chat_body(stream=True)).encode()
+        reader.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        fake = await rig.worker.stream()
+        await until(lambda: fake.cancelled)
+        # The connection's buffers filled, then the credit ran out and the worker had to wait.
+        assert fake.credit == 0
+        assert sent * 4096 < 16 * 1024 * 1024
+        assert rig.router.workers.open_streams == 0
+        await until(lambda: rig.router.traffic.under_way == 0)
+        # Dropped, not ended: what the reader still finds has no end of the chunked body.
+        rest = await asyncio.to_thread(read_to_end, reader)
+        assert not rest.endswith(b"0\r\n\r\n")
+
+
+async def test_a_worker_beyond_its_credit_loses_the_stream() -> None:
+    async def flood(fake: FakeStream) -> None:
+        await fake.accept()
+        many = tuple(Delta(fake.request.stream_id, "x", 1) for _ in range(CREDIT_DELTAS + 2))
+        await fake.send(Outputs(deltas=many))
+
+    async with router_rig(flood) as rig:
+        status, body = await rig.chat_json()
+        fake = await rig.worker.stream()
+        await until(lambda: fake.cancelled)
+    assert (status, body["error"]["code"]) == (500, "protocol_error")
+
+
+# Workers that leave or fall silent.
+
+
+async def test_silence_is_worker_lost_and_a_pulse_is_no_silence() -> None:
+    async with router_rig(begin, worker_silence_s=0.3) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        fake = await rig.worker.stream()
+        done, _ = await asyncio.wait([request], timeout=0.8)
+        assert not done, "pulses keep a silent generation alive"
+        rig.worker.pulses = False
+        lines = await asyncio.wait_for(request, 5)
+        assert json.loads(lines[-1])["error"]["code"] == "worker_lost"
+        await until(lambda: fake.cancelled)
+        assert joined_text(lines[:-1]) == "so far"
+
+
+async def test_silence_without_open_streams_means_nothing() -> None:
+    async with router_rig(worker_silence_s=0.1) as rig:
+        await rig.chat_json()
+        rig.worker.pulses = False
+        with structlog.testing.capture_logs() as logs:
+            await asyncio.sleep(0.4)  # the time itself is what is tested: four silences
+            status, _ = await rig.chat_json()
+        assert status == 200
+        assert "worker.silent" not in [line["event"] for line in logs]
+
+
+async def test_last_words_that_the_news_of_the_exit_overtook_are_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.worker_links._LAST_WORDS_S", 2.0)
+    async with router_rig(begin) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        fake = await rig.worker.stream()
+        await rig.supervisor.exited(INSTANCE, MODEL, ExitCause.UNLOADED, "")
+        await until(lambda: INSTANCE not in rig.router.workers.instances)
+        await fake.finish(" and the end")
+        lines = await request
+    assert lines[-1] == "[DONE]"
+    assert joined_text(lines) == "so far and the end"
+
+
+async def test_links_close_when_their_instance_leaves_unless_streams_are_open() -> None:
+    release = asyncio.Event()
+
+    async def slow(fake: FakeStream) -> None:
+        await begin(fake)
+        await release.wait()
+        await fake.finish()
+
+    async with router_rig(slow) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        await rig.worker.stream()
+        await rig.supervisor.publish(cold(MODEL))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        assert INSTANCE in rig.router.workers.instances
+        release.set()
+        assert (await request)[-1] == "[DONE]"
+        await rig.supervisor.publish(cold(MODEL))
+        await until(lambda: not rig.router.workers.instances)
+
+
+async def test_a_draining_worker_s_refusal_is_retried_once_through_acquire() -> None:
+    async def draining(fake: FakeStream) -> None:
+        await fake.refuse(ErrorCode.MODEL_UNLOADED, "draining")
+
+    async with router_rig(draining) as rig:
+        rig.add_worker(LOADED, answer)
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+        status, body = await rig.chat_json()
+        assert status == 200
+        assert body["choices"][0]["message"]["content"] == "".join(TEXTS)
+        # Only once: a second refusal is the answer.
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "model_unloaded")
+        assert rig.supervisor.count(Acquire) == 2
+
+
+async def test_an_instance_that_can_t_be_reached_goes_through_acquire() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready(MODEL, "deadbeef"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, _ = await rig.chat_json()
+        assert status == 200
+
+
+# Loading.
+
+
+async def test_fifty_requests_for_a_cold_model_share_one_acquire() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await rig.supervisor.publish(cold("big"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(50)]
+        await until(lambda: rig.router.traffic.under_way == 50)
+        await until(lambda: rig.supervisor.acquires)
+        question = rig.supervisor.acquires[0][2]
+        assert (question.model_id, question.wait_s) == ("big", rig.spec.load_wait_s)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        answers = await asyncio.gather(*requests)
+        assert {status for status, _ in answers} == {200}
+        assert rig.supervisor.count(Acquire) == 1
+        # The next one asks anew: nothing is remembered that the snapshot does not say.
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+        assert (await rig.chat_json(model="big"))[0] == 200
+        assert rig.supervisor.count(Acquire) == 2
+
+
+async def test_load_time_is_in_the_timings() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await rig.supervisor.publish(cold("big"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        await asyncio.sleep(0.2)  # the duration of the load is what is measured
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        _, body = await request
+    assert 0.2 <= body["timings"]["load_s"] <= body["timings"]["first_token_s"]
+
+
+async def test_a_denied_acquire_is_the_answer() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(cold("big", SlotState.QUARANTINED))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        rig.supervisor.acquire_reply = lambda _: Denied(
+            ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
+        )
+        async with rig.chat(model="big", stream=True) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "30"
+            assert (await response.json())["error"]["code"] == "model_quarantined"
+
+
+async def test_an_acquire_without_a_reply_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmx.router.supervisor_link._ACQUIRE_MARGIN_S", 0.1)
+    async with router_rig(load_wait_s=0.1) as rig:
+        await rig.supervisor.publish(cold("big"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await rig.chat_json(model="big")
+    assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+
+
+# The supervisor.
+
+
+async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        waiting = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        rig.supervisor.answers_beats = False
+        # Told after five silent beats, long before the load's own deadline.
+        status, body = await asyncio.wait_for(waiting, 3)
+        assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+        assert not rig.router.supervisor.alive
+        async with rig.chat(model="big") as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["error"]["code"] == "supervisor_unavailable"
+        assert (await rig.chat_json())[0] == 200
+        rig.supervisor.answers_beats = True
+        await until(lambda: rig.router.supervisor.alive)
+
+
+async def test_a_lost_snapshot_heals_through_the_revision_of_a_beat() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.publishes = False
+        asked = rig.supervisor.count(GetSnapshot)
+        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("new"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        assert rig.supervisor.count(GetSnapshot) == asked + 1
+
+
+async def test_a_new_supervisor_is_told_who_we_are_and_replaces_the_directory() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready(MODEL, INSTANCE))
+        await rig.supervisor.publish(ready(MODEL, INSTANCE))
+        old = rig.supervisor
+        await old.stop()
+        rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
+        await rig.supervisor.publish(cold("other"))
+        assert rig.supervisor.revision < old.revision
+        await until(lambda: rig.supervisor.count(RouterHello) == 1)
+        directory = rig.router.supervisor
+        await until(lambda: [m.model_id for m in directory.directory.models] == ["other"])
+
+
+async def test_a_router_without_any_supervisor_answers_503() -> None:
+    async with router_rig() as rig, aiohttp.ClientSession() as http:
+        # As at the very start: nothing known yet.
+        rig.router.supervisor._directory = None
+        rig.supervisor.answers_beats = False
+        async with http.get(f"{rig.url}/v1/models") as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "supervisor_unavailable"
+
+
+async def test_garbage_on_the_sockets_is_dropped() -> None:
+    async with router_rig(begin) as rig:
+        request = asyncio.create_task(rig.chat_events())
+        fake = await rig.worker.stream()
+        await rig.worker.send_raw(fake, b"garbage")
+        await rig.worker.send_raw(fake, b"")
+        await rig.supervisor.publish_raw(b"\x93garbage")
+        await fake.finish(" fine")
+        assert joined_text(await request) == "so far fine"
+        await rig.supervisor.publish(cold("still-heard"))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))

@@ -1,0 +1,218 @@
+"""What a chat request may hold: each fault gives the right param, code and words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.body import MAX_DEPTH, parse_object
+from lmx.router.invalid import param_path, short
+from lmx.router.schemas import ChatRequest, parse_chat, unknown_fields
+from lmx.router.unsupported import _HARMLESS
+
+USER = {"role": "user", "content": "hi"}
+TYPE = ErrorCode.INVALID_TYPE
+VALUE = ErrorCode.INVALID_VALUE
+MISSING = ErrorCode.MISSING_PARAMETER
+UNSUPPORTED = ErrorCode.UNSUPPORTED_VALUE
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER], **fields}
+
+
+def with_message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER, fields]}
+
+
+def with_part(part: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}
+
+
+BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
+    ({}, "messages", MISSING, "required"),
+    ({"messages": []}, "messages", VALUE, "at least 1"),
+    ({"messages": "hi"}, "messages", TYPE, "an array"),
+    ({"messages": None}, "messages", TYPE, "an array"),
+    ({"messages": ["hi"]}, "messages[0]", TYPE, "an object"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", MISSING, "required"),
+    (with_message(role="robot", content="x"), "messages[1].role", VALUE, "'assistant'"),
+    (with_message(role=5, content="x"), "messages[1].role", VALUE, "5"),
+    (with_message(role="user"), "messages[1].content", MISSING, "required"),
+    (with_message(role="user", content=None), "messages[1].content", MISSING, "'user'"),
+    (with_message(role="user", content=5), "messages[1].content", TYPE, "a string or an array"),
+    (with_message(role="user", content={}), "messages[1].content", TYPE, "a string or an array"),
+    (with_message(role="user", content=[]), "messages[1].content", VALUE, "at least 1"),
+    (with_message(role="user", content="x", name=1), "messages[1].name", TYPE, "a string"),
+    (
+        with_message(role="user", content="x", tool_calls=[
+            {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+        ]),
+        "messages[1].tool_calls", VALUE, "'assistant'",
+    ),
+    (
+        with_message(role="assistant", tool_calls=[{"id": "1", "function": {"name": "f"}}]),
+        "messages[1].tool_calls[0].function.arguments", MISSING, "required",
+    ),
+    (with_part("text"), "messages[0].content[1]", TYPE, "an object"),
+    (with_part({"text": "x"}), "messages[0].content[1].type", MISSING, "required"),
+    (with_part({"type": "text"}), "messages[0].content[1].text", MISSING, "required"),
+    (with_part({"type": "text", "text": 1}), "messages[0].content[1].text", TYPE, "a string"),
+    *(
+        (with_part({"type": kind, kind: {"url": "data:,"}}),
+         "messages[0].content[1].type", UNSUPPORTED, "text only")
+        for kind in ("image_url", "input_audio", "audio_url", "audio", "video_url", "video",
+                     "input_video", "file")
+    ),
+    (chat(model=5), "model", TYPE, "a string"),
+    (chat(stream="true"), "stream", TYPE, "a boolean"),
+    (chat(stream=1), "stream", TYPE, "a boolean"),
+    (chat(stream_options=[]), "stream_options", TYPE, "an object"),
+    (chat(stream_options={"include_usage": 1}), "stream_options.include_usage", TYPE, "a boolean"),
+    (chat(temperature=-0.1), "temperature", VALUE, "at least 0, got -0.1"),
+    (chat(temperature=2.1), "temperature", VALUE, "at most 2, got 2.1"),
+    (chat(temperature="1"), "temperature", TYPE, 'a number, got "1"'),
+    (chat(temperature=True), "temperature", TYPE, "a number, got true"),
+    (chat(top_p=0), "top_p", VALUE, "greater than 0"),
+    (chat(top_p=1.01), "top_p", VALUE, "at most 1"),
+    (chat(max_tokens=0), "max_tokens", VALUE, "at least 1"),
+    (chat(max_tokens=-1), "max_tokens", VALUE, "at least 1, got -1"),
+    (chat(max_tokens=1.0), "max_tokens", TYPE, "an integer"),
+    (chat(max_tokens=True), "max_tokens", TYPE, "an integer"),
+    (chat(max_tokens="5"), "max_tokens", TYPE, "an integer"),
+    (chat(max_completion_tokens=0), "max_completion_tokens", VALUE, "at least 1"),
+    (chat(max_tokens=5, max_completion_tokens=6), "max_tokens", VALUE, "differ"),
+    (chat(stop=5), "stop", TYPE, "a string or an array"),
+    (chat(stop=""), "stop", VALUE, "must not be empty"),
+    (chat(stop=["a", ""]), "stop[1]", VALUE, "must not be empty"),
+    (chat(stop=["a", 5]), "stop[1]", TYPE, "a string"),
+    (chat(stop=list("abcde")), "stop", VALUE, "at most 4 elements, got 5"),
+    (chat(seed=1.5), "seed", TYPE, "an integer"),
+    (chat(seed=2**63), "seed", VALUE, "at most"),
+    (chat(n=0), "n", VALUE, "at least 1"),
+    (chat(n=2), "n", UNSUPPORTED, "must be absent or 1, got 2"),
+    (chat(n="2"), "n", TYPE, "an integer"),
+    (chat(user=5), "user", TYPE, "a string"),
+    (chat(chat_template_kwargs=[]), "chat_template_kwargs", TYPE, "an object"),
+    (chat(presence_penalty=0.5), "presence_penalty", UNSUPPORTED, "not supported yet"),
+    (chat(frequency_penalty=-1), "frequency_penalty", UNSUPPORTED, "not supported yet"),
+    (chat(frequency_penalty=3), "frequency_penalty", VALUE, "at most 2"),
+    (chat(tools=[{"type": "function"}]), "tools", UNSUPPORTED, "not supported yet"),
+    (chat(tools="x"), "tools", UNSUPPORTED, "not supported yet"),
+    (chat(tool_choice="required"), "tool_choice", UNSUPPORTED, '"none" or "auto"'),
+    (chat(tool_choice={"type": "function"}), "tool_choice", UNSUPPORTED, "object"),
+    (chat(response_format={"type": "json_object"}), "response_format", UNSUPPORTED, '"text"'),
+    (chat(response_format="json"), "response_format", UNSUPPORTED, "json"),
+    (chat(logprobs=True), "logprobs", UNSUPPORTED, "got true"),
+    (chat(logprobs=0), "logprobs", UNSUPPORTED, "got 0"),
+    (chat(top_logprobs=5), "top_logprobs", UNSUPPORTED, "got 5"),
+    (chat(logit_bias={"5": 1}), "logit_bias", UNSUPPORTED, "{}"),
+    (chat(best_of=2), "best_of", UNSUPPORTED, "got 2"),
+    (chat(best_of=True), "best_of", UNSUPPORTED, "got true"),
+    (chat(reasoning_effort="high"), "reasoning_effort", UNSUPPORTED, "absent, got"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param", "code", "words"), BAD)
+def test_faults(body: dict[str, Any], param: str, code: ErrorCode, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(body)
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert words in caught.value.message
+    assert caught.value.message.startswith(f"`{param}`") or code is VALUE
+
+
+GOOD: list[dict[str, Any]] = [
+    chat(),
+    chat(model=None, stream=None, stop=None, temperature=None, n=None, tools=None),
+    chat(temperature=0, top_p=1, seed=-1, n=1, stop=[], max_tokens=3, max_completion_tokens=3),
+    chat(temperature=2, presence_penalty=0, frequency_penalty=0.0, logit_bias={}),
+    chat(tools=[], tool_choice="auto", response_format={"type": "text"}, logprobs=False),
+    chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}),
+    chat(best_of=1, top_k=-1, user="u", metadata={"a": "b"}, unheard_of=[1]),
+    with_message(role="assistant", content=None),
+    with_message(role="assistant"),
+    with_message(role="tool", content="42", tool_call_id="call_1"),
+    with_part({"type": "text", "text": "", "cache_control": {}}),
+]
+
+
+@pytest.mark.parametrize("body", GOOD)
+def test_what_is_allowed(body: dict[str, Any]) -> None:
+    parse_chat(body)
+
+
+def test_limits_and_stops() -> None:
+    request = parse_chat(chat(max_completion_tokens=5, stop="x"))
+    assert (request.token_limit, request.stop_texts) == (5, ("x",))
+    assert parse_chat(chat(max_tokens=4)).token_limit == 4
+    assert parse_chat(chat()).token_limit is None
+
+
+def test_unknown_fields_are_named() -> None:
+    assert list(unknown_fields(chat(unheard_of=1, temperature=1))) == ["unheard_of"]
+
+
+def test_every_harmless_value_passes_and_is_no_wider_than_meant() -> None:
+    for name, values in _HARMLESS.items():
+        for value in values:
+            parse_chat(chat(**{name: value}))
+        with pytest.raises(RequestError) as caught:
+            parse_chat(chat(**{name: {"an": "object"}}))
+        assert caught.value.param == name
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted({*ChatRequest.model_fields, *_HARMLESS})), JSON)
+def test_any_value_in_any_field_passes_or_is_a_request_error(name: str, value: Any) -> None:
+    try:
+        parse_chat(chat(**{name: value}))
+    except RequestError as error:
+        assert error.param is not None
+        assert error.param.startswith(name)
+        assert len(error.message) < 400
+
+
+def test_an_error_repeats_little_of_a_large_value() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(chat(stop={"x": "y" * 100_000}))
+    assert len(caught.value.message) < 300
+    assert len(short("é" * 100_000)) < 80
+
+
+def test_paths() -> None:
+    assert (
+        param_path(("messages", 2, "content", "<list>", 0, "type")) == "messages[2].content[0].type"
+    )
+    assert param_path(("stop", "<text>")) == "stop"
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+def test_depth_is_limited_and_breadth_is_not() -> None:
+    parse_object(nested(MAX_DEPTH))
+    with pytest.raises(RequestError) as caught:
+        parse_object(nested(MAX_DEPTH + 1))
+    assert caught.value.code is ErrorCode.INVALID_JSON
+    parse_object(b'{"a":[' + b"[],{}," * 1000 + b"1]}")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_parse_or_are_a_request_error(payload: bytes) -> None:
+    try:
+        parse_object(payload)
+    except RequestError as error:
+        assert error.code in {ErrorCode.INVALID_JSON, ErrorCode.INVALID_TYPE}

@@ -1,0 +1,193 @@
+"""One sample of every message on the wire, with no field at its default where that is possible.
+
+The golden bytes in ``golden/`` are these samples encoded. They change only with the protocol:
+a diff there is a change of the wire format, and says in review what PROTOCOL.md must say too.
+Write them anew with::
+
+    PYTHONPATH=build/ns python tests/wire/samples.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.codec import encode
+from lmx.protocol.control import (
+    Acquire,
+    Acquired,
+    BeatSeen,
+    Denied,
+    Done,
+    Drain,
+    Drained,
+    DrainRefused,
+    GetSnapshot,
+    GetStatus,
+    Identify,
+    KillModel,
+    LoadAdvanced,
+    Loaded,
+    LoadFailed,
+    LoadModel,
+    ModelView,
+    RestartModel,
+    RouterBeat,
+    RouterHello,
+    Snapshot,
+    Status,
+    StopAll,
+    UnloadModel,
+    Welcome,
+    WorkerBeat,
+    WorkerExited,
+    WorkerHello,
+)
+from lmx.protocol.data import (
+    Accepted,
+    Cancel,
+    Credit,
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Outputs,
+    Pulse,
+    Refused,
+    Sampling,
+    Timings,
+    Usage,
+)
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.specs import LogSpec, RouterSpec, WorkerSpec
+from lmx.protocol.states import ExitCause, FinishReason, LoadPhase, SlotState, WorkerState
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+CORRELATION: Final = 41
+"""Of every golden message: a number that is not the default."""
+
+_MODEL: Final = ModelView(
+    model_id="org/tiny",
+    aliases=("tiny", "auto"),
+    source="org/tiny-4bit",
+    slot=SlotState.OCCUPIED,
+    worker=WorkerState.LOADING,
+    instance="0badcafe",
+    pid=4242,
+    memory_bytes=123_456_789,
+    context_length=8192,
+    created_s=1_700_000_000,
+    loaded_at_s=1_700_000_100.5,
+    phase=LoadPhase.WEIGHTS,
+    fraction=0.25,
+    retry_after_s=1.5,
+    problem="it crashed once",
+)
+
+_LOG: Final = LogSpec(path="/var/log/lmx/x.log", level="debug", max_bytes=1_000_000, keep=5)
+
+SAMPLES: Final[tuple[Any, ...]] = (
+    # Worker to supervisor.
+    WorkerHello("0badcafe", "org/tiny", 4242, WorkerState.READY, 123_456_789, 8192),
+    LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
+    Loaded("0badcafe", 123_456_789, 8192, 2.75),
+    LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor"),
+    WorkerBeat("0badcafe", WorkerState.READY, 2, 3, 0.125, 123_456_789, 17, 4711),
+    DrainRefused("0badcafe", 2),
+    Drained("0badcafe"),
+    # Supervisor to worker.
+    Welcome("e90c4a11"),
+    Identify("e90c4a11"),
+    BeatSeen("e90c4a11", 12),
+    Drain(if_idle=True),
+    # Router to supervisor, and back.
+    RouterHello(4243, 8000),
+    RouterBeat(4243, 5, 99, 60_000_000),
+    GetSnapshot(),
+    Acquire("org/tiny", 30.0, "req_1"),
+    Acquired("org/tiny", "0badcafe"),
+    Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5),
+    # Supervisor to routers.
+    Snapshot("e90c4a11", 12, "org/tiny", (_MODEL,), True),
+    WorkerExited("0badcafe", "org/tiny", ExitCause.OUT_OF_MEMORY, "signal 9"),
+    # CLI to supervisor.
+    GetStatus(),
+    Status({"supervisor": {"pid": 1, "uptime_s": 2.5}, "router": None, "workers": [{"rows": 2}]}),
+    LoadModel("org/tiny"),
+    UnloadModel("org/tiny"),
+    KillModel("org/tiny"),
+    RestartModel("org/tiny"),
+    StopAll(),
+    Done("begun", 4242),
+    # Router to worker, and back.
+    Generate(
+        stream_id=7,
+        request_id="req_1",
+        messages=({"role": "user", "content": "wie heißt du? 🌍"},),
+        sampling=Sampling(0.5, 0.9, -3),
+        credit_deltas=64,
+        max_tokens=128,
+        stop=("\n\n", "END"),
+        template_kwargs={"enable_thinking": False},
+    ),
+    Credit(7, 32),
+    Cancel(7),
+    Accepted(7, 21, 3),
+    Refused(7, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 > 8192", "messages", 1.5),
+    Outputs(
+        deltas=(Delta(7, "ß🌍", 2), Delta(8, "", 1)),
+        finished=(Finished(7, FinishReason.LENGTH, Usage(21, 128, 16), Timings(0.1, 0.2, 3.5)),),
+        failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),),
+    ),
+    Pulse("0badcafe", 2),
+    # To a child on its stdin.
+    WorkerSpec(
+        instance="0badcafe",
+        model_id="org/tiny",
+        model_path="/models/tiny",
+        run_dir="/run/lmx",
+        log=_LOG,
+        engine="lmx.worker.fake:make",
+        engine_options={"seed": 1},
+        memory_limit_bytes=2_000_000_000,
+        max_rows=8,
+        max_queue=32,
+        context_length=8192,
+        default_max_tokens=256,
+        max_tokens_limit=4096,
+        temperature=0.6,
+        top_p=0.95,
+        beat_interval_s=0.5,
+        orphan_grace_s=60.0,
+    ),
+    RouterSpec(
+        run_dir="/run/lmx",
+        log=_LOG,
+        listen_fd=3,
+        host="127.0.0.1",
+        port=8000,
+        version="1.2.3",
+        body_limit_bytes=10_000_000,
+        load_wait_s=300.0,
+        stall_timeout_s=30.0,
+        worker_silence_s=15.0,
+        ping_interval_s=10.0,
+        shutdown_grace_s=20.0,
+        beat_interval_s=0.5,
+        orphan_grace_s=60.0,
+    ),
+)
+
+
+def write_golden() -> None:
+    """Write ``golden/<Kind>.bin`` for every sample, and remove what has no sample."""
+    GOLDEN.mkdir(exist_ok=True)
+    for stale in GOLDEN.glob("*.bin"):
+        stale.unlink()
+    for sample in SAMPLES:
+        path = GOLDEN / f"{type(sample).__name__}.bin"
+        path.write_bytes(encode(sample, CORRELATION))
+
+
+if __name__ == "__main__":
+    write_golden()
