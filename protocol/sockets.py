@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 from typing import Any, Final
 
@@ -69,17 +70,18 @@ def open_socket(context: zmq.Context[Any], role: Role, identity: bytes | None = 
     return socket
 
 
-def send_nowait(socket: Any, frames: list[bytes]) -> bool:
-    """Send on a ``zmq.asyncio`` socket without waiting; False if the message was not taken.
+def send_nowait(socket: Any, *frames: bytes) -> bool:
+    """Send one message on a ``zmq.asyncio`` socket; False if it was not taken.
 
     Not taken means: the peer has gone, is not there yet, or its queue is full. Any other
-    failure raises ``zmq.ZMQError``. With NOBLOCK pyzmq sends before it returns, so the future
-    is done and no task is made: this is the hot path.
+    failure raises ``zmq.ZMQError``. Never waits: with NOBLOCK the future is done when it is
+    returned, as long as nobody awaits a send, or polls for one, on the same socket. Goes
+    through the asyncio socket and not its synchronous twin, which would swallow the edge that
+    tells the event loop of a readable socket.
     """
-    future = socket.send_multipart(frames, flags=zmq.NOBLOCK)
-    error = future.exception()
+    error = socket.send_multipart(frames, flags=zmq.NOBLOCK).exception()
     if error is None:
         return True
-    if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+    if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EAGAIN, errno.EHOSTUNREACH):
         return False
     raise error

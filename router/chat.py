@@ -46,7 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     ignored = [name for name in unknown_fields(body) if not is_listed(name)]
     if ignored:
         _log.debug("chat.fields_ignored", fields=ignored[:20])
-    model = services.supervisor.directory.resolve(chat.model)
+    model = (await services.supervisor.directory()).resolve(chat.model)
     record.model, record.stream = model.model_id, bool(chat.stream)
     identity = Identity(
         completion_id=f"chatcmpl-{secrets.token_hex(12)}",

@@ -14,13 +14,13 @@ from lmx.router.services import SERVICES
 
 async def list_models(request: web.Request) -> web.Response:
     """Return every configured model."""
-    models = request.app[SERVICES].supervisor.directory.models
+    models = (await request.app[SERVICES].supervisor.directory()).models
     return _json({"object": "list", "data": [model_object(model) for model in models]})
 
 
 async def get_model(request: web.Request) -> web.Response:
     """Return one model, by id, alias or source. Ids contain slashes."""
-    directory = request.app[SERVICES].supervisor.directory
+    directory = await request.app[SERVICES].supervisor.directory()
     return _json(model_object(directory.resolve(request.match_info["id"])))
 
 

@@ -27,16 +27,18 @@ from lmx.protocol.control import (
 )
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
-from lmx.protocol.sockets import Role, open_socket
+from lmx.protocol.sockets import Role, open_socket, send_nowait
 from lmx.router.directory import Directory, advance, is_behind
 from lmx.router.errors import rejection
-from lmx.router.sending import send_now
 
 _SILENT_BEATS: Final = 5
 """Beats without an answer after which the supervisor counts as gone."""
 
 _CONNECT_RETRY_S: Final = 0.02
 _SNAPSHOT_DEADLINE_S: Final = 2.0
+_FIRST_SNAPSHOT_S: Final = 3.0
+"""For requests that a restarted router finds in its backlog: the snapshot takes milliseconds."""
+
 _ACQUIRE_MARGIN_S: Final = 5.0
 """The supervisor answers within the wait it was given; this much later it has failed to."""
 
@@ -83,6 +85,7 @@ class SupervisorLink:
         self._beat_interval_s = beat_interval_s
         self._load_wait_s = load_wait_s
         self._directory: Directory | None = None
+        self._known = asyncio.Event()
         self._epoch: str | None = None
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
@@ -96,11 +99,18 @@ class SupervisorLink:
         """The last known snapshot, also while the supervisor is gone; None before the first."""
         return self._directory
 
-    @property
-    def directory(self) -> Directory:
-        """Like :attr:`latest`. Raises :class:`UnavailableError` before the first snapshot."""
+    async def directory(self) -> Directory:
+        """Like :attr:`latest`, but a router that has just started waits for its first snapshot.
+
+        Raises :class:`UnavailableError` when none comes within a moment.
+        """
         if self._directory is None:
-            raise _unavailable("lmx is starting: its supervisor has not answered yet.")
+            try:
+                async with asyncio.timeout(_FIRST_SNAPSHOT_S):
+                    await self._known.wait()
+            except TimeoutError:
+                raise _unavailable("lmx's supervisor has not answered yet.") from None
+        assert self._directory is not None
         return self._directory
 
     @property
@@ -179,7 +189,7 @@ class SupervisorLink:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._questions[correlation] = reply
         try:
-            if not send_now(self._control, encode(question, correlation)):
+            if not send_nowait(self._control, encode(question, correlation)):
                 raise _unavailable("lmx's supervisor can't be reached.")
             async with asyncio.timeout(deadline_s):
                 return await reply
@@ -190,12 +200,12 @@ class SupervisorLink:
         # Tried often until it is sent, so that a start does not cost a whole beat.
         hello = encode(self._hello)
         while True:
-            if send_now(self._control, hello):
+            if send_nowait(self._control, hello):
                 break
             await asyncio.sleep(_CONNECT_RETRY_S)
         while True:
             # Not sent means not connected; the silence that follows says so.
-            send_now(self._control, encode(measure()))
+            send_nowait(self._control, encode(measure()))
             if not self.alive:
                 self.fail_questions(_unavailable("lmx's supervisor does not answer any more."))
             await asyncio.sleep(self._beat_interval_s)
@@ -222,8 +232,9 @@ class SupervisorLink:
                 if is_behind(self._directory, message.epoch, message.revision):
                     self._refresh()
             case Identify():
+                self._seen_at = time.monotonic()
                 self._note_epoch(message.epoch)
-                send_now(self._control, encode(self._hello))
+                send_nowait(self._control, encode(self._hello))
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__} on control")
 
@@ -263,6 +274,7 @@ class SupervisorLink:
         directory = advance(self._directory, snapshot)
         if directory is not self._directory:
             self._directory = directory
+            self._known.set()
             self._events.directory_changed(directory)
 
 

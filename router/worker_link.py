@@ -19,9 +19,8 @@ from lmx.protocol.errors import (
     ProtocolError,
     UnavailableError,
 )
-from lmx.protocol.sockets import Role, open_socket
+from lmx.protocol.sockets import Role, open_socket, send_nowait
 from lmx.router.errors import rejection
-from lmx.router.sending import send_now
 from lmx.router.worker_stream import CREDIT_DELTAS, WorkerStream
 
 _CONNECT_DEADLINE_S: Final = 2.0
@@ -79,7 +78,7 @@ class WorkerLink:
         try:
             async with asyncio.timeout(_CONNECT_DEADLINE_S):
                 while True:
-                    if stream.ended or send_now(self._socket, payload):
+                    if stream.ended or send_nowait(self._socket, payload):
                         break
                     # Not a poll for POLLOUT: closing the socket would cancel whoever awaits it.
                     await asyncio.sleep(_CONNECT_RETRY_S)
@@ -178,7 +177,7 @@ class WorkerLink:
                 )
 
     def _send(self, message: Any) -> None:
-        if not send_now(self._socket, encode(message)):
+        if not send_nowait(self._socket, encode(message)):
             # The worker has gone or reads nothing any more; its exit or its silence will say so.
             _log.warning("worker.unreachable", worker=self.instance, message=type(message).__name__)
 

@@ -47,12 +47,12 @@ class ControlServer:
 
     def send(self, identity: bytes, message: Any, correlation: int = 0) -> None:
         """Send to one peer; a peer that has gone is a fact of life, logged at debug."""
-        if not send_nowait(self._control, [identity, codec.encode(message, correlation)]):
+        if not send_nowait(self._control, identity, codec.encode(message, correlation)):
             log.debug("control.unreachable", peer=repr(identity), kind=type(message).__name__)
 
     def publish(self, message: Any) -> None:
         """Send to every subscriber there is."""
-        send_nowait(self._events, [codec.encode(message)])
+        send_nowait(self._events, codec.encode(message))
 
     async def close(self) -> None:
         """Close both sockets, after giving what was just sent a moment to leave."""

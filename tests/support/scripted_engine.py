@@ -19,6 +19,7 @@ The last message may be a JSON object, all of it optional:
     text              the piece; "word "
     stop_text         one more piece, the last
     step_s            a step with this row takes so long
+    encode_s          tokenizing it takes so long
     prefill_s         prefill takes so long, in chunks of 0.05 s
     hang_at           the step that makes this token (0: the first) never ends
     crash_at          it kills the process with SIGKILL
@@ -97,7 +98,9 @@ class ScriptedEngine:
     def encode(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
     ) -> Sequence[int]:
-        return list("\0".join(str(message["content"]) for message in messages).encode())
+        contents = [str(message["content"]) for message in messages]
+        time.sleep(_directive(contents[-1]).get("encode_s", 0))
+        return list("\0".join(contents).encode())
 
     def detokenizer(self) -> _Texts:
         return _Texts(self._texts)

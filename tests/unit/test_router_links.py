@@ -17,6 +17,7 @@ from lmx.protocol.control import Acquire, Acquired, Denied, GetSnapshot, RouterH
 from lmx.protocol.data import Delta, Outputs
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ExitCause, SlotState
+from lmx.router.process import Router
 from lmx.router.worker_stream import CREDIT_DELTAS
 
 LOADED = "0000000b"
@@ -333,18 +334,39 @@ async def test_a_new_supervisor_is_told_who_we_are_and_replaces_the_directory() 
         await rig.supervisor.publish(cold("other"))
         assert rig.supervisor.revision < old.revision
         await until(lambda: rig.supervisor.count(RouterHello) == 1)
-        directory = rig.router.supervisor
-        await until(lambda: [m.model_id for m in directory.directory.models] == ["other"])
+
+        def other_only() -> bool:
+            latest = rig.router.supervisor.latest
+            return latest is not None and [m.model_id for m in latest.models] == ["other"]
+
+        await until(other_only)
 
 
 async def test_a_router_without_any_supervisor_answers_503() -> None:
     async with router_rig() as rig, aiohttp.ClientSession() as http:
-        # As at the very start: nothing known yet.
-        rig.router.supervisor._directory = None
+        forget_snapshot(rig.router)
         rig.supervisor.answers_beats = False
         async with http.get(f"{rig.url}/v1/models") as response:
             assert response.status == 503
             assert (await response.json())["error"]["code"] == "supervisor_unavailable"
+
+
+async def test_a_request_before_the_first_snapshot_waits_for_it() -> None:
+    async with router_rig() as rig, aiohttp.ClientSession() as http:
+        rig.supervisor.answers_beats = False
+        forget_snapshot(rig.router)
+        asked = asyncio.create_task(http.get(f"{rig.url}/v1/models"))
+        done, _ = await asyncio.wait([asked], timeout=0.2)
+        assert not done
+        await rig.supervisor.publish(cold("first"))
+        async with await asked as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["first"]
+
+
+def forget_snapshot(router: Router) -> None:
+    """As at the very start: nothing is known yet."""
+    router.supervisor._directory = None
+    router.supervisor._known.clear()
 
 
 async def test_garbage_on_the_sockets_is_dropped() -> None:
