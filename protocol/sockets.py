@@ -33,25 +33,27 @@ _ROUTER: Final[dict[int, int]] = {
     # A peer that reconnects under its old identity takes over from its dead connection.
     zmq.ROUTER_HANDOVER: 1,
 }
-_CLIENT: Final[dict[int, int]] = {
-    # Queue nothing for a peer that is not there: a send then fails at once (EAGAIN).
-    zmq.IMMEDIATE: 1,
+_RECONNECT: Final[dict[int, int]] = {
     zmq.RECONNECT_IVL: 50,  # ms; a restarted supervisor is found again within a beat
     zmq.RECONNECT_IVL_MAX: 500,  # ms
 }
 
 _TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
     Role.CONTROL_SERVER: (zmq.ROUTER, _ROUTER | {zmq.SNDHWM: 1000, zmq.RCVHWM: 10_000}),
-    Role.CONTROL_CLIENT: (zmq.DEALER, _CLIENT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
-    Role.EVENTS_SERVER: (zmq.XPUB, {zmq.SNDHWM: 1000}),
-    Role.EVENTS_CLIENT: (
-        zmq.SUB,
-        {zmq.RECONNECT_IVL: 50, zmq.RECONNECT_IVL_MAX: 500, zmq.RCVHWM: 10_000},
+    Role.CONTROL_CLIENT: (
+        zmq.DEALER,
+        # IMMEDIATE: queue nothing for a supervisor that is not there, a send then fails at
+        # once (EAGAIN). Yesterday's beats are of no use to the next one.
+        _RECONNECT | {zmq.IMMEDIATE: 1, zmq.SNDHWM: 1000, zmq.RCVHWM: 1000},
     ),
+    Role.EVENTS_SERVER: (zmq.XPUB, {zmq.SNDHWM: 1000}),
+    Role.EVENTS_CLIENT: (zmq.SUB, _RECONNECT | {zmq.RCVHWM: 10_000}),
     # A step's output is one message per router: 10,000 is minutes of a reader that is gone
     # in all but name, and the pulse would have found it by then.
     Role.DATA_SERVER: (zmq.ROUTER, _ROUTER | {zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}),
-    Role.DATA_CLIENT: (zmq.DEALER, _CLIENT | {zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}),
+    # Without IMMEDIATE: a DEALER that has it forgets what it has received, but not yet read,
+    # as soon as its peer closes, and a worker's last words are worth reading.
+    Role.DATA_CLIENT: (zmq.DEALER, _RECONNECT | {zmq.SNDHWM: 10_000, zmq.RCVHWM: 10_000}),
 }
 
 

@@ -25,6 +25,8 @@ from lmx.router.worker_stream import Batch, WorkerStream
 _ACCEPT_DEADLINE_S: Final = 60.0
 """For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes."""
 
+_WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
+
 _log = structlog.get_logger()
 
 
@@ -66,13 +68,13 @@ class Dispatcher:
 
         Raises the error that the request is refused with. Leaving the block by whatever way
         (the end, an error, a client that left) cancels what has not ended. A request that
-        meets a worker on its way out is sent once more, through the supervisor: nothing has
-        been produced for it yet.
+        meets a worker on its way out, or that is not there any more, is sent once more, through
+        the supervisor: nothing has been produced for it yet.
         """
         try:
             generation = await self._open(model, request, ready_instance(model))
         except LmxError as error:
-            if error.code is not ErrorCode.MODEL_UNLOADED:
+            if error.code not in _WORTH_ANOTHER_WORKER:
                 raise
             _log.info("generation.retried", model=model.model_id, reason=error.message)
             generation = await self._open(model, request, None)
@@ -87,7 +89,7 @@ class Dispatcher:
             instance = await self._supervisor.acquire(model.model_id, request.request_id)
         load_s = time.monotonic() - began_at
         link = self._workers.link_to(instance)
-        stream = await link.submit(request)
+        stream = link.submit(request)
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:

@@ -23,11 +23,6 @@ from lmx.protocol.sockets import Role, open_socket, send_nowait
 from lmx.router.errors import rejection
 from lmx.router.worker_stream import CREDIT_DELTAS, WorkerStream
 
-_CONNECT_DEADLINE_S: Final = 2.0
-"""A worker that lives accepts within milliseconds; one that does not has gone."""
-
-_CONNECT_RETRY_S: Final = 0.002
-
 _SILENCE_CHECKS: Final = 4
 """Silence is counted in checks, not read off a clock: a router that was itself stopped for a
 while (a debugger, a sleeping laptop) must first read what has piled up."""
@@ -64,30 +59,23 @@ class WorkerLink:
         """How many streams have not ended and were not closed."""
         return len(self._streams)
 
-    async def submit(self, request: Generate) -> WorkerStream:
+    def submit(self, request: Generate) -> WorkerStream:
         """Send a request under an id and a credit of this link; return its stream.
 
-        The stream must be given to :meth:`close_stream` in the end. Raises what the link
-        failed with meanwhile, or MODEL_UNLOADED when the worker can't be reached.
+        The stream must be given to :meth:`close_stream` in the end. A worker that is not there
+        does not answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED when the
+        worker reads nothing any more.
         """
         stream = WorkerStream(next(self._ids))
-        payload = encode(replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS))
-        # Open from here on, so that nobody closes the link as unused while it connects.
+        request = replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS)
+        if not send_nowait(self._socket, encode(request)):
+            raise UnavailableError(
+                ErrorCode.MODEL_UNLOADED,
+                "The model's worker can't be reached: it is being replaced.",
+                retry_after_s=1.0,
+            )
         self._streams[stream.stream_id] = stream
         self._heard = True
-        try:
-            async with asyncio.timeout(_CONNECT_DEADLINE_S):
-                while True:
-                    if stream.ended or send_nowait(self._socket, payload):
-                        break
-                    # Not a poll for POLLOUT: closing the socket would cancel whoever awaits it.
-                    await asyncio.sleep(_CONNECT_RETRY_S)
-        except BaseException as error:
-            # Not sent, so there is nothing to cancel on the worker.
-            self._streams.pop(stream.stream_id, None)
-            if isinstance(error, TimeoutError):
-                raise _unreachable() from error
-            raise
         return stream
 
     def grant(self, stream: WorkerStream) -> None:
@@ -192,11 +180,3 @@ class WorkerLink:
 
 def _refusal(fact: Refused) -> LmxError:
     return rejection(fact.code, fact.message, param=fact.param, retry_after_s=fact.retry_after_s)
-
-
-def _unreachable() -> UnavailableError:
-    return UnavailableError(
-        ErrorCode.MODEL_UNLOADED,
-        "The model's worker can't be reached: it is being replaced.",
-        retry_after_s=1.0,
-    )

@@ -45,7 +45,7 @@ class LoadProgress:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[percent]:>5}"),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -76,13 +76,14 @@ class LoadProgress:
             return
         what = worker["phase"] or state
         if model not in self._tasks:
-            self._tasks[model] = self._bars.add_task(model, total=1.0)
+            self._tasks[model] = self._bars.add_task(model, total=None, percent="")
         fraction = worker["fraction"]
         self._bars.update(
             self._tasks[model],
             description=f"{model}  {what}",
             total=None if fraction is None else 1.0,
             completed=fraction or 0.0,
+            percent="" if fraction is None else f"{fraction:.0%}",
         )
         self._say(model, f"{model}: {what}")
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -15,11 +16,6 @@ pytestmark = pytest.mark.process
 
 TWO = {"models": [scripted("alpha"), scripted("beta")]}
 LONG = {"tokens": 400, "step_s": 0.02}
-
-
-async def in_thread(function, *arguments, **settings):  # type: ignore[no-untyped-def]
-    """Run a blocking wait beside the streams that this loop reads."""
-    return await asyncio.to_thread(function, *arguments, **settings)
 
 
 async def test_a_crash_is_one_error_event_and_nothing_to_the_others() -> None:
@@ -43,7 +39,7 @@ async def test_a_crash_is_one_error_event_and_nothing_to_the_others() -> None:
             await living.ended()
             assert (living.text, living.errors) == ("word " * 400, [])
             assert living.done
-        after = await in_thread(lmx.wait_state, "alpha", "ready")
+        after = await asyncio.to_thread(lmx.wait_state, "alpha", "ready")
         assert after["pid"] != before["alpha"]["pid"]
         assert after["restarts"] == 1
         status = lmx.status()
@@ -67,7 +63,7 @@ async def test_a_stopped_worker_is_found_killed_and_started_again() -> None:
             assert [error["code"] for error in hung.errors] == ["worker_hung"]
             assert not hung.done
             assert took_s > QUICK["beat_timeout_s"] - QUICK["beat_interval_s"] - 0.1
-            second = await in_thread(lmx.wait_state, "alpha", "ready")
+            second = await asyncio.to_thread(lmx.wait_state, "alpha", "ready")
             assert second["pid"] != first["pid"]
             assert not psutil.pid_exists(first["pid"])
             await other.ended()
@@ -112,7 +108,7 @@ async def test_kill_by_hand_works_at_once_on_a_hung_model() -> None:
         async with http() as session:
             hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
             await hung.has_text(25)
-            done = await in_thread(lmx.cli, "kill", "alpha")
+            done = await asyncio.to_thread(lmx.cli, "kill", "alpha")
             assert (done.returncode, done.stderr) == (0, "")
             assert f"killed alpha (pid {first['pid']})" in done.stdout
             await hung.ended(5)
@@ -137,9 +133,9 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again() -> 
             warm = Stream(session, url, ask("beta", {"tokens": 3}))
             await warm.ended()
             assert warm.text == "word " * 3, "warm models serve on"
-            await in_thread(lmx.up)
+            await asyncio.to_thread(lmx.up)
             for name in ("alpha", "beta"):
-                after = await in_thread(lmx.wait_state, name, "ready")
+                after = await asyncio.to_thread(lmx.wait_state, name, "ready")
                 assert after["pid"] == before[name]["pid"]
                 assert after["instance"] == before[name]["instance"]
             assert lmx.status()["router"]["pid"] == router
@@ -196,7 +192,7 @@ async def test_a_client_that_leaves_frees_its_row_within_one_step(
         lmx.wait_state("alpha", "ready")
         async with http() as session:
             stream = Stream(session, lmx.url, ask("alpha", directive, stream=streaming))
-            await in_thread(
+            await asyncio.to_thread(
                 wait_until, lambda: lmx.worker("alpha")["requests_active"] == 1, "a row is taken"
             )
             await stream.hang_up()
@@ -212,8 +208,8 @@ async def test_bad_requests_disturb_nobody() -> None:
     with rig({"models": [scripted("alpha")]}) as lmx:
         lmx.wait_state("alpha", "ready")
         url = f"{lmx.url}/chat/completions"
-        good = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
-        bad = [
+        good: dict[str, Any] = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
+        bad: list[tuple[Any, int, str, str | None]] = [
             (b"{", 400, "invalid_json", None),
             (b"[]", 400, "invalid_type", None),
             ({**good, "messages": []}, 400, "invalid_value", "messages"),
@@ -228,7 +224,7 @@ async def test_bad_requests_disturb_nobody() -> None:
             for body, status, code, param in bad:
                 sent = {"data": body} if isinstance(body, bytes) else {"json": body}
                 headers = {"Content-Type": "application/json", "X-Request-Id": "mine-1"}
-                async with session.post(url, headers=headers, **sent) as response:  # type: ignore[arg-type]
+                async with session.post(url, headers=headers, **sent) as response:
                     error = (await response.json())["error"]
                     assert (response.status, error["code"]) == (status, code), error
                     assert error["param"] == param

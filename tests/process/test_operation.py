@@ -72,8 +72,8 @@ def test_exit_codes_and_messages() -> None:
         assert lmx.cli("restart", "alpha").returncode == 0
         assert lmx.worker("alpha")["pid"] != first
         lmx.stop()
-        for command in (["status"], ["status", "--json"], ["stop"], ["kill", "alpha"]):
-            down = lmx.cli(*command)
+        for arguments in (["status"], ["status", "--json"], ["stop"], ["kill", "alpha"]):
+            down = lmx.cli(*arguments)
             assert (down.returncode, "is not running" in down.stderr) == (3, True)
         lmx.config_path.write_text("server: {port: nine}")
         wrong = lmx.cli("config", "check", "--config", str(lmx.config_path))

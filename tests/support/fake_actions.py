@@ -12,7 +12,8 @@ from lmx.supervisor.worker_state import Worker
 
 
 class FakeActions:
-    """Processes are numbers; ``needs`` is what each model claims to need, in bytes."""
+    """Processes are numbers; ``needs`` is what each model claims to need, in bytes. ``told``
+    has replies and publications in their order."""
 
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
@@ -24,6 +25,7 @@ class FakeActions:
         self.sent: list[tuple[str, Any]] = []
         self.replies: list[tuple[Asker, Any]] = []
         self.published: list[Any] = []
+        self.told: list[Any] = []
         self.fetching: set[str] = set()
         self.forgotten: list[str] = []
         self.remote: set[str] = set()
@@ -67,6 +69,8 @@ class FakeActions:
 
     def reply(self, asker: Asker, message: Any) -> None:
         self.replies.append((asker, message))
+        self.told.append(message)
 
     def publish(self, message: Any) -> None:
         self.published.append(message)
+        self.told.append(message)

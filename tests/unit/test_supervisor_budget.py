@@ -25,7 +25,8 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_reservations_never_exceed_the_budget(operations: list[tuple[str, str, int]]) -> None:
-    ledger, held = Ledger(100), {}
+    ledger = Ledger(100)
+    held: dict[str, int] = {}
     for what, instance, size in operations:
         if what == "release":
             assert ledger.release(instance) == held.pop(instance, 0)

@@ -1,0 +1,141 @@
+"""Prompts by chat template, and what a model folder's configuration may say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import CHAT_TEMPLATE, make_tokenizer
+from transformers import AutoTokenizer, dynamic_module_utils
+
+from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.worker.mlx_config import declared_context, effective_context, read_folder
+from lmx.worker.mlx_guard import forbid_checkpoint_code
+from lmx.worker.mlx_prompt import PromptEncoder
+
+pytestmark = pytest.mark.engine
+
+USER = {"role": "user", "content": "hé"}
+
+
+def rendered(template: str | None, messages: list[Any], **template_kwargs: Any) -> str:
+    tokenizer = make_tokenizer(template)
+    return str(tokenizer.decode(PromptEncoder(tokenizer).encode(messages, template_kwargs)))
+
+
+def refusal(template: str | None, messages: list[Any], **template_kwargs: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        rendered(template, messages, **template_kwargs)
+    return caught.value
+
+
+def test_renders_up_to_the_answer() -> None:
+    assert rendered(CHAT_TEMPLATE, [USER]) == "<|user|>hé<|end|><|assistant|>"
+
+
+def test_special_tokens_of_the_template_are_single_tokens() -> None:
+    tokenizer = make_tokenizer()
+    tokens = PromptEncoder(tokenizer).encode([USER], {})
+    assert tokens[0] == tokenizer.convert_tokens_to_ids("<|user|>")
+    assert len(tokens) == 1 + len("hé".encode()) + 2
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    message = {"role": "user", "content": parts}
+    assert rendered(CHAT_TEMPLATE, [message]) == "<|user|>a\nb<|end|><|assistant|>"
+
+
+def test_other_parts_are_refused() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    error = refusal(CHAT_TEMPLATE, [USER, {"role": "user", "content": parts}])
+    assert error.code is ErrorCode.UNSUPPORTED_VALUE
+    assert error.param == "messages[1].content[1].type"
+
+
+def test_template_kwargs_reach_the_template() -> None:
+    assert rendered("{{ mood }}{{ messages[0].content }}", [USER], mood="calm ") == "calm hé"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt"])
+def test_template_kwargs_do_not_reach_the_tokenizer(name: str) -> None:
+    error = refusal(CHAT_TEMPLATE, [USER], **{name: "{{ 1 }}"})
+    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "chat_template_kwargs")
+    assert name in error.message
+
+
+def test_a_model_without_template_is_refused() -> None:
+    error = refusal(None, [USER])
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_VALUE, "messages")
+
+
+def test_a_template_refuses_in_its_own_words() -> None:
+    error = refusal("{{ raise_exception('roles must alternate') }}", [USER])
+    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "messages")
+    assert "roles must alternate" in error.message
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[5].content + 1 }}", "{% if false %}x{% endif %}"]
+)
+def test_a_template_that_stumbles_is_a_refusal(template: str) -> None:
+    assert refusal(template, [USER]).code is ErrorCode.INVALID_VALUE
+
+
+def test_a_model_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "model_file": "evil.py"}')
+    with pytest.raises(OperationError, match="model_file") as caught:
+        read_folder(tmp_path)
+    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_a_checkpoints_code_is_never_run_whoever_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ``auto_map`` that nothing needs is harmless; one that is followed is refused."""
+    monkeypatch.setattr(
+        dynamic_module_utils, "get_class_in_module", dynamic_module_utils.get_class_in_module
+    )
+    forbid_checkpoint_code()
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+    )
+    auto_map = {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text(json.dumps({"model_type": "nobody", "auto_map": auto_map}))
+    with pytest.raises(OperationError, match="code of its own"):
+        AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+    assert not list(tmp_path.rglob("ran"))
+    assert read_folder(tmp_path).context_tokens is None
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(OperationError) as caught:
+        read_folder(tmp_path)
+    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_generation_defaults_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 99}')
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": null}')
+    config = read_folder(tmp_path)
+    assert (config.context_tokens, config.temperature, config.top_p) == (99, 0.6, None)
+
+
+def test_context_of_text_and_of_vision_models() -> None:
+    nested = {"text_config": {"max_position_embeddings": 5}, "max_position_embeddings": 9}
+    assert declared_context(nested) == 5
+    assert declared_context({"n_positions": 7, "text_config": None}) == 7
+    assert declared_context({}) is None
+
+
+def test_context_is_the_smaller_of_both() -> None:
+    assert effective_context(100, None) == 100
+    assert effective_context(None, 50) == 50
+    assert effective_context(100, 50) == 50
+    for declared, configured in ((100, 101), (None, None)):
+        with pytest.raises(OperationError, match="context_length"):
+            effective_context(declared, configured)

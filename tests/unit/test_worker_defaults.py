@@ -1,0 +1,100 @@
+"""What a request gets that names nothing, and the clocks."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.protocol.data import Sampling
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.specs import LogSpec, WorkerSpec
+from lmx.worker.engine import ModelFacts, RowSampling
+from lmx.worker.progress import ProgressClock
+from lmx.worker.queue_estimate import QueueEstimate
+from lmx.worker.sampling_defaults import resolve_max_tokens, resolve_sampling
+
+SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 1, 1)
+FACTS = ModelFacts(100, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "file", "expected"),
+    [
+        (0.0, 0.5, 0.6, 0.0),
+        (None, 0.5, 0.6, 0.5),
+        (None, 0.0, 0.6, 0.0),
+        (None, None, 0.6, 0.6),
+        (None, None, None, 0.7),
+    ],
+)
+def test_temperature_order(
+    asked: float | None, configured: float | None, file: float | None, expected: float
+) -> None:
+    spec = dataclasses.replace(SPEC, temperature=configured)
+    facts = dataclasses.replace(FACTS, temperature=file)
+    assert resolve_sampling(Sampling(asked), spec, facts, 9) == RowSampling(expected, 1.0, 9)
+
+
+def test_top_p_and_seed_order() -> None:
+    spec = dataclasses.replace(SPEC, top_p=0.5)
+    facts = dataclasses.replace(FACTS, top_p=0.6)
+    assert resolve_sampling(Sampling(1, 0.4, 0), spec, facts, 9) == RowSampling(1, 0.4, 0)
+    assert resolve_sampling(Sampling(1), spec, facts, 9).top_p == 0.5
+    assert resolve_sampling(Sampling(1), SPEC, facts, 9).top_p == 0.6
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "limit", "expected"),
+    [
+        (None, None, None, 60),
+        (None, 20, None, 20),
+        (10, 20, None, 10),
+        (90, None, None, 60),
+        (50, None, 30, 30),
+        (None, None, 30, 30),
+    ],
+)
+def test_max_tokens(
+    asked: int | None, default: int | None, limit: int | None, expected: int
+) -> None:
+    spec = dataclasses.replace(SPEC, default_max_tokens=default, max_tokens_limit=limit)
+    assert resolve_max_tokens(asked, spec, 40, 100) == expected
+
+
+@given(prompt=st.integers(1, 200), asked=st.none() | st.integers(1, 300))
+def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> None:
+    try:
+        tokens = resolve_max_tokens(asked, SPEC, prompt, 100)
+    except RequestError as error:
+        assert prompt >= 100
+        assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")
+        assert str(prompt) in error.message
+        assert "100" in error.message
+    else:
+        assert 1 <= tokens <= 100 - prompt
+
+
+def test_progress_clock_counts_only_while_work_is_in_flight() -> None:
+    clock = ProgressClock()
+    assert clock.stalled_for_s(50) == 0
+    clock.begin(100)
+    assert clock.stalled_for_s(103) == 3
+    clock.begin(103)
+    assert clock.stalled_for_s(104) == 4, "more work is no progress"
+    clock.advance(105)
+    assert clock.stalled_for_s(106) == 1
+    clock.end()
+    clock.end()
+    assert (clock.in_flight, clock.stalled_for_s(200)) == (0, 0)
+    clock.begin(300)
+    assert clock.stalled_for_s(301) == 1
+
+
+def test_retry_after_follows_how_long_streams_hold_their_rows() -> None:
+    estimate = QueueEstimate(max_rows=2)
+    assert estimate.retry_after_s() == 1
+    estimate.ended(20)
+    assert estimate.retry_after_s() == 10
+    estimate.ended(1000)
+    assert estimate.retry_after_s() == 60

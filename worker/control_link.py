@@ -1,0 +1,90 @@
+"""The worker's control socket: facts and beats to the supervisor, its orders back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Protocol
+
+import structlog
+import zmq
+
+from lmx.protocol.codec import decode, encode
+from lmx.protocol.control import BeatSeen, Drain, Identify, Welcome
+from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.sockets import Role, open_socket
+from lmx.worker.zmq_reader import ZmqReader
+
+log = structlog.get_logger()
+
+# For the last fact (LoadFailed, Drained) of a process that ends.
+_LINGER_MS: Final = 200
+
+
+class ControlOrders(Protocol):
+    """What a supervisor can ask of a worker."""
+
+    def welcome(self) -> None:
+        """Hello was taken: load, unless that has begun."""
+
+    def identify(self) -> None:
+        """This supervisor is new: say Hello."""
+
+    def drain(self, if_idle: bool) -> None:
+        """Take no new stream."""
+
+
+class ControlLink:
+    """A DEALER that outlives supervisors: it reconnects by itself. Event loop only.
+
+    ``heard_s`` is when a supervisor last said anything (monotonic clock).
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        directory: RunDirectory,
+        instance: str,
+        orders: ControlOrders,
+    ) -> None:
+        self._orders = orders
+        self.heard_s = time.monotonic()
+        self._socket = open_socket(context, Role.CONTROL_CLIENT, f"w:{instance}".encode())
+        self._socket.connect(directory.control)
+        self._reader = ZmqReader(self._socket, self._take)
+
+    def send(self, message: Any) -> bool:
+        """Send if a supervisor is connected; returns whether it was sent.
+
+        What can't be sent is not kept: beats repeat themselves, and a new supervisor learns
+        the rest from the Hello that it asks for.
+        """
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._reader.check()
+        return True
+
+    def close(self) -> None:
+        """Close the socket; what was sent has a moment to go."""
+        self._reader.close(_LINGER_MS)
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames[0]).message
+        except ProtocolError as error:
+            log.warning("control.bad_frame", reason=error.message)
+            return
+        self.heard_s = time.monotonic()
+        match message:
+            case Welcome():
+                self._orders.welcome()
+            case Identify():
+                self._orders.identify()
+            case Drain(if_idle):
+                self._orders.drain(if_idle)
+            case BeatSeen():
+                pass  # It is enough that it came.
+            case _:
+                log.warning("control.unexpected", kind=type(message).__name__)

@@ -1,0 +1,54 @@
+"""Tokens to text, one at a time, in whole characters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+Decode = Callable[[Sequence[int]], str]
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+# A character is at most four bytes, so at most four tokens. Text that still ends in U+FFFD
+# after this many is not a character being completed; waiting on would decode an ever longer
+# window at each token.
+_LONGEST_WAIT_TOKENS: Final = 16
+
+
+class IncrementalDetokenizer:
+    """Decodes a window of the last tokens and gives out what is new in it.
+
+    A tokenizer may join tokens differently at the start of a text (SentencePiece drops the
+    first space), so new tokens are decoded together with the ones before them, whose text is
+    then cut off. Text that ends in U+FFFD is an incomplete character and is held back.
+    ``skip`` are the special tokens: they are no text.
+    """
+
+    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
+
+    def __init__(self, decode: Decode, skip: frozenset[int]) -> None:
+        self._decode = decode
+        self._skip = skip
+        self._context: list[int] = []
+        self._context_text = ""
+        self._new: list[int] = []
+
+    def add(self, token: int) -> str:
+        """Return the text that became final with this token, often none."""
+        if token in self._skip:
+            return ""
+        self._new.append(token)
+        text = self._decode(self._context + self._new)
+        if text.endswith(_REPLACEMENT) and len(self._new) < _LONGEST_WAIT_TOKENS:
+            return ""
+        return self._emit(text)
+
+    def flush(self) -> str:
+        """Return what is held back, with U+FFFD where the last character is incomplete."""
+        return self._emit(self._decode(self._context + self._new)) if self._new else ""
+
+    def _emit(self, text: str) -> str:
+        piece = text[len(self._context_text) :]
+        self._context, self._new = self._new, []
+        self._context_text = self._decode(self._context)
+        return piece

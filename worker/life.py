@@ -1,0 +1,220 @@
+"""A worker's life: its state, and who tells whom when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+import zmq
+
+from lmx.protocol.control import (
+    Drained,
+    DrainRefused,
+    LoadAdvanced,
+    Loaded,
+    LoadFailed,
+    WorkerBeat,
+    WorkerHello,
+)
+from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.logs import LogFile
+from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.states import LoadPhase, WorkerState
+from lmx.worker.control_link import ControlLink
+from lmx.worker.data_service import DataService
+from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.engine_thread import EngineThread
+from lmx.worker.factory import make_engine
+from lmx.worker.generations import Generations, Refusal
+from lmx.worker.row import RowOutput
+
+log = structlog.get_logger()
+
+EXIT_LOAD_FAILED: Final = 1
+EXIT_ENGINE_BROKE: Final = 3
+
+_HELLO_RETRY_S: Final = 0.02
+_ENGINE_STOP_S: Final = 0.3  # an engine that is in a step is not waited for
+
+_LOADING = Refusal(ErrorCode.MODEL_LOADING, "The model is still being loaded.", 1.0)
+_DRAINING = Refusal(ErrorCode.MODEL_UNLOADED, "The model is being unloaded.", 1.0)
+
+
+class WorkerLife:
+    """One worker on its event loop. Owns the worker's state; everything here runs on the loop."""
+
+    def __init__(self, spec: WorkerSpec, log_file: LogFile) -> None:
+        self._spec = spec
+        self._log_file = log_file
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[int] = self._loop.create_future()
+        self._state = WorkerState.STARTING
+        self._context_tokens = 0
+        self._process = psutil.Process()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        directory = RunDirectory(Path(spec.run_dir))
+        self._data = DataService(self._context, directory, spec.instance)
+        self._generations = Generations(spec, self._data.send, self._became_idle, _LOADING)
+        self._data.start(self._generations)
+        self._engine = EngineThread(lambda: make_engine(spec), spec.max_rows, self, self._loop)
+        self._control = ControlLink(self._context, directory, spec.instance, self)
+
+    async def run(self) -> int:
+        """Serve until the end; returns the exit status."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        beats = self._loop.create_task(self._beat_forever())
+        beats.add_done_callback(self._beats_ended)
+        try:
+            return await self._end
+        finally:
+            beats.cancel()
+
+    def close(self) -> None:
+        """End all that can be ended within about a second; an engine in a step stays as it is."""
+        self._generations.fail_all(ErrorCode.MODEL_UNLOADED, "The model was unloaded meanwhile.")
+        self._data.close()
+        self._control.close()
+        if not self._engine.stop(_ENGINE_STOP_S):
+            log.warning("engine.stuck_at_exit")
+        self._context.term()
+
+    # Orders of the supervisor.
+
+    def welcome(self) -> None:
+        """Start to load; a second Welcome is a new supervisor's."""
+        if self._state is WorkerState.STARTING:
+            self._state = WorkerState.LOADING
+            self._engine.start()
+
+    def identify(self) -> None:
+        """Say Hello with the present state."""
+        self._control.send(self._hello())
+
+    def drain(self, if_idle: bool) -> None:
+        """Refuse new streams, and say Drained when the last one has ended."""
+        held = self._generations.held
+        if if_idle and held:
+            self._control.send(DrainRefused(self._spec.instance, held))
+            return
+        self._state = WorkerState.DRAINING
+        self._generations.refusal = _DRAINING
+        log.info("worker.draining", streams=held)
+        if held == 0:
+            self._became_idle()
+
+    # Reports of the engine thread.
+
+    def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
+        """Pass it on."""
+        self._control.send(LoadAdvanced(self._spec.instance, phase, fraction, detail))
+
+    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
+        """Take streams, unless told to drain meanwhile."""
+        self._context_tokens = facts.context_tokens
+        if self._state is WorkerState.LOADING:
+            self._state = WorkerState.READY
+            self._generations.start(self._engine, engine, facts)
+        memory_bytes = self._memory_bytes()
+        self._control.send(Loaded(self._spec.instance, memory_bytes, facts.context_tokens, load_s))
+        log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=memory_bytes)
+
+    def load_failed(self, error: Exception) -> None:
+        """Say why, and end."""
+        match error:
+            case LmxError():
+                code, message = error.code, error.message
+            case MemoryError():
+                code, message = ErrorCode.INSUFFICIENT_MEMORY, "The model doesn't fit in memory."
+            case _:
+                code = ErrorCode.MODEL_LOAD_FAILED
+                message = f"{type(error).__name__}: {error}"
+        self._control.send(LoadFailed(self._spec.instance, code, message))
+        self._exit(EXIT_LOAD_FAILED)
+
+    def deliver(self, outputs: list[RowOutput]) -> None:
+        """Pass it on."""
+        self._generations.deliver(outputs)
+
+    def engine_broke(self, error: Exception) -> None:
+        """Fail every stream, and end: the supervisor starts the model again."""
+        self._generations.fail_all(
+            ErrorCode.ENGINE_ERROR, f"The engine broke ({type(error).__name__}); see its log."
+        )
+        self._exit(EXIT_ENGINE_BROKE)
+
+    def _became_idle(self) -> None:
+        if self._state is WorkerState.DRAINING and not self._end.done():
+            self._control.send(Drained(self._spec.instance))
+
+    def _terminate(self) -> None:
+        log.info("worker.terminated", streams=self._generations.held)
+        self._exit(0)
+
+    def _exit(self, status: int) -> None:
+        if not self._end.done():
+            self._end.set_result(status)
+
+    def _beats_ended(self, beats: asyncio.Task[None]) -> None:
+        # A worker without beats would be killed for a hang that it isn't in.
+        if not beats.cancelled() and (error := beats.exception()) and not self._end.done():
+            self._end.set_exception(error)
+
+    async def _beat_forever(self) -> None:
+        while not self._control.send(self._hello()):
+            await asyncio.sleep(_HELLO_RETRY_S)
+            self._check_orphaned()
+        while True:
+            self._control.send(self._beat())
+            self._generations.pulse(self._spec.instance)
+            self._log_file.rotate_if_large()
+            self._check_orphaned()
+            await asyncio.sleep(self._spec.beat_interval_s)
+
+    def _check_orphaned(self) -> None:
+        """Drain, then end, once no supervisor has been heard for the grace.
+
+        Without one nobody would end a stream that never does, so a drain that takes as long
+        again is cut short.
+        """
+        silent_s = time.monotonic() - self._control.heard_s
+        if silent_s < self._spec.orphan_grace_s:
+            return
+        if self._state is not WorkerState.DRAINING:
+            log.warning("worker.orphaned", silent_s=round(silent_s, 1))
+            self.drain(if_idle=False)
+        if self._generations.held == 0 or silent_s >= 2 * self._spec.orphan_grace_s:
+            self._exit(0)
+
+    def _hello(self) -> WorkerHello:
+        loaded = self._state in (WorkerState.READY, WorkerState.DRAINING)
+        return WorkerHello(
+            self._spec.instance,
+            self._spec.model_id,
+            os.getpid(),
+            self._state,
+            self._memory_bytes() if loaded else 0,
+            self._context_tokens,
+        )
+
+    def _beat(self) -> WorkerBeat:
+        rows = self._engine.rows
+        return WorkerBeat(
+            instance=self._spec.instance,
+            state=self._state,
+            rows=rows,
+            queued=max(0, self._generations.held - rows),
+            stalled_for_s=self._generations.stalled_for_s(time.monotonic()),
+            memory_bytes=self._memory_bytes(),
+            requests_total=self._generations.requests_total,
+            tokens_total=self._generations.tokens_total,
+        )
+
+    def _memory_bytes(self) -> int:
+        return max(self._process.memory_info().rss, self._engine.memory_bytes)

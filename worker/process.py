@@ -1,0 +1,57 @@
+"""The worker process: what it is given, its log, its signals and its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from lmx.protocol.codec import decode
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.logs import LogFile, configure_logs
+from lmx.protocol.specs import WorkerSpec
+from lmx.worker.life import WorkerLife
+
+log = structlog.get_logger()
+
+
+async def _serve(spec: WorkerSpec, log_file: LogFile) -> int:
+    worker = WorkerLife(spec, log_file)
+    try:
+        return await worker.run()
+    finally:
+        worker.close()
+
+
+def main() -> None:
+    """Run the worker that stdin describes; never returns."""
+    # A Ctrl-C in the terminal reaches the whole group; what ends is the supervisor's matter.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        spec = decode(sys.stdin.buffer.read()).message
+        if not isinstance(spec, WorkerSpec):
+            raise ProtocolError(f"expected a WorkerSpec, got {type(spec).__name__}")
+    except ProtocolError as error:
+        sys.exit(f"lmx.worker reads a WorkerSpec from stdin: {error}")
+    log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
+    log_file.attach()
+    # enable() covers SIGABRT: every thread's stack goes to descriptor 2, also while a thread
+    # holds the GIL for good, and then the process aborts.
+    faulthandler.enable()
+    configure_logs("worker", spec.log.level, model=spec.model_id, instance=spec.instance)
+    status = 1
+    try:
+        status = asyncio.run(_serve(spec, log_file))
+    except Exception:
+        log.exception("worker.failed")
+    finally:
+        log.info("worker.exited", status=status)
+        sys.stderr.flush()
+        # The engine thread may be inside a step for as long as it likes. A normal exit would
+        # wait for it, or tear the interpreter down under it.
+        os._exit(status)

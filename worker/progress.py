@@ -1,0 +1,40 @@
+"""How long work has been in flight without progress: what tells a hang from a long step."""
+
+from __future__ import annotations
+
+
+class ProgressClock:
+    """Counts work in flight and remembers when it last advanced. Seconds, any one clock.
+
+    ``begin`` and ``end`` belong to one thread; ``advance`` may come from another, because it
+    is a single store. Readable at any time, also while the working thread is stuck.
+    """
+
+    __slots__ = ("_in_flight", "_mark_s")
+
+    def __init__(self) -> None:
+        self._in_flight = 0
+        self._mark_s = 0.0
+
+    def begin(self, now: float) -> None:
+        """One more piece of work; the first after a pause starts the clock."""
+        if self._in_flight == 0:
+            self._mark_s = now
+        self._in_flight += 1
+
+    def advance(self, now: float) -> None:
+        """Something was achieved."""
+        self._mark_s = now
+
+    def end(self) -> None:
+        """One piece of work less."""
+        self._in_flight -= 1
+
+    @property
+    def in_flight(self) -> int:
+        """How many pieces of work have begun and not ended."""
+        return self._in_flight
+
+    def stalled_for_s(self, now: float) -> float:
+        """Return the age of the last progress; 0 while nothing is in flight."""
+        return max(0.0, now - self._mark_s) if self._in_flight else 0.0

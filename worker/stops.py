@@ -1,0 +1,54 @@
+"""Stop strings in text that arrives in pieces. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Finds the first stop string and holds back text that may turn out to begin one.
+
+    The result doesn't depend on how the text is cut into pieces: the stop string that is
+    complete first wins, of those the longest. Not a regular-expression matcher.
+    """
+
+    __slots__ = ("_held", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.matched = False
+
+    def add(self, text: str) -> str:
+        """Return the text that is certainly before any stop string.
+
+        After a match (``matched``) that is the last of it, and nothing more may be added.
+        """
+        if not self._stops or not text:
+            return text
+        text = self._held + text
+        end, start = min(
+            ((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0),
+            default=(-1, -1),
+        )
+        if end >= 0:
+            self.matched = True
+            self._held = ""
+            return text[:start]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+    def release(self) -> str:
+        """Return what is held back: no stop string came of it. For the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that begins ``stop``, not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
