@@ -14,6 +14,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
+from lmx.supervisor.records import ProcessRecord, create_time_s
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -74,7 +75,8 @@ def stop_background(home: Home) -> int:
     """
     with ControlClient(home) as client:
         pid: int = client.status()["supervisor"]["pid"]
+        record = ProcessRecord(pid, create_time_s(pid))
         client.ask(control.StopAll())
-    while supervisor_runs(home):
+    while record.alive:
         time.sleep(_POLL_S)
     return pid

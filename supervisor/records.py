@@ -71,7 +71,11 @@ def create_time_s(pid: int) -> float:
 
 
 class SupervisorLock:
-    """The right to be the supervisor of one home, held until the process ends."""
+    """The right to be the supervisor of one home, held until the process ends.
+
+    There is no giving it back earlier: it would say that the supervisor is gone while it is
+    not. The file stays behind; removing it would let two hold two files.
+    """
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / "lock"
@@ -93,12 +97,6 @@ class SupervisorLock:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Give it back. The file stays: removing it would let two hold two files."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 class Records:

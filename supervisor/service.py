@@ -73,10 +73,7 @@ class Service:
         """
         self.home.prepare()
         self._lock.acquire()
-        try:
-            await self._run()
-        finally:
-            self._lock.release()
+        await self._run()
 
     def stop(self, why: str) -> None:
         """Begin to stop: streams may finish. Asked again: at once."""

@@ -10,7 +10,7 @@ from openai import OpenAI
 from rig import Rig, rig
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(smollm2_dir: Path, smollm2_int4_dir: Path) -> Iterator[Rig]:
     """Two real models, loaded at once: SmolLM2 in float32 and in 4 bits."""
     config = {
