@@ -143,6 +143,7 @@ class RouterHello:
     """A router names itself: at its start, and again to any supervisor that asks Identify."""
 
     pid: int
+    router_id: str
     port: int
 
 

@@ -31,6 +31,10 @@ def configure_logs(
     threshold = _LEVELS[level]
     terminal = sys.stderr.isatty()
     stderr = cast("TextIO", _Stderr())
+    # Without local variables: in a router or a worker those are people's messages.
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    )
     as_json = structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
     fixed = {"process": process, "pid": os.getpid(), **fields}
 
@@ -48,9 +52,7 @@ def configure_logs(
 
     def copy(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if copy_to is not None:
-            full = add_fixed(
-                logger, name, structlog.processors.dict_tracebacks(logger, name, dict(event))
-            )
+            full = add_fixed(logger, name, tracebacks(logger, name, dict(event)))
             line = as_json(logger, name, full)
             copy_to.emit(logging.makeLogRecord({"msg": line}))
             if terminal and _LEVELS.get(event["level"], 50) < logging.WARNING:
@@ -61,7 +63,7 @@ def configure_logs(
     if terminal:
         last += [structlog.dev.ConsoleRenderer()]
     else:
-        last += [add_fixed, structlog.processors.dict_tracebacks, as_json]
+        last += [add_fixed, tracebacks, as_json]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -121,8 +123,16 @@ class LogFile:
     def rotate_if_large(self) -> bool:
         """Start a new file when the present one is over the limit; keep ``keep`` old ones.
 
-        Called on a timer. Returns whether it rotated. Does nothing if the file has gone.
+        Called on a timer. Returns whether it rotated. A full disk is no reason to stop
+        serving: a failure is logged, and the next call tries again.
         """
+        try:
+            return self._rotate_if_large()
+        except OSError as error:
+            structlog.get_logger().warning("log.not_rotated", error=str(error))
+            return False
+
+    def _rotate_if_large(self) -> bool:
         try:
             if self._path.stat().st_size < self._max_bytes:
                 return False

@@ -56,6 +56,7 @@ class RouterSpec:
     """The HTTP front. ``listen_fd`` is an inherited, listening socket: while a router is
     being restarted, new connections wait in its backlog instead of being refused."""
 
+    router_id: str
     run_dir: str
     log: LogSpec
     listen_fd: int

@@ -42,7 +42,6 @@ class ExitCause(StrEnum):
 
     CRASH = "crash"
     SIGNAL = "signal"
-    OUT_OF_MEMORY = "out_of_memory"
     HANG = "hang"
     LOAD_FAILED = "load_failed"
     KILLED = "killed"

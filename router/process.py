@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import socket
 import time
@@ -17,9 +16,10 @@ import structlog
 import zmq.asyncio
 from aiohttp import web
 
-from lmx.protocol.control import RouterBeat
+from lmx.protocol.control import RouterBeat, RouterHello
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import RouterSpec
 from lmx.router.app import make_app
@@ -37,10 +37,6 @@ _ROTATE_INTERVAL_S: Final = 30.0
 
 _FAREWELL_S: Final = 2.0
 """For streams that were cut off at the end of the grace to send their error event."""
-
-_OPEN_FILES: Final = 65_536
-"""macOS gives a process 256, each connection takes one; this is asked for, up to what is
-allowed."""
 
 _log = structlog.get_logger()
 
@@ -62,7 +58,7 @@ class Router:
             self._context,
             run_dir,
             self.workers,
-            port=spec.port,
+            hello=RouterHello(os.getpid(), spec.router_id, spec.port),
             beat_interval_s=spec.beat_interval_s,
             load_wait_s=spec.load_wait_s,
         )
@@ -154,14 +150,6 @@ async def serve(spec: RouterSpec, log_file: LogFile) -> None:
     _log.info("router.stopped")
 
 
-def raise_file_limit() -> None:
-    """Raise the soft limit of open files towards ``_OPEN_FILES``, as far as is allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
     while True:
         left_s = grace_s - supervisor.silent_for_s
@@ -174,8 +162,4 @@ async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
 async def _rotate(log_file: LogFile) -> None:
     while True:
         await asyncio.sleep(_ROTATE_INTERVAL_S)
-        try:
-            log_file.rotate_if_large()
-        except OSError as error:
-            # A full disk is no reason to stop serving; the next round tries again.
-            _log.warning("log.not_rotated", error=str(error))
+        log_file.rotate_if_large()

@@ -71,7 +71,7 @@ class SupervisorLink:
         run_dir: RunDirectory,
         events: SupervisorEvents,
         *,
-        port: int,
+        hello: RouterHello,
         beat_interval_s: float,
         load_wait_s: float,
     ) -> None:
@@ -81,7 +81,7 @@ class SupervisorLink:
         self._events_socket.subscribe(b"")
         self._events_socket.connect(run_dir.events)
         self._events = events
-        self._hello = RouterHello(pid=os.getpid(), port=port)
+        self._hello = hello
         self._beat_interval_s = beat_interval_s
         self._load_wait_s = load_wait_s
         self._directory: Directory | None = None

@@ -18,7 +18,6 @@ from lmx.router.worker_link import WorkerLink
 _CODES: Final[dict[ExitCause, ErrorCode]] = {
     ExitCause.CRASH: ErrorCode.WORKER_CRASHED,
     ExitCause.SIGNAL: ErrorCode.WORKER_CRASHED,
-    ExitCause.OUT_OF_MEMORY: ErrorCode.WORKER_CRASHED,
     ExitCause.HANG: ErrorCode.WORKER_HUNG,
     ExitCause.LOAD_FAILED: ErrorCode.MODEL_LOAD_FAILED,
     ExitCause.KILLED: ErrorCode.WORKER_KILLED,

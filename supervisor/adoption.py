@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import signal
+import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
-import psutil
 import structlog
 
 from lmx.protocol import control
 from lmx.protocol.endpoints import RunDirectory
 from lmx.supervisor.child import signal_group
 from lmx.supervisor.core import Core
-from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord, create_time_s
+from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord
 from lmx.supervisor.router_guard import RouterGuard
 
 log = structlog.get_logger()
+
+_END_S: Final = 2.0
+_END_POLL_S: Final = 0.005
 
 
 class Adoption:
@@ -44,46 +50,61 @@ class Adoption:
         for worker in self._records.workers():
             self._take_worker(worker, now_s)
         for path in self._run.path.glob("w-*"):
-            if not self._core.knows(path.name.removeprefix("w-")):
+            # A worker without a record may be behind it still; its Hello will come.
+            if not _is_bound(path):
                 path.unlink(missing_ok=True)
         router = self._records.router()
         if router is not None:
             self._take_router(router, host, port, now_s)
 
+    def strangers(self) -> list[str]:
+        """Return the instances behind whose socket somebody is whom nobody knows."""
+        instances = [path.name.removeprefix("w-") for path in self._run.path.glob("w-*")]
+        return [
+            instance
+            for instance in instances
+            if not self._core.knows(instance) and _is_bound(self._run.worker_socket(instance))
+        ]
+
     def admits_worker(self, hello: control.WorkerHello, now_s: float) -> bool:
         """Whether a worker that says Hello is ours, or is from now on; if not, it is ended."""
         if self._core.knows(hello.instance):
             return True
-        if not _is_lmx(hello.pid, "lmx.worker"):
+        record = WorkerRecord(hello.pid, hello.instance, hello.model_id, hello.memory_bytes)
+        if not record.alive:
             return False
-        record = WorkerRecord(
-            hello.pid, create_time_s(hello.pid), hello.instance, hello.model_id,
-            hello.memory_bytes,
-        )  # fmt: skip
         self._records.save_worker(record)
         self._take_worker(record, now_s)
         return self._core.knows(hello.instance)
 
-    def admit_router(self, hello: control.RouterHello, now_s: float) -> None:
-        """Keep a router that says Hello if there is none; end a second one."""
+    def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
+        """Keep a router that says Hello: adopt it where there is none, end a second one."""
         process = self._guard.process
         if process is not None and process.pid == hello.pid:
             process.port = hello.port
-        elif _is_lmx(hello.pid, "lmx.router"):
-            self._end(ProcessRecord(hello.pid, create_time_s(hello.pid)), "router")
+            return
+        record = RouterRecord(hello.pid, hello.router_id, host, hello.port)
+        if not record.alive:
+            return
+        if process is None and not self._core.stopping:
+            self._records.save_router(record)
+            self._guard.adopt(record.pid, record.port, now_s)
+            self._watch(None, record.pid)
+        else:
+            self._end(record, "second router")
 
     def _take_worker(self, record: WorkerRecord, now_s: float) -> None:
         if not record.alive:
-            log.info("record.stale", instance=record.instance, model=record.model_id)
-            self._records.forget_worker(record.instance)
+            log.info("record.stale", instance=record.token, model=record.model_id)
+            self._records.forget_worker(record.token)
             return
         if self._core.adopt(
-            record.instance, record.model_id, record.pid, record.reserved_bytes, now_s
+            record.token, record.model_id, record.pid, record.reserved_bytes, now_s
         ):
-            self._watch(record.instance, record.pid)
+            self._watch(record.token, record.pid)
         else:
             self._end(record, f"worker of {record.model_id}")
-            self._records.forget_worker(record.instance)
+            self._records.forget_worker(record.token)
 
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:
@@ -96,14 +117,19 @@ class Adoption:
             self._records.forget_router()
 
     def _end(self, record: ProcessRecord, what: str) -> None:
-        """SIGKILL: whatever this is, nobody is there to serve through it."""
+        """SIGKILL, because nobody is there to serve through it, and wait for its end: its
+        memory and its port are wanted next."""
         log.warning("process.ended_stray", what=what, stray_pid=record.pid)
         signal_group(record.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _END_S
+        while record.alive and time.monotonic() < deadline_s:
+            time.sleep(_END_POLL_S)
 
 
-def _is_lmx(pid: int, module: str) -> bool:
-    """Whether a pid that somebody claims to have is an lmx process of that module."""
-    try:
-        return module in psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
+def _is_bound(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -14,7 +14,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
-from lmx.supervisor.records import ProcessRecord, create_time_s
+from lmx.supervisor.records import ProcessRecord
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -30,7 +30,7 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
             ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx-supervisor status`"
         )
     home.prepare()
-    command = [sys.executable, "-m", "lmx.supervisor", "up", "--detached"]
+    command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached"]
     if config_path is not None:
         command += ["--config", str(config_path)]
     log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ def stop_background(home: Home) -> int:
     """
     with ControlClient(home) as client:
         pid: int = client.status()["supervisor"]["pid"]
-        record = ProcessRecord(pid, create_time_s(pid))
+        record = ProcessRecord(pid, "up")
         client.ask(control.StopAll())
     while record.alive:
         time.sleep(_POLL_S)

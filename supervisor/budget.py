@@ -1,6 +1,6 @@
 """The memory ledger: which bytes of the budget are taken, by whom. Pure bookkeeping.
 
-Bytes are reserved before a worker is spawned, corrected when it has measured itself, and
+Bytes are reserved before a worker is spawned, corrected when it measures more, and
 released only when its exit was observed.
 """
 
@@ -44,8 +44,8 @@ class Ledger:
                 f"{model_id} needs {format_bytes(need_bytes)}, "
                 + (
                     f"which is more than the whole budget of {format_bytes(self.budget_bytes)}: "
-                    "raise memory.budget_bytes, lower the model's context_length, or choose "
-                    "a smaller model"
+                    "raise memory.budget_bytes or memory.budget_fraction, lower the model's "
+                    "context_length, or choose a smaller model"
                     if need_bytes > self.budget_bytes
                     else f"but only {format_bytes(self.free_bytes)} of "
                     f"{format_bytes(self.budget_bytes)} are free: unload another model first"
@@ -58,11 +58,13 @@ class Ledger:
         """Enter bytes that a running worker holds already, whether or not they fit."""
         self._reserved[instance] = held_bytes
 
-    def correct(self, instance: str, measured_bytes: int) -> None:
-        """Replace an estimate with what was measured. Unknown instances are a bug."""
-        if instance not in self._reserved:
-            raise KeyError(instance)
-        self._reserved[instance] = measured_bytes
+    def raise_to(self, instance: str, measured_bytes: int) -> None:
+        """Correct a reservation upwards by what was measured.
+
+        Never downwards: the estimate has room for KV caches that are not full yet, and the
+        worker was told that it may use it. Unknown instances are a bug.
+        """
+        self._reserved[instance] = max(self._reserved[instance], measured_bytes)
 
     def release(self, instance: str) -> int:
         """Give back what an instance held (its exit was observed); returns the bytes."""

@@ -24,12 +24,15 @@ def start_child(
 
     A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process
     group. Its temporary files are below ``LMX_HOME``: on a CPU, mlx compiles kernels into
-    them. Raises ``OSError`` when it can't be started. Does not wait for anything.
+    them. ``-P``: nothing is imported from the working directory. Raises ``OSError`` when it
+    can't be started, ``TypeError`` or ``OverflowError`` for a spec that can't travel. Does not
+    wait for anything.
     """
+    payload = codec.encode(spec)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", module, *names],
+            [sys.executable, "-P", "-m", module, *names],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -43,7 +46,7 @@ def start_child(
     # A spec is far smaller than a pipe's buffer: this can't block, but a child that died at
     # once has closed its end.
     try:
-        child.stdin.write(codec.encode(spec))
+        child.stdin.write(payload)
         child.stdin.close()
     except BrokenPipeError:
         pass
@@ -54,6 +57,7 @@ def signal_group(pid: int, number: int) -> bool:
     """Signal a process group that :func:`start_child` made; False if it is gone."""
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
+        # macOS says EPERM of a group in which only zombies are left.
         return False
     return True

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_load import load_config
 from lmx.supervisor.home import Home
@@ -38,19 +38,19 @@ _EXITS = {
 }
 
 
-def _fail(error: OperationError) -> NoReturn:
+def _fail(error: LmxError) -> NoReturn:
     click.echo(f"lmx-supervisor: {error.message}", err=True)
     sys.exit(_EXITS.get(error.code, Exit.FAILED))
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn an :class:`OperationError` into its message and exit code."""
+    """Turn an :class:`LmxError` into its message and exit code."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except OperationError as error:
+        except LmxError as error:
             _fail(error)
 
     return wrapped

@@ -10,7 +10,8 @@ import structlog
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import SlotState
-from lmx.supervisor.core import Core, denied, quarantined
+from lmx.supervisor.core import Core
+from lmx.supervisor.slot_life import denied, quarantined
 from lmx.supervisor.slots import MAX_WAITERS, Asker, Waiter
 
 log = structlog.get_logger()
@@ -53,11 +54,13 @@ class Commands:
             case control.UnloadModel(model_id):
                 return self._unload(model_id, now_s)
             case control.KillModel(model_id):
-                worker = self._core.kill(
-                    self._core.slot(model_id), "an operator killed the model's worker", now_s
-                )
+                slot = self._core.slot(model_id)
+                worker = self._core.kill(slot, "an operator killed the model's worker", now_s)
                 log.warning("operator.kill", model=model_id, worker_pid=worker.pid)
-                return control.Done(f"killed {worker.model_id}", worker.pid)
+                back = "is being started again" if slot.wanted else "stays down"
+                return control.Done(
+                    f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid
+                )
             case control.RestartModel(model_id):
                 return self._restart(model_id, now_s)
             case control.StopAll():

@@ -26,7 +26,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            line = key_node.start_mark.line + 1
+            raise yaml.YAMLError(f"the key {key!r} is not a word (line {line})")
         if key in seen:
             line = key_node.start_mark.line + 1
             raise yaml.YAMLError(f"the key {key!r} stands twice (line {line})")
@@ -117,7 +122,10 @@ def _apply_variables(
             if not isinstance(section, dict):
                 section = target[part] = {}
             target = section
-        target[key[-1]] = yaml.safe_load(text)
+        try:
+            target[key[-1]] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            problems.append(f"{name}: {text!r} is not a value")
 
 
 def _models_from_variable(text: str) -> Any:

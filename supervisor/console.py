@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -26,9 +27,16 @@ _COLOURS: Final = {
 _PLAIN_WIDTH: Final = 160
 
 
+class _LastingConsole(Console):
+    """Falls silent when nobody reads any more; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def make_console() -> Console:
     """Return a console on stdout; wide enough not to cut lines where there is no terminal."""
-    return Console(
+    return _LastingConsole(
         highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PLAIN_WIDTH
     )
 
@@ -97,7 +105,7 @@ class LoadProgress:
                 f"pid {worker['pid']}, {took_s:.1f} s"
             )
         elif worker["problem"]:
-            line = f"[red]{worker['state']}[/]  {model}: {worker['problem']}"
+            line = f"[red]{worker['state']}[/]  {model}: {escape(worker['problem'])}"
         else:
             return
         if self._said.get(model) != line:
@@ -112,7 +120,7 @@ class LoadProgress:
 
 def print_welcome(console: Console, status: dict[str, Any]) -> None:
     """Print the base URL, the models, and a request to paste."""
-    url = status["router"]["url"]
+    url = status["router"].get("url", "(the router is being restarted)")
     ready = [worker["model"] for worker in status["workers"] if worker["state"] == "ready"]
     named = [worker["model"] for worker in status["workers"]]
     console.print(f"\n[bold]lmx {status['supervisor']['version']}[/] serves at [bold]{url}[/]")
@@ -154,7 +162,7 @@ def print_status(console: Console, status: dict[str, Any]) -> None:
             worker["model"], f"[{colour}]{state}[/]", str(worker["pid"] or "-"),
             format_bytes(worker["memory_bytes"]) if worker["memory_bytes"] else "-",
             str(worker["requests_active"]), str(worker["requests_queued"]),
-            str(worker["requests_total"]), _note(worker),
+            str(worker["requests_total"]), escape(_note(worker)),
         )  # fmt: skip
     console.print()
     console.print(table)
@@ -168,7 +176,8 @@ def wait_for(
 ) -> dict[str, Any]:
     """Poll the status until a model's line satisfies ``until``; returns that line.
 
-    Has no deadline of its own: the supervisor's own deadlines end every state.
+    Has no deadline of its own: the supervisor's deadlines end every state in which a model
+    is on its way, so ``until`` has to be satisfied by those in which it is not.
     """
     while True:
         line: dict[str, Any] = next(

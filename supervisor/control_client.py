@@ -82,7 +82,7 @@ class ControlClient:
                 return
             if time.monotonic() > deadline_s:
                 raise OperationError(
-                    ErrorCode.NOT_RUNNING,
+                    ErrorCode.SUPERVISOR_UNAVAILABLE,
                     f"the supervisor did not answer within {limit_s:g} s: "
                     f"see {self._home.supervisor_log}",
                 )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import zmq
 import zmq.asyncio
 
-from lmx.protocol import codec
+from lmx.protocol import codec, control
 from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.errors import ProtocolError
+from lmx.protocol.errors import ErrorCode, ProtocolError
 from lmx.protocol.sockets import Role, open_socket, send_nowait
 
 log = structlog.get_logger()
+_FAILED: Final = control.Denied(
+    ErrorCode.INTERNAL, "the supervisor failed on this: see `lmx-supervisor logs`"
+)
 OnMessage = Callable[[bytes, Any, int], None]
 
 
@@ -23,17 +26,17 @@ class ControlServer:
     """Binds ``control`` and ``events``. The caller holds the supervisor lock already: zmq
     would take the paths of a running supervisor without an error."""
 
-    def __init__(self, run: RunDirectory, on_message: OnMessage) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self._context = zmq.asyncio.Context()
         self._control = open_socket(self._context, Role.CONTROL_SERVER)
         self._events = open_socket(self._context, Role.EVENTS_SERVER)
         self._control.bind(run.control)
         self._events.bind(run.events)
-        self._on_message = on_message
 
-    async def serve(self) -> None:
+    async def serve(self, on_message: OnMessage) -> None:
         """Hand every message to ``on_message(identity, message, correlation)`` until
-        cancelled. A frame that is no message is logged and dropped."""
+        cancelled. A frame that is no message is logged and dropped, and so is what a bug
+        makes of one that is."""
         while True:
             frames = await self._control.recv_multipart()
             if len(frames) < 2:
@@ -43,7 +46,13 @@ class ControlServer:
             except ProtocolError as error:
                 log.warning("control.bad_frame", error=error.message)
                 continue
-            self._on_message(frames[0], envelope.message, envelope.correlation)
+            try:
+                on_message(frames[0], envelope.message, envelope.correlation)
+            except Exception:
+                # One message that trips over a bug must not end every model.
+                log.exception("control.message_failed", kind=type(envelope.message).__name__)
+                if envelope.correlation:
+                    self.send(frames[0], _FAILED, envelope.correlation)
 
     def send(self, identity: bytes, message: Any, correlation: int = 0) -> None:
         """Send to one peer; a peer that has gone is a fact of life, logged at debug."""

@@ -37,7 +37,18 @@ class Estimate:
 
 
 def estimate(folder: Path, context_length: int | None) -> Estimate:
-    """Estimate a model folder. Raises :class:`OperationError` when it is not one."""
+    """Estimate a model folder. Raises :class:`OperationError` when it is not one, whatever is
+    wrong with it: a folder from anywhere is no reason for the supervisor to fall."""
+    try:
+        return _estimate(folder, context_length)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder} can't be read as a model ({type(error).__name__}: {error}): fetch it again",
+        ) from error
+
+
+def _estimate(folder: Path, context_length: int | None) -> Estimate:
     if not folder.is_dir():
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -72,7 +83,7 @@ def weights_bytes(shard: Path) -> int:
                 raise ValueError(f"header of {length} bytes")
             header = json.loads(file.read(length))
         return max((entry["data_offsets"][1] for entry in _tensors(header)), default=0)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"{shard} is not a safetensors file ({error}): fetch the model again",

@@ -143,6 +143,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lmx.supervisor.fetch_main")
     parser.add_argument("--source", required=True, help="a folder, a .gguf file or org/name")
     parser.add_argument("--revision", help="branch, tag or commit of a hub repository")
+    parser.add_argument(
+        "--parent",
+        type=int,
+        # By the time that this is parsed, a parent may be gone already.
+        default=os.getppid(),
+        help="the process without which this one ends (default: its parent)",
+    )
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
     parser.add_argument(
         "--memory-bytes",
@@ -158,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    threading.Thread(target=_stop_with_parent, args=(os.getppid(),), daemon=True).start()
+    parent_pid = arguments.parent
+    threading.Thread(target=_stop_with_parent, args=(parent_pid,), daemon=True).start()
     outlet = Outlet()
     try:
         models_dir: Path = arguments.models_dir.expanduser().absolute()

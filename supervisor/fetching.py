@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lmx.supervisor.config import ModelConfig
 log = structlog.get_logger()
 _TERM_GRACE_S: Final = 10.0
 _LINE_LIMIT_BYTES: Final = 256 * 1024
+_LOG_LIMIT_BYTES: Final = 1024 * 1024
 
 
 class Fetching:
@@ -36,11 +38,14 @@ class Fetching:
         self._on_advance = on_advance
         self._on_end = on_end
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Also those that were cancelled and still see their process out.
+        self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, model: ModelConfig) -> None:
         """Begin to fetch; one at a time for a model."""
         task = asyncio.get_running_loop().create_task(self._run(model))
         self._tasks[model.id] = task
+        self._alive.add(task)
         task.add_done_callback(lambda done: self._finished(model.id, done))
 
     def stop(self, model_id: str) -> None:
@@ -51,12 +56,12 @@ class Fetching:
 
     async def close(self) -> None:
         """End all fetches and wait until their processes are gone."""
-        tasks = list(self._tasks.values())
         for model_id in list(self._tasks):
             self.stop(model_id)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._alive, return_exceptions=True)
 
     def _finished(self, model_id: str, task: asyncio.Task[None]) -> None:
+        self._alive.discard(task)
         if self._tasks.get(model_id) is task:
             del self._tasks[model_id]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -66,10 +71,13 @@ class Fetching:
             )
 
     async def _run(self, model: ModelConfig) -> None:
-        with self._log_path.open("ab") as errors:
+        # Only the last fetches are of interest; one of them says little.
+        large = self._log_path.exists() and self._log_path.stat().st_size > _LOG_LIMIT_BYTES
+        with self._log_path.open("wb" if large else "ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lmx.supervisor.fetch_main",
+                sys.executable, "-P", "-m", "lmx.supervisor.fetch_main",
                 "--source", model.source, "--models-dir", str(self._models),
+                "--parent", str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors,
                 start_new_session=True, limit=_LINE_LIMIT_BYTES,
             )  # fmt: skip

@@ -10,6 +10,7 @@ import time
 from logging.handlers import RotatingFileHandler
 from typing import Final
 
+from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.logs import LogFile, configure_logs
 from lmx.supervisor.config import Config
 from lmx.supervisor.console import LoadProgress, make_console, print_welcome
@@ -25,6 +26,7 @@ def run_foreground(config: Config, home: Home, version: str, *, detached: bool) 
     """Run until SIGINT or SIGTERM. Raises :class:`OperationError` when it can't start."""
     home.prepare()
     faulthandler.enable()
+    raise_file_limit()
     log_file = LogFile(home.supervisor_log, int(config.logs.max_bytes), config.logs.keep)
     if detached:
         log_file.attach()
@@ -40,7 +42,8 @@ def run_foreground(config: Config, home: Home, version: str, *, detached: bool) 
 
 async def _serve(service: Service, log_file: LogFile | None) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # SIGHUP: the terminal was closed. Nothing may be left running behind it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, _stop, service, number, log_file is None)
     side = loop.create_task(_narrate(service) if log_file is None else _rotate(log_file))
     try:
@@ -52,9 +55,9 @@ async def _serve(service: Service, log_file: LogFile | None) -> None:
 
 
 def _stop(service: Service, number: signal.Signals, say: bool) -> None:
+    service.stop(number.name)
     if say:
         make_console().print(f"\nstopping ({number.name}); again to stop at once")
-    service.stop(number.name)
 
 
 async def _narrate(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmx.protocol.endpoints import RunDirectory
+from lmx.protocol.errors import ErrorCode, OperationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Home:
 
     @property
     def temporary(self) -> Path:
-        """``TMPDIR`` of every child process."""
+        """``TMPDIR`` of workers and of the router."""
         return self.path / "tmp"
 
     @property
@@ -68,13 +70,31 @@ class Home:
         return self.logs / "supervisor.log"
 
     def prepare(self) -> None:
-        """Make the folders, readable by their owner alone."""
+        """Make the folders, readable by their owner alone.
+
+        Raises :class:`OperationError` when other users can change what is in the home.
+        """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_private(self.path)
         for folder in (self.state, self.logs, self.models, self.temporary):
             folder.mkdir(exist_ok=True, mode=0o700)
         self.run.prepare()
 
 
 def slug(model_id: str) -> str:
-    """Return a model id as a file name: two ids that differ may not share one."""
-    return re.sub(r"[^A-Za-z0-9.+@-]", lambda match: f"_{ord(match.group()):x}_", model_id)
+    """Return a model id as a file name that no other id has, whatever the file system thinks
+    of case and length: one that had to be changed gets a piece of its hash."""
+    name = re.sub(r"[^a-z0-9.+@-]", "_", model_id.lower())[:80]
+    if name == model_id:
+        return name
+    return f"{name}.{hashlib.sha256(model_id.encode()).hexdigest()[:8]}"
+
+
+def _check_private(folder: Path) -> None:
+    info = folder.stat()
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            f"{folder} can be changed by other users, and lmx trusts what is in it: set LMX_HOME "
+            "to a folder of your own, or run `chmod go-w` on it",
+        )

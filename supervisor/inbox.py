@@ -25,12 +25,14 @@ class Inbox:
         commands: Commands,
         adoption: Adoption,
         send: Callable[[bytes, Any], None],
+        host: str,
     ) -> None:
         self._core = core
         self._guard = guard
         self._commands = commands
         self._adoption = adoption
         self._send = send
+        self._host = host
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
         """Take one message to its end."""
@@ -51,7 +53,7 @@ class Inbox:
                 if self._core.knows(message.instance):
                     self._core.worker_said(message.instance, message, now_s)
             case control.RouterHello():
-                self._adoption.admit_router(message, now_s)
+                self._adoption.admit_router(message, self._host, now_s)
             case control.RouterBeat():
                 known = self._guard.process is not None and self._guard.process.pid == message.pid
                 self._guard.beat(message, now_s)

@@ -163,8 +163,18 @@ def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
     return after, (SendDrain(event.if_idle),)
 
 
+def _drain_again(worker: Worker, event: DrainAsked, _now_s: float) -> _Result:
+    """Asked once more: for good now, within the first deadline."""
+    if event.if_idle:
+        return worker, ()
+    return _with(worker, cause=event.cause, detail=event.detail), (SendDrain(False),)
+
+
 def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
-    """Nothing streams before READY: draining is stopping."""
+    """Nothing streams before READY, so draining is stopping; but what was adopted may be READY
+    without having said so yet."""
+    if worker.adopted and worker.state is _S.STARTING:
+        return _drain(worker, event, now_s)
     grace_s = worker.limits.term_grace_s
     return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
 
@@ -309,7 +319,7 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.DRAINING, control.WorkerBeat): _working_beat,
     (_S.DRAINING, control.DrainRefused): _drain_refused,
     (_S.DRAINING, control.Drained): _drained,
-    (_S.DRAINING, DrainAsked): _drain,
+    (_S.DRAINING, DrainAsked): _drain_again,
     (_S.DRAINING, Tick): _tick_draining,
     (_S.STOPPING, Tick): _tick_stopping,
     (_S.STOPPING, KillAsked): _kill_stopping,

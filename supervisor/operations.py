@@ -31,28 +31,35 @@ def unload_model(home: Home, model: str) -> None:
     """Unload a model and wait until its process is gone."""
     with ControlClient(home) as client, LoadProgress(make_console()) as progress:
         done: control.Done = client.ask(control.UnloadModel(model))
-        line = wait_for(client.status, model, lambda line: line["pid"] is None, progress)
+        line = wait_for(
+            client.status,
+            model,
+            lambda line: line["pid"] is None or line["pid"] != done.pid,
+            progress,
+        )
     process = f" (pid {done.pid} is gone)" if done.pid else ""
-    click.echo(f"unloaded {line['model']}{process}")
+    again = "; a request has had it loaded again" if line["pid"] else ""
+    click.echo(f"unloaded {line['model']}{process}{again}")
 
 
 def kill_model(home: Home, model: str) -> None:
     """SIGKILL a model's worker; does not wait for its return."""
     with ControlClient(home) as client:
         done: control.Done = client.ask(control.KillModel(model))
-    click.echo(f"{done.message} (pid {done.pid}); it is being started again")
+    click.echo(done.message)
 
 
 def _wait_ready(client: ControlClient, model: str, old_pid: int | None) -> None:
     def settled(line: dict[str, Any]) -> bool:
         if line["state"] == "ready":
             return bool(line["pid"] != old_pid)
-        # Cold with a problem is a load that was given up; "backoff" still tries again.
-        return line["state"] == "quarantined" or (
-            line["state"] == "cold" and line["problem"] is not None
-        )
+        # "backoff" still tries again; "cold" is given up, or unloaded by somebody else.
+        return line["state"] in ("quarantined", "cold")
 
     with LoadProgress(make_console()) as progress:
         line = wait_for(client.status, model, settled, progress)
     if line["state"] != "ready":
-        raise OperationError(ErrorCode.MODEL_LOAD_FAILED, f"{line['model']}: {line['problem']}")
+        raise OperationError(
+            ErrorCode.MODEL_LOAD_FAILED,
+            f"{line['model']}: {line['problem'] or 'it was unloaded meanwhile'}",
+        )

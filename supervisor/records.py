@@ -2,7 +2,7 @@
 
 A ``flock`` says who is the supervisor; a small JSON file for each process it started says
 what is running. A pid alone proves nothing after a reboot or a wrap-around, so each record
-carries the process's creation time too.
+has an id too that stands in the process's command line.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 import psutil
 import structlog
@@ -24,32 +25,35 @@ from lmx.protocol.errors import ErrorCode, OperationError
 log = structlog.get_logger()
 _Record = TypeVar("_Record")
 
+_ACQUIRE_S: Final = 0.5
+_ACQUIRE_RETRY_S: Final = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process that was started. ``create_time_s`` as psutil tells it."""
+    """A process that was started, and a word of its command line that no other one has.
+
+    Not its creation time: the system counts that from the boot, so it moves when the clock is
+    set, and every process would seem to be another one.
+    """
 
     pid: int
-    create_time_s: float
+    token: str
 
     @property
     def alive(self) -> bool:
         """Whether this very process still runs; a zombie does not."""
         try:
             process = psutil.Process(self.pid)
-            return (
-                abs(process.create_time() - self.create_time_s) < 0.05
-                and process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
+            return self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError):
             return False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord(ProcessRecord):
-    """A worker, and the bytes that were reserved for it."""
+    """A worker, and the bytes that were reserved for it. Its token is its instance id."""
 
-    instance: str
     model_id: str
     reserved_bytes: int
 
@@ -60,14 +64,6 @@ class RouterRecord(ProcessRecord):
 
     host: str
     port: int
-
-
-def create_time_s(pid: int) -> float:
-    """Return when a process was created; 0.0 if it is gone already."""
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0
 
 
 class SupervisorLock:
@@ -82,10 +78,13 @@ class SupervisorLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take it. Raises :class:`OperationError` (already_running) with the holder's pid."""
+        """Take it. Raises :class:`OperationError` (already_running) with the holder's pid.
+
+        Tries for a moment: who asks whether a supervisor runs holds the lock for an instant.
+        """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_within(descriptor, _ACQUIRE_S)
         except BlockingIOError as error:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
@@ -99,6 +98,18 @@ class SupervisorLock:
         self._descriptor = descriptor
 
 
+def _lock_within(descriptor: int, limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_ACQUIRE_RETRY_S)
+
+
 class Records:
     """The record files below the state folder."""
 
@@ -107,9 +118,9 @@ class Records:
         self._router = state / "router.json"
 
     def save_worker(self, record: WorkerRecord) -> None:
-        """Write a worker's record, durably enough to survive this process's death."""
-        self._workers.mkdir(exist_ok=True, mode=0o700)
-        _write(self._workers / f"{record.instance}.json", record)
+        """Write a worker's record. A full disk is logged: the worker is as good without one,
+        and the next supervisor adopts it by its Hello."""
+        _write(self._workers / f"{record.token}.json", record)
 
     def forget_worker(self, instance: str) -> None:
         """Remove a worker's record; it has exited."""
@@ -133,10 +144,14 @@ class Records:
         return _read(self._router, RouterRecord) if self._router.exists() else None
 
 
-def _write(path: Path, record: Any) -> None:
+def _write(path: Path, record: ProcessRecord) -> None:
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(dataclasses.asdict(record)))
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        temporary.write_text(json.dumps(dataclasses.asdict(record)))
+        temporary.replace(path)
+    except OSError as error:
+        log.error("record.not_written", path=str(path), error=str(error))
 
 
 def _read(path: Path, cls: type[_Record]) -> _Record | None:

@@ -16,7 +16,6 @@ _COUNTED: Final = frozenset(
     {
         ExitCause.CRASH,
         ExitCause.SIGNAL,
-        ExitCause.OUT_OF_MEMORY,
         ExitCause.HANG,
         ExitCause.LOAD_FAILED,
     }

@@ -58,7 +58,7 @@ class RouterGuard:
     def __init__(
         self,
         actions: RouterActions,
-        bind: Callable[[], socket.socket],
+        bind: Callable[[int], socket.socket],
         beat_timeout_s: float,
         abort_grace_s: float,
     ) -> None:
@@ -67,6 +67,7 @@ class RouterGuard:
         self._beat_timeout_s = beat_timeout_s
         self._abort_grace_s = abort_grace_s
         self._listener: socket.socket | None = None
+        self._port = 0
         self._failures = restart.FailureRecord()
         self._retry_at_s: float | None = None
         self._stopping = False
@@ -74,16 +75,21 @@ class RouterGuard:
         self.process: RouterProcess | None = None
 
     def start(self, now_s: float) -> None:
-        """Start a router. Raises ``OSError`` when the address can't be bound."""
+        """Start a router, where "any port" is configured on the port of the one before it.
+
+        Raises ``OSError`` when the address can't be bound, or no process started.
+        """
         if self._listener is None:
-            self._listener = self._bind()
+            self._listener = self._bind(self._port)
         pid = self._actions.spawn_router(self._listener)
-        port = self._listener.getsockname()[1]
+        port = self._port = self._listener.getsockname()[1]
         self.process = RouterProcess(pid, now_s, now_s, port, adopted=False)
         log.info("router.spawned", router_pid=pid, port=port)
 
     def adopt(self, pid: int, port: int, now_s: float) -> None:
         """Take over a router that an earlier supervisor started; it has the listening socket."""
+        self._port = port
+        self._retry_at_s = None
         self.process = RouterProcess(pid, now_s, now_s, port, adopted=True)
         log.info("router.adopted", router_pid=pid, port=port)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,33 +18,28 @@ from lmx.protocol.ids import new_epoch
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.budget import Ledger
-from lmx.supervisor.child import signal_group, start_child
 from lmx.supervisor.commands import Commands
-from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
-from lmx.supervisor.estimate import estimate
 from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.home import Home
 from lmx.supervisor.inbox import Inbox
+from lmx.supervisor.processes import Processes
 from lmx.supervisor.records import (
     Records,
-    RouterRecord,
     SupervisorLock,
-    WorkerRecord,
-    create_time_s,
 )
 from lmx.supervisor.router_guard import RouterGuard
-from lmx.supervisor.slots import Asker
-from lmx.supervisor.sources import FolderSource, parse_source
-from lmx.supervisor.specs import router_spec, worker_spec
 from lmx.supervisor.view import worker_status
-from lmx.supervisor.worker_state import Worker
 
 log = structlog.get_logger()
 
 _TICK_S: Final = 0.1
+_INTRODUCTION_S: Final = 3.0
+"""Beats and reconnects take at most half of it, by their defaults."""
+
 _PAUSE_S: Final = 2.0
 """A tick this late means that this process was not running; deadlines are moved by it."""
 
@@ -60,7 +53,6 @@ class Service:
         self.version = version
         self.started_s = time.time()
         self._lock = SupervisorLock(home.run.path)
-        self._records = Records(home.state)
         self._stop_asked: asyncio.Event | None = None
         self._wake = asyncio.Event()
         self._stop_at_once = False
@@ -91,21 +83,26 @@ class Service:
         loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         timing = self.config.timing
-        self._watch = ExitWatch(loop)
-        self.core = Core(self.config, Ledger(self._budget_bytes()), self, new_epoch())
-        self.guard = RouterGuard(self, self._bind, timing.beat_timeout_s, timing.abort_grace_s)
+        watch = ExitWatch(loop)
+        server = ControlServer(self.home.run)
+        records = Records(self.home.state)
         self._fetching = Fetching(
             self.home.models, self.home.logs / "fetch.log", self._fetch_advanced, self._fetch_ended
         )
-        commands = Commands(self.core, self.reply, self.status, self.stop)
-        adoption = Adoption(
-            self.core, self.guard, self._records, self.home.run, self._watch_adopted
+        processes = Processes(
+            self.config, self.home, self.version, records, watch, server, self._fetching,
+            self._worker_exited, self._router_exited,
+        )  # fmt: skip
+        self.core = Core(self.config, Ledger(self._budget_bytes()), processes, new_epoch())
+        self.guard = RouterGuard(processes, self._bind, timing.beat_timeout_s, timing.abort_grace_s)
+        commands = Commands(self.core, processes.reply, self.status, self.stop)
+        adoption = Adoption(self.core, self.guard, records, self.home.run, processes.watch)
+        inbox = Inbox(
+            self.core, self.guard, commands, adoption, server.send, self.config.server.host
         )
-        inbox = Inbox(self.core, self.guard, commands, adoption, self._send)
-        self._server = ControlServer(self.home.run, inbox.take)
-        tasks = [loop.create_task(self._server.serve()), loop.create_task(self._tick_forever())]
+        tasks = [loop.create_task(server.serve(inbox.take)), loop.create_task(self._tick_forever())]
         try:
-            self._come_up(adoption)
+            await self._come_up(adoption)
             self.serving = True
             log.info(
                 "supervisor.ready", version=self.version, home=str(self.home.path),
@@ -121,26 +118,40 @@ class Service:
             for task in tasks:
                 task.cancel()
             self.guard.close()
-            self._watch.close()
-            await self._server.close()
+            watch.close()
+            await server.close()
 
-    def _come_up(self, adoption: Adoption) -> None:
+    async def _come_up(self, adoption: Adoption) -> None:
         now_s = time.monotonic()
-        adoption.take_over(self.config.server.host, self.config.server.port, now_s)
+        server = self.config.server
+        adoption.take_over(server.host, server.port, now_s)
+        if adoption.strangers():
+            # Workers whose record was never written. Their next beat brings them in.
+            await self._within(_INTRODUCTION_S, lambda: not adoption.strangers())
         if self.guard.process is None:
             try:
                 self.guard.start(now_s)
             except OSError as error:
-                server = self.config.server
-                raise OperationError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop what "
-                    "uses it, or choose another server.port (LMX_SERVER_PORT)",
-                ) from error
+                # Perhaps a router whose record was never written holds the port.
+                if not await self._within(_INTRODUCTION_S, lambda: self.guard.process is not None):
+                    raise OperationError(
+                        ErrorCode.CONFIG_INVALID,
+                        f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop "
+                        "what uses it, or choose another server.port (LMX_SERVER_PORT)",
+                    ) from error
+        now_s = time.monotonic()
         for slot in self.core.slots.values():
             if slot.model.preload and slot.worker is None:
                 self.core.want(slot, now_s)
         self.core.flush(now_s)
+
+    async def _within(self, limit_s: float, condition: Callable[[], bool]) -> bool:
+        """Wait for what messages bring; returns whether it came in time."""
+        for _ in range(int(limit_s / _TICK_S)):
+            if condition():
+                return True
+            await asyncio.sleep(_TICK_S)
+        return condition()
 
     async def _tick_forever(self) -> None:
         last_s = time.monotonic()
@@ -157,7 +168,7 @@ class Service:
     async def _go_down(self) -> None:
         """Router first, so that streams can finish; workers after it; then nothing is left."""
         grace_s = self.config.timing.shutdown_grace_s
-        self.core.stopping = True
+        self.core.begin_stopping()
         self.core.flush(time.monotonic())
         # The router ends its streams itself within its grace; the rest is for its exit.
         self.guard.stop(time.monotonic(), grace_s + 2.0)
@@ -206,105 +217,17 @@ class Service:
             "workers": [worker_status(slot, now_s) for slot in self.core.slots.values()],
         }
 
-    # What core and guard have done for them.
-
-    def wall_s(self) -> float:
-        return time.time()
-
-    def local_path(self, model: ModelConfig) -> Path | None:
-        source = parse_source(model.source)
-        if isinstance(source, FolderSource):
-            return Path(os.path.abspath(Path(source.path).expanduser()))  # noqa: PTH100
-        return None
-
-    def start_fetch(self, model: ModelConfig) -> None:
-        self._fetching.start(model)
-
-    def stop_fetch(self, model_id: str) -> None:
-        self._fetching.stop(model_id)
-
-    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
-        if model.memory_bytes is not None:
-            return int(model.memory_bytes)
-        return estimate(path, model.context_length).total_bytes
-
-    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
-        spec = worker_spec(self.config, self.home, model, instance, path, reserved_bytes)
-        child = start_child(
-            "lmx.worker", (model.id, instance), spec, self.home, self.home.worker_log(model.id)
-        )
-        created_s = create_time_s(child.pid)
-        self._records.save_worker(
-            WorkerRecord(child.pid, created_s, instance, model.id, reserved_bytes)
-        )
-        self._watch_worker(instance, child.pid, child)
-        return child.pid
-
-    def signal(self, worker: Worker, number: int) -> None:
-        signal_group(worker.pid, number)
-        if number == signal.SIGABRT:
-            # A process that was stopped (SIGSTOP) acts on a signal only once it goes on.
-            signal_group(worker.pid, signal.SIGCONT)
-
-    def send(self, worker: Worker, message: Any) -> None:
-        self._server.send(f"w:{worker.instance}".encode(), message)
-
-    def forget(self, worker: Worker) -> None:
-        self._records.forget_worker(worker.instance)
-        self.home.run.worker_socket(worker.instance).unlink(missing_ok=True)
-
-    def reply(self, asker: Asker, message: Any) -> None:
-        self._server.send(asker.identity, message, asker.correlation)
-
-    def publish(self, message: Any) -> None:
-        self._server.publish(message)
-
-    def spawn_router(self, listener: socket.socket) -> int:
-        spec = router_spec(self.config, self.home, listener, self.version)
-        child = start_child(
-            "lmx.router", (), spec, self.home, self.home.router_log, (listener.fileno(),)
-        )
-        port = listener.getsockname()[1]
-        self._records.save_router(
-            RouterRecord(child.pid, create_time_s(child.pid), self.config.server.host, port)
-        )
-        self._watch_router(child.pid, child)
-        return child.pid
-
-    def signal_router(self, pid: int, number: int) -> None:
-        signal_group(pid, number)
-        if number == signal.SIGABRT:
-            signal_group(pid, signal.SIGCONT)
-
-    def forget_router(self) -> None:
-        self._records.forget_router()
-
     # Facts from outside.
 
-    def _send(self, identity: bytes, message: Any) -> None:
-        self._server.send(identity, message)
+    def _worker_exited(self, instance: str, status: int | None) -> None:
+        now_s = time.monotonic()
+        self.core.worker_exited(instance, status, now_s)
+        self.core.flush(now_s)
+        self._wake.set()
 
-    def _watch_adopted(self, instance: str | None, pid: int) -> None:
-        if instance is None:
-            self._watch_router(pid, None)
-        else:
-            self._watch_worker(instance, pid, None)
-
-    def _watch_worker(self, instance: str, pid: int, child: subprocess.Popen[bytes] | None) -> None:
-        def ended(status: int | None) -> None:
-            now_s = time.monotonic()
-            self.core.worker_exited(instance, status, now_s)
-            self.core.flush(now_s)
-            self._wake.set()
-
-        self._watch.watch(pid, child, ended)
-
-    def _watch_router(self, pid: int, child: subprocess.Popen[bytes] | None) -> None:
-        def ended(_status: int | None) -> None:
-            self.guard.exited(pid, time.monotonic())
-            self._wake.set()
-
-        self._watch.watch(pid, child, ended)
+    def _router_exited(self, pid: int) -> None:
+        self.guard.exited(pid, time.monotonic())
+        self._wake.set()
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         self.core.fetch_advanced(model_id, phase, fraction)
@@ -314,24 +237,19 @@ class Service:
         self.core.fetch_ended(model_id, outcome, now_s)
         self.core.flush(now_s)
 
-    def _bind(self) -> socket.socket:
+    def _bind(self, last_port: int) -> socket.socket:
         server = self.config.server
         family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        # An adopted router's port is taken up again, also where the configuration says "any".
-        port = server.port or self._last_port
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((server.host, port))
+            listener.bind((server.host, server.port or last_port))
             listener.listen(1024)
             listener.setblocking(False)
         except OSError:
             listener.close()
             raise
-        self._last_port = listener.getsockname()[1]
         return listener
-
-    _last_port = 0
 
     def _budget_bytes(self) -> int:
         memory = self.config.memory

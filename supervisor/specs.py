@@ -35,10 +35,13 @@ def worker_spec(
     )
 
 
-def router_spec(config: Config, home: Home, listener: socket.socket, version: str) -> RouterSpec:
+def router_spec(
+    config: Config, home: Home, router_id: str, listener: socket.socket, version: str
+) -> RouterSpec:
     """Return the router's spec; the socket's descriptor must be inherited under its number."""
     server, timing = config.server, config.timing
     return RouterSpec(
+        router_id=router_id,
         run_dir=str(home.run.path),
         log=_log_spec(config, home.router_log),
         listen_fd=listener.fileno(),

@@ -41,6 +41,7 @@ EXIT_LOAD_FAILED: Final = 1
 EXIT_ENGINE_BROKE: Final = 3
 
 _HELLO_RETRY_S: Final = 0.02
+_LAST_WORD_S: Final = 2.0
 _ENGINE_STOP_S: Final = 0.3  # an engine that is in a step is not waited for
 
 _LOADING = Refusal(ErrorCode.MODEL_LOADING, "The model is still being loaded.", 1.0)
@@ -57,6 +58,7 @@ class WorkerLife:
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
         self._context_tokens = 0
+        self._exit_status = 0
         self._process = psutil.Process()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         directory = RunDirectory(Path(spec.run_dir))
@@ -126,7 +128,7 @@ class WorkerLife:
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=memory_bytes)
 
     def load_failed(self, error: Exception) -> None:
-        """Say why, and end."""
+        """Say why, and wait to be ended."""
         match error:
             case LmxError():
                 code, message = error.code, error.message
@@ -136,7 +138,10 @@ class WorkerLife:
                 code = ErrorCode.MODEL_LOAD_FAILED
                 message = f"{type(error).__name__}: {error}"
         self._control.send(LoadFailed(self._spec.instance, code, message))
-        self._exit(EXIT_LOAD_FAILED)
+        # SIGTERM is the answer. An exit that is seen before the message is read would pass for
+        # a crash without a reason.
+        self._exit_status = EXIT_LOAD_FAILED
+        self._loop.call_later(_LAST_WORD_S, self._exit, EXIT_LOAD_FAILED)
 
     def deliver(self, outputs: list[RowOutput]) -> None:
         """Pass it on."""
@@ -155,7 +160,7 @@ class WorkerLife:
 
     def _terminate(self) -> None:
         log.info("worker.terminated", streams=self._generations.held)
-        self._exit(0)
+        self._exit(self._exit_status)
 
     def _exit(self, status: int) -> None:
         if not self._end.done():

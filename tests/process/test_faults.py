@@ -146,6 +146,7 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again() -> 
             assert late.text == "word " * 3
         workers = [p for p in lmx.processes() if "lmx.worker" in p.cmdline()]
         assert len(workers) == 2, "no second copy"
+        assert lmx.url == url
         # What was adopted is watched like a child: it comes back when it dies.
         os.kill(before["alpha"]["pid"], signal.SIGKILL)
         wait_until(
@@ -153,6 +154,7 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again() -> 
         )
         os.kill(router, signal.SIGKILL)
         wait_until(lambda: lmx.status()["router"]["pid"] not in (None, router), "a new router")
+        assert lmx.url == url, "any port means: the same one again"
 
 
 async def test_a_killed_router_is_back_and_what_it_left_is_cancelled() -> None:

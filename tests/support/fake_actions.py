@@ -18,7 +18,7 @@ class FakeActions:
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
         self.estimate_error: LmxError | None = None
-        self.spawn_error: OSError | None = None
+        self.spawn_error: Exception | None = None
         self.alive: dict[int, str] = {}
         self.spawned: list[str] = []
         self.signals: list[tuple[int, int]] = []

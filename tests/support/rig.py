@@ -105,7 +105,7 @@ class Rig:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def up(self) -> None:
+    def up(self, *, wait: bool = True) -> None:
         """Start a supervisor in the foreground and wait until it serves."""
         with self.output.open("ab") as output:
             self.supervisor = subprocess.Popen(
@@ -113,7 +113,8 @@ class Rig:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 env=self.environment, cwd=self._elsewhere[2], start_new_session=True,
             )  # fmt: skip
-        self.wait_serving()
+        if wait:
+            self.wait_serving()
 
     def wait_serving(self) -> None:
         """Wait until the supervisor answers and its router too."""

@@ -93,6 +93,7 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
     values: dict[str, Any] = {
         "run_dir": str(run_dir.path),
         "log": LogSpec(str(run_dir.path / "router.log"), level="debug"),
+        "router_id": "0000cafe",
         "listen_fd": -1,
         "host": "127.0.0.1",
         "port": port,

@@ -194,7 +194,6 @@ async def test_failure_after_the_first_token_is_one_event_and_the_end() -> None:
 EXITS = [
     (ExitCause.CRASH, "worker_crashed", 500),
     (ExitCause.SIGNAL, "worker_crashed", 500),
-    (ExitCause.OUT_OF_MEMORY, "worker_crashed", 500),
     (ExitCause.HANG, "worker_hung", 500),
     (ExitCause.KILLED, "worker_killed", 503),
     (ExitCause.UNLOADED, "model_unloaded", 503),

@@ -118,7 +118,7 @@ async def test_it_serves_says_hello_and_beats() -> None:
         await until(lambda: supervisor.count(RouterBeat) >= 3)
         pid = started.process.pid
         port = int(started.url.rpartition(":")[2])
-        assert RouterHello(pid, port) in supervisor.seen
+        assert RouterHello(pid, "0000cafe", port) in supervisor.seen
         await until(lambda: supervisor.seen[-1].requests_total >= 2)
         assert supervisor.seen[-1].pid == pid
         lines = [json.loads(line) for line in started.log.read_text().splitlines()]

@@ -50,7 +50,9 @@ def test_the_refusal_says_what_to_do() -> None:
     ledger.reserve("a", 8 * 1024**3, "one")
     with pytest.raises(LmxError, match=r"only 2.0 GiB of 10.0 GiB are free: unload another"):
         ledger.reserve("b", 3 * 1024**3, "two")
-    ledger.correct("a", 11 * 1024**3)
+    ledger.raise_to("a", 7 * 1024**3)
+    assert ledger.reserved_bytes == 8 * 1024**3, "never downwards"
+    ledger.raise_to("a", 11 * 1024**3)
     assert ledger.free_bytes == 0
 
 
@@ -93,11 +95,26 @@ def test_what_is_not_a_model_is_said_so(tmp_path: Path) -> None:
         estimate(tmp_path / "none", None)
     with pytest.raises(LmxError, match=r"no config\.json"):
         estimate(tmp_path, None)
+    for wrong in ("[]", '"x"', '{"text_config": [1]}', "null"):
+        (tmp_path / "config.json").write_text(wrong)
+        with pytest.raises(LmxError):
+            estimate(tmp_path, None)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(LmxError, match=r"can't be read as a model"):
+        estimate(tmp_path, None)
+    (tmp_path / "dangling.safetensors").unlink()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(LmxError, match="not JSON"):
         estimate(tmp_path, None)
     broken = tmp_path / "model.safetensors"
-    for content in (b"", b"\xff" * 64, struct.pack("<Q", 4) + b"nope"):
+    for content in (
+        b"",
+        b"\xff" * 64,
+        struct.pack("<Q", 4) + b"nope",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 8) + b'{"a": 1}',
+    ):
         broken.write_bytes(content)
         with pytest.raises(LmxError, match="not a safetensors file"):
             weights_bytes(broken)

@@ -40,6 +40,8 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: /x}]\ndefault_model: b", ["default_model", "'b'", "known: a"]),
         ("logs: {level: loud}", ["logs.level", "loud", "debug"]),
         ("server: {port: 1}\nserver: {port: 2}", ["stands twice", "server", "line 2"]),
+        ("1: 2", ["the key 1 is not a word", "line 1"]),
+        ("[a]: 2", ["is not a word"]),
         ("a: [", ["not YAML"]),
         ("- 1", ["expected keys"]),
     ],
@@ -91,6 +93,17 @@ def test_no_file_is_a_valid_configuration() -> None:
     config = load_config(None, {})
     assert (config.server.host, config.server.port, config.models) == ("127.0.0.1", 8000, ())
     assert config.default_model_id is None
+
+
+def test_a_variable_that_is_no_value_is_said_so() -> None:
+    with pytest.raises(OperationError, match=r"LMX_SERVER_PORT: '\{' is not a value"):
+        load_config(None, {"LMX_SERVER_PORT": "{"})
+
+
+def test_merge_keys_work(tmp_path: Path) -> None:
+    text = "models:\n- &base {id: a, source: /x, max_rows: 7}\n- {<<: *base, id: b}\n"
+    config = load(text, tmp_path)
+    assert [(model.id, model.max_rows) for model in config.models] == [("a", 7), ("b", 7)]
 
 
 def test_a_missing_file_is_said_so(tmp_path: Path) -> None:

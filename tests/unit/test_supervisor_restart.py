@@ -20,7 +20,6 @@ POLICY = RestartPolicy(base_s=0.5, max_s=30, stable_after_s=10, max_failures=3, 
 FAILURES = [
     ExitCause.CRASH,
     ExitCause.SIGNAL,
-    ExitCause.OUT_OF_MEMORY,
     ExitCause.HANG,
     ExitCause.LOAD_FAILED,
 ]

@@ -101,7 +101,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     BeatSeen("e90c4a11", 12),
     Drain(if_idle=True),
     # Router to supervisor, and back.
-    RouterHello(4243, 8000),
+    RouterHello(4243, "0000cafe", 8000),
     RouterBeat(4243, 5, 99, 60_000_000),
     GetSnapshot(),
     Acquire("org/tiny", 30.0, "req_1"),
@@ -109,7 +109,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5),
     # Supervisor to routers.
     Snapshot("e90c4a11", 12, "org/tiny", (_MODEL,), True),
-    WorkerExited("0badcafe", "org/tiny", ExitCause.OUT_OF_MEMORY, "signal 9"),
+    WorkerExited("0badcafe", "org/tiny", ExitCause.SIGNAL, "signal 9"),
     # CLI to supervisor.
     GetStatus(),
     Status({"supervisor": {"pid": 1, "uptime_s": 2.5}, "router": None, "workers": [{"rows": 2}]}),
@@ -161,6 +161,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         orphan_grace_s=60.0,
     ),
     RouterSpec(
+        router_id="0000cafe",
         run_dir="/run/lmx",
         log=_LOG,
         listen_fd=3,

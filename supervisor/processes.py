@@ -1,0 +1,148 @@
+"""What the core and the router's guard have done for them: processes, signals, files, sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.ids import new_instance_id
+from lmx.supervisor.child import signal_group, start_child
+from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.control_server import ControlServer
+from lmx.supervisor.estimate import estimate
+from lmx.supervisor.exit_watch import ExitWatch
+from lmx.supervisor.fetching import Fetching
+from lmx.supervisor.home import Home
+from lmx.supervisor.records import Records, RouterRecord, WorkerRecord
+from lmx.supervisor.slots import Asker
+from lmx.supervisor.sources import FolderSource, parse_source
+from lmx.supervisor.specs import router_spec, worker_spec
+from lmx.supervisor.worker_state import Worker
+
+
+class Processes:
+    """:class:`lmx.supervisor.slot_life.Actions` and ``RouterActions``, for real.
+
+    Ends of processes are reported to ``worker_exited(instance, status)`` and
+    ``router_exited(pid)``, on the event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        home: Home,
+        version: str,
+        records: Records,
+        watch: ExitWatch,
+        server: ControlServer,
+        fetching: Fetching,
+        worker_exited: Callable[[str, int | None], None],
+        router_exited: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._home = home
+        self._version = version
+        self._records = records
+        self._watch = watch
+        self._server = server
+        self._fetching = fetching
+        self._worker_exited = worker_exited
+        self._router_exited = router_exited
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def local_path(self, model: ModelConfig) -> Path | None:
+        source = parse_source(model.source)
+        if isinstance(source, FolderSource):
+            return Path(os.path.abspath(Path(source.path).expanduser()))  # noqa: PTH100
+        return None
+
+    def start_fetch(self, model: ModelConfig) -> None:
+        self._fetching.start(model)
+
+    def stop_fetch(self, model_id: str) -> None:
+        self._fetching.stop(model_id)
+
+    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
+        if model.memory_bytes is not None:
+            return int(model.memory_bytes)
+        return estimate(path, model.context_length).total_bytes
+
+    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
+        spec = worker_spec(self._config, self._home, model, instance, path, reserved_bytes)
+        child = start_child(
+            "lmx.worker", (model.id, instance), spec, self._home, self._home.worker_log(model.id)
+        )
+        self._records.save_worker(WorkerRecord(child.pid, instance, model.id, reserved_bytes))
+        self._watch_child(instance, child)
+        return child.pid
+
+    def signal(self, worker: Worker, number: int) -> None:
+        signal_group(worker.pid, number)
+        if number == signal.SIGABRT:
+            # A process that was stopped (SIGSTOP) acts on a signal only once it goes on.
+            signal_group(worker.pid, signal.SIGCONT)
+
+    def send(self, worker: Worker, message: Any) -> None:
+        self._server.send(f"w:{worker.instance}".encode(), message)
+
+    def forget(self, worker: Worker) -> None:
+        self._records.forget_worker(worker.instance)
+        self._home.run.worker_socket(worker.instance).unlink(missing_ok=True)
+
+    def reply(self, asker: Asker, message: Any) -> None:
+        self._server.send(asker.identity, message, asker.correlation)
+
+    def publish(self, message: Any) -> None:
+        self._server.publish(message)
+
+    def spawn_router(self, listener: socket.socket) -> int:
+        router_id = new_instance_id()
+        spec = router_spec(self._config, self._home, router_id, listener, self._version)
+        child = start_child(
+            "lmx.router",
+            (router_id,),
+            spec,
+            self._home,
+            self._home.router_log,
+            (listener.fileno(),),
+        )
+        port = listener.getsockname()[1]
+        self._records.save_router(
+            RouterRecord(child.pid, router_id, self._config.server.host, port)
+        )
+        self._watch_child(None, child)
+        return child.pid
+
+    def signal_router(self, pid: int, number: int) -> None:
+        signal_group(pid, number)
+        if number == signal.SIGABRT:
+            signal_group(pid, signal.SIGCONT)
+
+    def forget_router(self) -> None:
+        self._records.forget_router()
+
+    def watch(
+        self, instance: str | None, pid: int, child: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        """Have the end of a process reported; instance None is the router."""
+        if instance is None:
+            self._watch.watch(pid, child, lambda _status: self._router_exited(pid))
+        else:
+            self._watch.watch(pid, child, lambda status: self._worker_exited(instance, status))
+
+    def _watch_child(self, instance: str | None, child: subprocess.Popen[bytes]) -> None:
+        try:
+            self.watch(instance, child.pid, child)
+        except OSError:
+            # Out of descriptors, most likely. A process that nobody watches must not stay.
+            child.kill()
+            child.wait()
+            raise
