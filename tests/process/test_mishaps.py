@@ -198,19 +198,19 @@ def test_nothing_is_imported_from_the_working_directory() -> None:
             env=lmx.environment, cwd=cwd, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert started.returncode == 0, started.stderr
-        status = [script, "status", "--json"]
 
         def ready() -> bool:
             found = subprocess.run(
-                status, env=lmx.environment, cwd=cwd, capture_output=True, check=True
-            )
+                [script, "status", "--json"],
+                env=lmx.environment, cwd=cwd, capture_output=True, check=True,
+            )  # fmt: skip
             return bool(json.loads(found.stdout)["workers"][0]["state"] == "ready")
 
         wait_until(ready, "alpha is ready")
         subprocess.run([script, "stop"], env=lmx.environment, cwd=cwd, check=True)
     finally:
-        for module in (lmx.root / "cwd").glob("*.py"):
-            module.unlink()
+        for path in (lmx.root / "cwd").glob("*.py"):
+            path.unlink()
         lmx.close()
 
 
