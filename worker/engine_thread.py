@@ -17,6 +17,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.heap import trim_heap
 from lmx.worker.outbox import Outbox
 from lmx.worker.progress import ProgressClock
 from lmx.worker.row import Job, Row, RowCancelled, RowFailed, RowOutput
@@ -166,6 +167,7 @@ class EngineThread:
                 if self._rows or self._waiting or self._outputs:
                     return
                 engine.rest()
+                trim_heap()
                 self.memory_bytes = engine.memory_bytes()
                 rested = True
                 continue
