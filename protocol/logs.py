@@ -35,7 +35,8 @@ def configure_logs(
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    as_json = structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+    # ASCII alone: what a client sent must not reach a terminal as a control sequence.
+    as_json = structlog.processors.JSONRenderer(default=str)
     fixed = {"process": process, "pid": os.getpid(), **fields}
 
     def add_fixed(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

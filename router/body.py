@@ -14,6 +14,8 @@ from lmx.protocol.errors import ErrorCode, RequestError
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
 
+_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
+
 READ_DEADLINE_S: Final = 60.0
 """For the whole body. A trickling client holds its own connection this long, nothing else."""
 
@@ -26,6 +28,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     Raises :class:`RequestError`.
     """
     _check_content_type(request.content_type)
+    _check_encoding(request.headers.get("Content-Encoding", "identity"))
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     try:
@@ -62,6 +65,15 @@ def parse_object(payload: bytes) -> dict[str, Any]:
     if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(value):
         raise _too_deep()
     return value
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.lower() not in _ENCODINGS:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding {encoding[:40]!r} is not supported: send the body as it is, or "
+            f"with {', '.join(sorted(_ENCODINGS - {'identity'}))}.",
+        )
 
 
 def json_type(value: object) -> str:

@@ -71,23 +71,33 @@ class Dispatcher:
         meets a worker on its way out, or that is not there any more, is sent once more, through
         the supervisor: nothing has been produced for it yet.
         """
+        load_s = 0.0
+        instance = ready_instance(model)
+        if instance is None:
+            instance, load_s = await self._acquire(model, request)
         try:
-            generation = await self._open(model, request, ready_instance(model))
+            link, stream, accepted = await self._submit(instance, request)
         except LmxError as error:
             if error.code not in _WORTH_ANOTHER_WORKER:
                 raise
             _log.info("generation.retried", model=model.model_id, reason=error.message)
-            generation = await self._open(model, request, None)
+            instance, again_s = await self._acquire(model, request)
+            load_s += again_s
+            link, stream, accepted = await self._submit(instance, request)
+        generation = Generation(link, stream, accepted, load_s)
         try:
             yield generation
         finally:
             generation.close()
 
-    async def _open(self, model: ModelView, request: Generate, instance: str | None) -> Generation:
+    async def _acquire(self, model: ModelView, request: Generate) -> tuple[str, float]:
         began_at = time.monotonic()
-        if instance is None:
-            instance = await self._supervisor.acquire(model.model_id, request.request_id)
-        load_s = time.monotonic() - began_at
+        instance = await self._supervisor.acquire(model.model_id, request.request_id)
+        return instance, time.monotonic() - began_at
+
+    async def _submit(
+        self, instance: str, request: Generate
+    ) -> tuple[WorkerLink, WorkerStream, Accepted]:
         link = self._workers.link_to(instance)
         stream = link.submit(request)
         with ExitStack() as undo:
@@ -100,4 +110,4 @@ class Dispatcher:
                     f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
                 ) from error
             undo.pop_all()
-        return Generation(link, stream, accepted, load_s)
+        return link, stream, accepted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import Final
 
 import orjson
@@ -12,11 +13,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.heap import trim_heap
 from lmx.protocol.ids import accept_request_id
 from lmx.router.errors import http_error
 from lmx.router.traffic import RECORD, Record, Traffic
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
+
+_LARGE_BODY_BYTES: Final = 1024 * 1024
 
 _QUIET_PATHS: Final = frozenset({"/health", "/v1/health", "/status"})
 """Polled all day: logged at debug level."""
@@ -41,7 +45,9 @@ def make_middleware(traffic: Traffic) -> Middleware:
                 if traffic.closed:
                     response = _refuse(record)
                 else:
-                    with traffic.count():
+                    # Polls of the health are no requests that anybody served.
+                    quiet = request.path in _QUIET_PATHS
+                    with nullcontext() if quiet else traffic.count():
                         response = await _answer(request, handler, record)
                 status = response.status
                 return response
@@ -50,6 +56,9 @@ def make_middleware(traffic: Traffic) -> Middleware:
                 raise
             finally:
                 _log_request(request, record, status)
+                if (request.content_length or 0) >= _LARGE_BODY_BYTES:
+                    # Once the body and all that was made of it have gone with the request.
+                    asyncio.get_running_loop().call_soon(trim_heap)
 
     return serve
 

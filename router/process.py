@@ -122,12 +122,14 @@ async def serve(spec: RouterSpec, log_file: LogFile) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
     SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means
-    is the supervisor's to say. Raises when a part of the router fails.
+    is the supervisor's to say. So is SIGHUP: there is nothing to reload. Raises when a part of
+    the router fails.
     """
     raise_file_limit()
     told_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
     router = Router(spec, socket.socket(fileno=spec.listen_fd))
     link = await router.start()

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.invalid import describe_invalid
 from lmx.router.unsupported import refuse_unsupported
+
+MAX_MESSAGES: Final = 10_000
+MAX_PARTS: Final = 1_000
+"""Checking happens on the event loop, a few microseconds an item, and an array that fails, fails
+at its first wrong item: 15 MiB of zeros took a minute otherwise, in which no stream moved."""
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -59,8 +71,10 @@ class ToolCall(_Strict):
     function: FunctionCall
 
 
+_PARTS: Final = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
+
 Content = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[list[TextPart], Field(min_length=1), Tag(_LIST)],
+    Annotated[str, Tag(_TEXT)] | Annotated[list[TextPart], _PARTS, Tag(_LIST)],
     _TEXT_OR_LIST,
 ]
 
@@ -76,11 +90,17 @@ class Message(_Strict):
     reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as a worker takes it: text parts joined by a line break into
-        one string, absent fields left out."""
+        """Return the message as a worker takes it: text parts joined by a line break into one
+        string, no content as "" (templates add it to other text), other absent fields left
+        out. "developer" is OpenAI's later word for "system"; templates know the older one, and
+        some drop in silence what they don't know."""
         message = self.model_dump(exclude_none=True)
-        if isinstance(self.content, list):
-            message["content"] = "\n".join(part.text for part in self.content)
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        message["content"] = content or ""
+        if self.role == "developer":
+            message["role"] = "system"
         return message
 
 
@@ -101,7 +121,7 @@ class ChatRequest(_Strict):
     """
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -153,6 +173,12 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]")
     _check_token_limits(request)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`stream_options` is allowed with `stream: true` only: remove it, or stream.",
+            param="stream_options",
+        )
     refuse_unsupported(body)
     return request
 

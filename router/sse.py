@@ -32,7 +32,7 @@ class EventStream:
     """Writes whole events. Knows nothing of what is in them.
 
     A write returns once the data is on its way or in the connection's buffer (aiohttp's
-    64 KiB); when the reader takes nothing for ``stall_timeout_s`` it is dropped.
+    64 KiB); a reader that has not made room in it for ``stall_timeout_s`` is dropped.
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:

@@ -55,6 +55,11 @@ class WorkerLink:
             task.add_done_callback(self._task_ended)
 
     @property
+    def broken(self) -> bool:
+        """Whether one of its tasks has failed: it hears nothing any more."""
+        return any(task.done() for task in self._tasks)
+
+    @property
     def open_streams(self) -> int:
         """How many streams have not ended and were not closed."""
         return len(self._streams)

@@ -65,6 +65,9 @@ class WorkerLinks:
     def link_to(self, instance: str) -> WorkerLink:
         """Return the link to a worker, connecting it if it is the first."""
         link = self._links.get(instance)
+        if link is not None and link.broken:
+            link.close()
+            link = None
         if link is None:
             link = self._links[instance] = WorkerLink(
                 self._context, self._run_dir.worker(instance), instance, self._silence_s

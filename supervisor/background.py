@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,13 +12,15 @@ from typing import Any, Final
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.child import signal_group
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
-from lmx.supervisor.records import ProcessRecord
+from lmx.supervisor.records import ProcessRecord, Records, SupervisorLock
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
+_ORPHAN_GRACE_S: Final = 12.0
 
 
 def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
@@ -58,6 +61,21 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
     )
 
 
+def _end_orphans(home: Home, orphans: list[ProcessRecord]) -> int:
+    # With the lock held, so that no supervisor adopts what is being ended.
+    SupervisorLock(home.lock).acquire()
+    for number, grace_s in ((signal.SIGTERM, _ORPHAN_GRACE_S), (signal.SIGKILL, _ORPHAN_GRACE_S)):
+        for record in orphans:
+            if record.alive:
+                signal_group(record.pid, number)
+        deadline_s = time.monotonic() + grace_s
+        while any(record.alive for record in orphans) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+    for path in home.run.path.glob("w-*"):
+        path.unlink(missing_ok=True)
+    return orphans[0].pid
+
+
 def _status_if_running(home: Home) -> dict[str, Any] | None:
     try:
         with ControlClient(home) as client:
@@ -71,8 +89,11 @@ def _status_if_running(home: Home) -> dict[str, Any] | None:
 def stop_background(home: Home) -> int:
     """Ask the supervisor to stop and wait until it is gone; returns its pid.
 
-    Waits as long as the supervisor lives: its own grace periods end it.
+    Waits as long as the supervisor lives: its own grace periods end it. What a supervisor that
+    died has left is ended too; the pid is then the first of them.
     """
+    if not supervisor_runs(home) and (orphans := Records(home.state).orphans()):
+        return _end_orphans(home, orphans)
     with ControlClient(home) as client:
         pid: int = client.status()["supervisor"]["pid"]
         record = ProcessRecord(pid, "up")

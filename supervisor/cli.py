@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from enum import IntEnum
@@ -18,6 +19,10 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_load import load_config
 from lmx.supervisor.home import Home
+
+# Ctrl-C ends a command without a traceback, also while it is still importing; `up` sets handlers
+# of its own.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Exit(IntEnum):
@@ -44,7 +49,8 @@ def _fail(error: LmxError) -> NoReturn:
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn an :class:`LmxError` into its message and exit code."""
+    """Turn an :class:`LmxError`, or what the file system has to say, into a message and an
+    exit code."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -52,6 +58,10 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
         except LmxError as error:
             _fail(error)
+        except OSError as error:
+            where = error.filename or _home().path
+            click.echo(f"lmx-supervisor: {where}: {error.strerror or error}", err=True)
+            sys.exit(Exit.FAILED)
 
     return wrapped
 

@@ -14,6 +14,9 @@ from lmx.supervisor.sources import parse_source
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Size = Annotated[ByteSize, Field(gt=0)]
+Name = Annotated[
+    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+]
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MLX_ENGINE = "lmx.worker.mlx_engine:create"
@@ -27,7 +30,7 @@ class ServerConfig(_Section):
     """The HTTP side."""
 
     host: str = Field("127.0.0.1", min_length=1)
-    port: int = Field(8000, ge=0, le=65_535)
+    port: int = Field(8000, ge=0, le=65_535, strict=True)
     allow_lan_without_key: bool = False
     body_limit_bytes: Size = ByteSize(16 * 1024**2)
     load_wait_s: Seconds = 300.0
@@ -97,9 +100,9 @@ class LogConfig(_Section):
 class ModelConfig(_Section):
     """One model. ``engine`` is for tests and for engines of one's own."""
 
-    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+    id: Name
     source: str = Field(min_length=1)
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[Name, ...] = ()
     preload: bool = True
     context_length: int | None = Field(None, ge=16)
     max_rows: int = Field(32, ge=1, le=1024)
@@ -112,6 +115,15 @@ class ModelConfig(_Section):
     stall_timeout_s: Seconds | None = None
     engine: str = Field(MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     engine_options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _default_is_within_limit(self) -> ModelConfig:
+        default, limit = self.default_max_tokens, self.max_tokens_limit
+        if default is not None and limit is not None and default > limit:
+            raise ValueError(
+                f"default_max_tokens ({default}) is more than max_tokens_limit ({limit})"
+            )
+        return self
 
     @field_validator("source")
     @classmethod

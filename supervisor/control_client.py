@@ -13,6 +13,7 @@ from lmx.protocol import codec, control
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.sockets import Role, open_socket
 from lmx.supervisor.home import Home
+from lmx.supervisor.records import Records
 
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
@@ -23,7 +24,7 @@ _CORRELATION: Final = 1
 def supervisor_runs(home: Home) -> bool:
     """Whether a supervisor holds this home's lock. Takes it for an instant if none does."""
     try:
-        descriptor = os.open(home.run.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -33,6 +34,23 @@ def supervisor_runs(home: Home) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def not_running(home: Home) -> OperationError:
+    """Return the error for a home without a supervisor; it names what one left behind."""
+    orphans = Records(home.state).orphans()
+    if not orphans:
+        return OperationError(
+            ErrorCode.NOT_RUNNING,
+            f"lmx is not running (home {home.path}): start it with "
+            "`lmx-supervisor up` or `lmx-supervisor start`",
+        )
+    pids = ", ".join(str(record.pid) for record in orphans)
+    return OperationError(
+        ErrorCode.NOT_RUNNING,
+        f"the supervisor is not running, but what it started still serves (pids {pids}): "
+        "`lmx-supervisor up` or `start` takes over, `lmx-supervisor stop` ends it",
+    )
 
 
 class ControlClient:
@@ -73,11 +91,7 @@ class ControlClient:
         deadline_s = time.monotonic() + limit_s
         while True:
             if not supervisor_runs(self._home):
-                raise OperationError(
-                    ErrorCode.NOT_RUNNING,
-                    f"lmx is not running (home {self._home.path}): start it with "
-                    "`lmx-supervisor up` or `lmx-supervisor start`",
-                )
+                raise not_running(self._home)
             if self._socket.poll(_LOOK_AGAIN_S * 1000, event):
                 return
             if time.monotonic() > deadline_s:

@@ -189,7 +189,7 @@ class Core:
             slot.path = outcome
             self._life.launch(slot, now_s)
         else:
-            self._life.give_up(slot, outcome)
+            self._life.give_up(slot, outcome, now_s)
 
     def tick(self, now_s: float, paused_s: float) -> None:
         """Let time pass: deadlines of workers, backoffs and waiting requests."""

@@ -52,7 +52,8 @@ def _estimate(folder: Path, context_length: int | None) -> Estimate:
     if not folder.is_dir():
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
-            f"{folder} is not a folder: give a folder with config.json and *.safetensors, "
+            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: "
+            "give a folder with config.json and *.safetensors, "
             "a .gguf file, or a Hugging Face repo id",
         )
     config_file = folder / "config.json"

@@ -31,6 +31,11 @@ class Home:
         return RunDirectory(self.path / "run")
 
     @property
+    def lock(self) -> Path:
+        """Held by the supervisor. Not in ``run``, which people remove."""
+        return self.path / "lock"
+
+    @property
     def state(self) -> Path:
         """Records of running processes, and what is to be remembered."""
         return self.path / "state"

@@ -71,9 +71,8 @@ class Processes:
         self._fetching.stop(model_id)
 
     def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
-        if model.memory_bytes is not None:
-            return int(model.memory_bytes)
-        return estimate(path, model.context_length).total_bytes
+        estimated = estimate(path, model.context_length)
+        return int(model.memory_bytes or estimated.total_bytes)
 
     def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
         spec = worker_spec(self._config, self._home, model, instance, path, reserved_bytes)

@@ -73,8 +73,8 @@ class SupervisorLock:
     not. The file stays behind; removing it would let two hold two files.
     """
 
-    def __init__(self, run_directory: Path) -> None:
-        self._path = run_directory / "lock"
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -138,6 +138,12 @@ class Records:
     def forget_router(self) -> None:
         """Remove the router's record; it has exited."""
         self._router.unlink(missing_ok=True)
+
+    def orphans(self) -> list[ProcessRecord]:
+        """Return what runs of all that is recorded, the router first."""
+        router = self.router()
+        recorded: list[ProcessRecord] = [] if router is None else [router]
+        return [record for record in (*recorded, *self.workers()) if record.alive]
 
     def router(self) -> RouterRecord | None:
         """Return the router's record, if there is one."""

@@ -52,7 +52,7 @@ class Service:
         self.home = home
         self.version = version
         self.started_s = time.time()
-        self._lock = SupervisorLock(home.run.path)
+        self._lock = SupervisorLock(home.lock)
         self._stop_asked: asyncio.Event | None = None
         self._wake = asyncio.Event()
         self._stop_at_once = False

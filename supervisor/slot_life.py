@@ -126,14 +126,14 @@ class SlotLife:
             need_bytes = self._actions.estimate_bytes(slot.model, path)
             self._ledger.reserve(instance, need_bytes, slot.model.id)
         except LmxError as error:
-            self.give_up(slot, error)
+            self.give_up(slot, error, now_s)
             return
         try:
             pid = self._actions.spawn(slot.model, instance, path, need_bytes)
         except (OSError, TypeError, OverflowError) as error:
             self._ledger.release(instance)
             message = f"can't start a worker for {slot.model.id}: {error}"
-            self.give_up(slot, UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message))
+            self.give_up(slot, UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message), now_s)
             return
         limits = self.limits(slot.model)
         slot.worker = lifecycle.spawned(instance, slot.model.id, pid, limits, now_s)
@@ -144,11 +144,23 @@ class SlotLife:
             reserved_bytes=need_bytes, restarts=slot.restarts,
         )  # fmt: skip
 
-    def give_up(self, slot: Slot, error: LmxError) -> None:
-        """Leave the slot cold, with its problem told to whoever waits."""
+    def give_up(self, slot: Slot, error: LmxError, now_s: float) -> None:
+        """Leave the slot cold, with its problem told to whoever waits.
+
+        A source that keeps failing is quarantined like a worker that does, or each request
+        would fetch it anew. Missing memory is no fault of the model's.
+        """
         slot.state, slot.wanted, slot.problem = SlotState.COLD, False, error.message
         log.error("model.not_started", model=slot.model.id, code=error.code, error=error.message)
         self.deny_waiters(slot, error)
+        if error.code is ErrorCode.INSUFFICIENT_MEMORY:
+            return
+        slot.failures, decision = restart.after_exit(
+            slot.failures, ExitCause.LOAD_FAILED, wanted=False, was_ready_for_s=0.0,
+            now_s=now_s, jitter=0.0, policy=self._policy,
+        )  # fmt: skip
+        if isinstance(decision, restart.Quarantine):
+            self._quarantine(slot, decision.failures, error.message)
 
     def limits(self, model: ModelConfig) -> Limits:
         """Return the deadlines of a model's worker."""
@@ -243,12 +255,15 @@ class SlotLife:
                 slot.state = SlotState.COLD
                 self.deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
             case restart.Quarantine(failures):
-                slot.state, slot.wanted = SlotState.QUARANTINED, False
-                slot.problem = (
-                    f"failed {failures} times within {self._policy.window_s:g} s, last: {detail}. "
-                    f"Mend it, then run `lmx-supervisor restart {slot.model.id}`"
-                )
-                self.deny_waiters(slot, quarantined(slot))
+                self._quarantine(slot, failures, detail)
+
+    def _quarantine(self, slot: Slot, failures: int, detail: str) -> None:
+        slot.state, slot.wanted = SlotState.QUARANTINED, False
+        slot.problem = (
+            f"failed {failures} times within {self._policy.window_s:g} s, last: "
+            f"{detail.rstrip('.')}. Mend it, then run `lmx-supervisor restart {slot.model.id}`"
+        )
+        self.deny_waiters(slot, quarantined(slot))
 
     def deny_waiters(self, slot: Slot, error: LmxError) -> None:
         """Tell every request that waits for the model that it waits in vain."""

@@ -6,14 +6,13 @@ import time
 from typing import Any, Final, Protocol
 
 import structlog
-import zmq
+import zmq.asyncio
 
 from lmx.protocol.codec import decode, encode
 from lmx.protocol.control import BeatSeen, Drain, Identify, Welcome
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.sockets import Role, open_socket
-from lmx.worker.zmq_reader import ZmqReader
+from lmx.protocol.sockets import Role, open_socket, send_nowait
 
 log = structlog.get_logger()
 
@@ -42,7 +41,7 @@ class ControlLink:
 
     def __init__(
         self,
-        context: zmq.Context[Any],
+        context: zmq.asyncio.Context,
         directory: RunDirectory,
         instance: str,
         orders: ControlOrders,
@@ -51,7 +50,6 @@ class ControlLink:
         self.heard_s = time.monotonic()
         self._socket = open_socket(context, Role.CONTROL_CLIENT, f"w:{instance}".encode())
         self._socket.connect(directory.control)
-        self._reader = ZmqReader(self._socket, self._take)
 
     def send(self, message: Any) -> bool:
         """Send if a supervisor is connected; returns whether it was sent.
@@ -59,20 +57,20 @@ class ControlLink:
         What can't be sent is not kept: beats repeat themselves, and a new supervisor learns
         the rest from the Hello that it asks for.
         """
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        self._reader.check()
-        return True
+        return send_nowait(self._socket, encode(message))
+
+    async def listen(self) -> None:
+        """Carry out orders until cancelled. A frame that is no message is logged and dropped."""
+        while True:
+            self._take(await self._socket.recv())
 
     def close(self) -> None:
         """Close the socket; what was sent has a moment to go."""
-        self._reader.close(_LINGER_MS)
+        self._socket.close(linger=_LINGER_MS)
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take(self, payload: bytes) -> None:
         try:
-            message = decode(frames[0]).message
+            message = decode(payload).message
         except ProtocolError as error:
             log.warning("control.bad_frame", reason=error.message)
             return

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
-import zmq
+import zmq.asyncio
 
 from lmx.protocol.codec import decode, encode
 from lmx.protocol.data import Cancel, Credit, Generate
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.sockets import Role, open_socket
+from lmx.protocol.sockets import Role, open_socket, send_nowait
 from lmx.worker.generations import Generations
-from lmx.worker.zmq_reader import ZmqReader
 
 log = structlog.get_logger()
 
@@ -26,36 +25,39 @@ _LINGER_MS: Final = 200
 class DataService:
     """Binds ``w-<instance>`` and speaks for :class:`Generations`. Event loop only.
 
-    A router that can't be reached (gone, or its queue full) loses all its streams.
+    ``unreachable`` is called with a router that can't be reached any more (it has gone, or its
+    queue is full).
     """
 
-    def __init__(self, context: zmq.Context[Any], directory: RunDirectory, instance: str) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        directory: RunDirectory,
+        instance: str,
+        unreachable: Callable[[bytes], None],
+    ) -> None:
+        self._unreachable = unreachable
         self._path: Path = directory.worker_socket(instance)
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(directory.worker(instance))
 
-    def start(self, generations: Generations) -> None:
-        """Take messages from now on."""
-        self._generations = generations
-        self._reader = ZmqReader(self._socket, self._take)
+    async def listen(self, generations: Generations) -> None:
+        """Take messages until cancelled. A frame that is no message is logged and dropped."""
+        while True:
+            self._take(generations, await self._socket.recv_multipart())
 
     def send(self, router: bytes, message: Any) -> None:
-        """Send one message; if its router can't take it, cancel all that router's streams."""
-        try:
-            self._socket.send_multipart((router, encode(message)), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            log.warning("router.unreachable", router=router.hex(), reason=error.strerror)
-            self._generations.cancel_router(router)
-        self._reader.check()
+        """Send one message, or say that its router can't be reached."""
+        if not send_nowait(self._socket, router, encode(message)):
+            log.warning("router.unreachable", router=router.hex())
+            self._unreachable(router)
 
     def close(self) -> None:
         """Close the socket and remove its file; what was sent has a moment to go."""
-        self._reader.close(_LINGER_MS)
+        self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take(self, generations: Generations, frames: list[bytes]) -> None:
         try:
             if len(frames) < 2:
                 raise ProtocolError("a message has an identity and a payload")
@@ -66,10 +68,10 @@ class DataService:
         router = frames[0]
         match message:
             case Generate():
-                self._generations.generate(router, message)
+                generations.generate(router, message)
             case Credit(stream_id, deltas):
-                self._generations.credit(router, stream_id, deltas)
+                generations.credit(router, stream_id, deltas)
             case Cancel(stream_id):
-                self._generations.cancel(router, stream_id)
+                generations.cancel(router, stream_id)
             case _:
                 log.warning("data.unexpected", kind=type(message).__name__)

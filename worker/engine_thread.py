@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import structlog
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.heap import trim_heap
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import Engine, ModelFacts
-from lmx.worker.heap import trim_heap
 from lmx.worker.outbox import Outbox
 from lmx.worker.progress import ProgressClock
 from lmx.worker.row import Job, Row, RowCancelled, RowFailed, RowOutput
@@ -241,5 +241,8 @@ class EngineThread:
     def _fail(self, engine: Engine, job: Job) -> None:
         log.exception("row.failed", request_id=job.request_id)
         self._free(engine, job.row.row_id)
-        end = RowFailed(ErrorCode.ENGINE_ERROR, "The engine failed on this request; see its log.")
+        end = RowFailed(
+            ErrorCode.ENGINE_ERROR,
+            "The model failed on this request: its log has the reason under the request id.",
+        )
         self._outputs.append(RowOutput(job.row.row_id, "", 0, end))

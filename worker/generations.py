@@ -163,6 +163,8 @@ class Generations:
         """End every stream with an error; their rows are not waited for."""
         outgoing = Outgoing()
         for (router, stream_id), opened in list(self._open.items()):
+            if opened.gone:
+                continue  # Its router could not be reached a moment ago: all its streams went.
             if opened.preparing:
                 self._forget(opened)
                 self._send(router, Refused(stream_id, code, message))

@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 import structlog
-import zmq
+import zmq.asyncio
 
 from lmx.protocol.control import (
     Drained,
@@ -60,27 +60,32 @@ class WorkerLife:
         self._context_tokens = 0
         self._exit_status = 0
         self._process = psutil.Process()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
-        self._data = DataService(self._context, directory, spec.instance)
+        self._data = DataService(self._context, directory, spec.instance, self._router_gone)
         self._generations = Generations(spec, self._data.send, self._became_idle, _LOADING)
-        self._data.start(self._generations)
         self._engine = EngineThread(lambda: make_engine(spec), spec.max_rows, self, self._loop)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:
         """Serve until the end; returns the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
-        beats = self._loop.create_task(self._beat_forever())
-        beats.add_done_callback(self._beats_ended)
+        tasks = [
+            self._loop.create_task(self._beat_forever()),
+            self._loop.create_task(self._control.listen()),
+            self._loop.create_task(self._data.listen(self._generations)),
+        ]
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         try:
             return await self._end
         finally:
-            beats.cancel()
+            for task in tasks:
+                task.cancel()
 
     def close(self) -> None:
         """End all that can be ended within about a second; an engine in a step stays as it is."""
-        self._generations.fail_all(ErrorCode.MODEL_UNLOADED, "The model was unloaded meanwhile.")
+        self._generations.fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
         self._data.close()
         self._control.close()
         if not self._engine.stop(_ENGINE_STOP_S):
@@ -149,10 +154,12 @@ class WorkerLife:
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end: the supervisor starts the model again."""
-        self._generations.fail_all(
-            ErrorCode.ENGINE_ERROR, f"The engine broke ({type(error).__name__}); see its log."
-        )
-        self._exit(EXIT_ENGINE_BROKE)
+        try:
+            self._generations.fail_all(
+                ErrorCode.ENGINE_ERROR, f"The engine broke ({type(error).__name__}); see its log."
+            )
+        finally:
+            self._exit(EXIT_ENGINE_BROKE)
 
     def _became_idle(self) -> None:
         if self._state is WorkerState.DRAINING and not self._end.done():
@@ -166,10 +173,13 @@ class WorkerLife:
         if not self._end.done():
             self._end.set_result(status)
 
-    def _beats_ended(self, beats: asyncio.Task[None]) -> None:
-        # A worker without beats would be killed for a hang that it isn't in.
-        if not beats.cancelled() and (error := beats.exception()) and not self._end.done():
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        # A worker that is deaf, or without beats, is better started anew.
+        if not task.cancelled() and (error := task.exception()) and not self._end.done():
             self._end.set_exception(error)
+
+    def _router_gone(self, router: bytes) -> None:
+        self._generations.cancel_router(router)
 
     async def _beat_forever(self) -> None:
         while not self._control.send(self._hello()):

@@ -22,7 +22,8 @@ from lmx.worker.mlx_load import LoadedModel, load_model
 from lmx.worker.mlx_prompt import PromptEncoder
 from lmx.worker.mlx_sampling import RowSampler
 
-_CHUNK_TOKENS_CPU: Final = 256  # about a second of one core with a small model
+# Between two tokens of the rows that decode: seconds with a small model and the reference BLAS.
+_CHUNK_TOKENS_CPU: Final = 64
 _CHUNK_TOKENS_METAL: Final = 2048
 _WARM_UP_TOKENS: Final = 3
 
@@ -41,8 +42,8 @@ class MlxEngine:
         loaded = load_model(self._spec, advanced)
         self._model = loaded.model
         self._decode = _own_decode(loaded)
-        self._special = frozenset(loaded.tokenizer.all_special_ids) | loaded.facts.eos_token_ids
-        self._prompts = PromptEncoder(loaded.tokenizer)
+        self._special = _special_ids(loaded)
+        self._prompts = PromptEncoder(loaded.tokenizer, loaded.facts.context_tokens)
         self._generator = self._make_generator()
         advanced(LoadPhase.WARMUP, None, "")
         self._warm_up(loaded.facts)
@@ -175,6 +176,15 @@ def _own_decode(loaded: LoadedModel) -> Decode:
         return lambda ids: str(rust.decode(ids, skip_special_tokens=False))
     tokenizer = copy.deepcopy(loaded.tokenizer)
     return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _special_ids(loaded: LoadedModel) -> frozenset[int]:
+    """Return the tokens that are never text. ``all_special_ids`` has only those with a role of
+    their own; a tokenizer marks more of them."""
+    tokenizer = loaded.tokenizer
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    marked = {token_id for token_id, token in added.items() if token.special}
+    return frozenset(tokenizer.all_special_ids) | marked | loaded.facts.eos_token_ids
 
 
 def _cache_states(prompt_cache: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,10 @@ def read_folder(folder: Path) -> FolderConfig:
     generation = _read_json(folder / "generation_config.json")
     return FolderConfig(
         context_tokens=declared_context(config),
-        temperature=_number(generation.get("temperature")),
+        # A checkpoint that asks for no sampling asks for greedy decoding.
+        temperature=0.0
+        if generation.get("do_sample") is False
+        else _number(generation.get("temperature")),
         top_p=_number(generation.get("top_p")),
     )
 
@@ -54,7 +58,7 @@ def declared_context(config: Mapping[str, Any]) -> int | None:
     for section in (text_config if isinstance(text_config, dict) else {}, config):
         for key in _CONTEXT_KEYS:
             value = section.get(key)
-            if isinstance(value, int) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
 
@@ -91,4 +95,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -6,30 +6,33 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import jinja2
-
 from lmx.protocol.errors import ErrorCode, RequestError
 
-# Arguments of apply_chat_template that are the request's; every other name of its signature
-# is ours to set. (A template from a request would be code to run.)
-_ALLOWED_ARGUMENTS: Final = frozenset({"tools", "documents"})
+# What the template itself is called with. The names of apply_chat_template's own parameters are
+# reserved too: a template from a request would be code to run.
+_OWN_NAMES: Final = frozenset(
+    {"self", "messages", "conversations", "tools", "documents", "add_generation_prompt"}
+)
 
 
 class PromptEncoder:
     """Renders and tokenizes. Has the tokenizer to itself: a tokenizer serves one thread."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
         self._tokenizer = tokenizer
         signature = inspect.signature(tokenizer.apply_chat_template)
-        self._reserved = frozenset(signature.parameters) - _ALLOWED_ARGUMENTS
+        self._reserved = frozenset(signature.parameters) | _OWN_NAMES
+        self._longest_token_bytes = max(len(token.encode()) for token in tokenizer.get_vocab())
+        self._context_tokens = context_tokens
 
     def encode(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
     ) -> list[int]:
         """Return the tokens of the conversation, up to where the answer begins.
 
-        Raises :class:`RequestError` when the model has no template, when the template refuses
-        the messages (its own words are the message), or for content that isn't text.
+        ``messages`` have text as content. Raises :class:`RequestError` when the model has no
+        template, when the template refuses the messages (its own words are the message), or
+        when they can't fit into the context.
         """
         if not self._tokenizer.chat_template:
             raise RequestError(
@@ -43,20 +46,19 @@ class PromptEncoder:
                 f"{', '.join(sorted(clash))} can't be set for a chat template: remove it.",
                 param="chat_template_kwargs",
             )
-        conversation = [
-            _as_text(message, f"messages[{index}]") for index, message in enumerate(messages)
-        ]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, **template_kwargs
+                list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
             )
-        except (jinja2.TemplateError, TypeError) as error:
-            # TypeError: what a template makes of a value that it didn't expect.
+        except Exception as error:
+            # A template is code of the model's, fed with a stranger's values: it may raise
+            # anything, and what it raises is about the request.
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"The model's chat template refuses these messages: {error}",
-                param="messages",
+                f"The model's chat template refuses this request: {error}",
+                param="chat_template_kwargs" if template_kwargs else "messages",
             ) from error
+        self._refuse_if_hopeless(text)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise RequestError(
@@ -66,19 +68,14 @@ class PromptEncoder:
             )
         return tokens
 
-
-def _as_text(message: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the message with its content as one string: what a text model's template takes."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    texts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text":
+    def _refuse_if_hopeless(self, text: str) -> None:
+        """Refuse what can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in which
+        everybody else's prompt waits."""
+        at_least = len(text.encode(errors="replace")) // self._longest_token_bytes
+        if at_least > self._context_tokens:
             raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                "This model takes text only.",
-                param=f"{path}.content[{index}].type",
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"The prompt has at least {at_least} tokens, and the model's context is "
+                f"{self._context_tokens}: shorten the messages.",
+                param="messages",
             )
-        texts.append(str(part.get("text", "")))
-    return {**message, "content": "\n".join(texts)}

@@ -14,6 +14,10 @@ import mlx.core as mx
 
 from lmx.worker.engine import RowSampling
 
+_GREEDY_BELOW: Final = 1e-5
+"""In float32 a division by much less makes every logit infinite. At this temperature, tokens
+that differ by a thousandth in their logits differ by a factor of e^100 in their chances."""
+
 _WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -97,7 +101,7 @@ def sample_rows(
 
 
 def _kind(row: RowSampling) -> str:
-    if row.temperature <= 0:
+    if row.temperature < _GREEDY_BELOW:
         return "greedy"
     return "top_p" if row.top_p < 1 else "plain"
 

@@ -31,7 +31,9 @@ async def _serve(spec: WorkerSpec, log_file: LogFile) -> int:
 def main() -> None:
     """Run the worker that stdin describes; never returns."""
     # A Ctrl-C in the terminal reaches the whole group; what ends is the supervisor's matter.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A habitual SIGHUP (reload, rotate) has nothing to do here, and costs nobody a stream.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     try:
         spec = decode(sys.stdin.buffer.read()).message
         if not isinstance(spec, WorkerSpec):

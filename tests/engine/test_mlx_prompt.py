@@ -20,7 +20,7 @@ USER = {"role": "user", "content": "hé"}
 
 def rendered(template: str | None, messages: list[Any], **template_kwargs: Any) -> str:
     tokenizer = make_tokenizer(template)
-    return str(tokenizer.decode(PromptEncoder(tokenizer).encode(messages, template_kwargs)))
+    return str(tokenizer.decode(PromptEncoder(tokenizer, 1000).encode(messages, template_kwargs)))
 
 
 def refusal(template: str | None, messages: list[Any], **template_kwargs: Any) -> RequestError:
@@ -35,31 +35,34 @@ def test_renders_up_to_the_answer() -> None:
 
 def test_special_tokens_of_the_template_are_single_tokens() -> None:
     tokenizer = make_tokenizer()
-    tokens = PromptEncoder(tokenizer).encode([USER], {})
+    tokens = PromptEncoder(tokenizer, 1000).encode([USER], {})
     assert tokens[0] == tokenizer.convert_tokens_to_ids("<|user|>")
     assert len(tokens) == 1 + len("hé".encode()) + 2
 
 
-def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    message = {"role": "user", "content": parts}
-    assert rendered(CHAT_TEMPLATE, [message]) == "<|user|>a\nb<|end|><|assistant|>"
-
-
-def test_other_parts_are_refused() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    error = refusal(CHAT_TEMPLATE, [USER, {"role": "user", "content": parts}])
-    assert error.code is ErrorCode.UNSUPPORTED_VALUE
-    assert error.param == "messages[1].content[1].type"
+def test_what_can_not_fit_is_refused_before_it_is_tokenized() -> None:
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    longest = max(len(token.encode()) for token in tokenizer.get_vocab())
+    tokenizer.encode = None  # Never reached.
+    with pytest.raises(RequestError) as caught:
+        PromptEncoder(tokenizer, 100).encode([{"role": "user", "content": "x" * 101 * longest}], {})
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert "at least 10" in caught.value.message
+    assert "context is 100" in caught.value.message
 
 
 def test_template_kwargs_reach_the_template() -> None:
     assert rendered("{{ mood }}{{ messages[0].content }}", [USER], mood="calm ") == "calm hé"
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template", "tokenize", "add_generation_prompt", "messages", "tools", "conversations"],
+)
 def test_template_kwargs_do_not_reach_the_tokenizer(name: str) -> None:
-    error = refusal(CHAT_TEMPLATE, [USER], **{name: "{{ 1 }}"})
+    with pytest.raises(RequestError) as caught:
+        PromptEncoder(make_tokenizer(CHAT_TEMPLATE), 1000).encode([USER], {name: "{{ 1 }}"})
+    error = caught.value
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "chat_template_kwargs")
     assert name in error.message
 
@@ -116,6 +119,24 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | Non
     with pytest.raises(OperationError) as caught:
         read_folder(tmp_path)
     assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("text", "temperature"),
+    [
+        ('{"do_sample": false, "temperature": 0.6}', 0.0),
+        ('{"do_sample": true, "temperature": 0.6}', 0.6),
+        ('{"temperature": NaN}', None),
+        ('{"temperature": true}', None),
+    ],
+)
+def test_how_a_checkpoint_wants_to_be_sampled(
+    tmp_path: Path, text: str, temperature: float | None
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": true}')
+    (tmp_path / "generation_config.json").write_text(text)
+    config = read_folder(tmp_path)
+    assert (config.temperature, config.context_tokens) == (temperature, None)
 
 
 def test_generation_defaults_are_read(tmp_path: Path) -> None:

@@ -206,6 +206,35 @@ async def test_a_client_that_leaves_frees_its_row_within_one_step(
         assert requests[-1]["request_id"] == cancelled["request_id"]
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        f"[{'0,' * 7_000_000}0]",
+        f'[{{"role": "user", "content": "{"x" * 15_000_000}"}}]',
+        f"[{','.join(['{}'] * 4_000_000)}]",
+    ],
+    ids=["numbers", "one text", "empty objects"],
+)
+async def test_a_body_just_under_the_limit_does_not_hold_up_the_router(messages: str) -> None:
+    """Refused, while a stream goes on; and the memory comes back."""
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        router = lmx.status()["router"]["pid"]
+        async with http() as session:
+            stream = Stream(session, lmx.url, ask("alpha", LONG))
+            await stream.has_text(20)
+            body = f'{{"model": "alpha", "messages": {messages}}}'
+            headers = {"Content-Type": "application/json"}
+            url = f"{lmx.url}/chat/completions"
+            async with session.post(url, data=body, headers=headers) as response:
+                assert response.status == 400
+            await stream.ended()
+            assert (stream.text, stream.errors) == ("word " * 400, [])
+        after = lmx.status()["router"]
+        assert (after["pid"], after["restarts"]) == (router, 0)
+        wait_until(lambda: lmx.status()["router"]["memory_bytes"] < 100_000_000, "under 100 MB")
+
+
 async def test_bad_requests_disturb_nobody() -> None:
     with rig({"models": [scripted("alpha")]}) as lmx:
         lmx.wait_state("alpha", "ready")

@@ -152,6 +152,75 @@ async def test_unload_returns_though_requests_keep_coming() -> None:
         assert lmx.wait_state("alpha", "ready")["pid"] != first
 
 
+async def test_unload_is_not_undone_by_a_request_that_waited() -> None:
+    config = {"models": [scripted("slow", preload=False, options={"load_s": 3})]}
+    with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
+        async with http() as session:
+            waiting = Stream(session, lmx.url, ask("slow", {"tokens": 3}))
+            await asyncio.to_thread(lmx.wait_state, "slow", "loading")
+            done = await asyncio.to_thread(lmx.cli, "unload", "slow")
+            assert (done.returncode, "again" in done.stdout) == (0, False)
+            await waiting.ended()
+        assert waiting.status == 503
+        assert lmx.worker("slow")["state"] == "cold"
+        assert len(lmx.log_events("supervisor", "worker.spawned")) == 1
+
+
+async def test_a_source_that_keeps_failing_is_quarantined() -> None:
+    lmx = Rig({"models": [{"id": "torn", "source": "./torn.gguf", "preload": False}]})
+    try:
+        (lmx.root / "torn.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+        lmx.up()
+        codes = []
+        async with http() as session:
+            url = f"{lmx.url}/chat/completions"
+            for _ in range(6):
+                async with session.post(url, json=ask("torn", "hi", stream=False)) as response:
+                    codes.append((response.status, (await response.json())["error"]["code"]))
+        assert {status for status, _ in codes} == {503}
+        assert codes[-1][1] == "model_quarantined"
+        assert len(lmx.log_events("supervisor", "model.fetching")) == 4
+    finally:
+        lmx.close()
+
+
+def test_stop_ends_what_a_dead_supervisor_left() -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        kill_supervisor(lmx)
+        status = lmx.cli("status")
+        assert (status.returncode, "still serves" in status.stderr) == (3, True)
+        assert lmx.cli("stop").returncode == 0
+        assert lmx.processes() == []
+        assert "still serves" not in lmx.cli("status").stderr
+
+
+def test_a_home_that_can_not_be_used_is_said_so() -> None:
+    lmx = Rig(ONE)
+    try:
+        (lmx.home / "logs").touch()
+        done = lmx.cli("up", "--config", str(lmx.config_path))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert str(lmx.home / "logs") in done.stderr
+        (lmx.home / "logs").unlink()
+        lmx.home.chmod(0o777)
+        done = lmx.cli("up", "--config", str(lmx.config_path))
+        assert (done.returncode, "other users" in done.stderr) == (4, True)
+    finally:
+        lmx.close()
+
+
+def test_a_habitual_hangup_signal_costs_nobody_a_stream() -> None:
+    with rig(ONE) as lmx:
+        before = lmx.wait_state("alpha", "ready")
+        router = lmx.status()["router"]["pid"]
+        for pid in (before["pid"], router):
+            os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+        assert lmx.worker("alpha")["pid"] == before["pid"]
+        assert lmx.status()["router"]["pid"] == router
+
+
 def test_a_load_that_somebody_else_undoes_returns() -> None:
     config = {"models": [scripted("slow", preload=False, options={"load_s": 10})]}
     with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:

@@ -112,9 +112,9 @@ async def test_what_the_worker_is_sent() -> None:
         first, second = (stream.request for stream in rig.worker.streams)
     assert isinstance(first, Generate)
     assert list(first.messages) == [
-        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant"},
+        {"role": "assistant", "content": ""},
         {"role": "tool", "content": "42", "tool_call_id": "call_1"},
     ]
     sampling = first.sampling

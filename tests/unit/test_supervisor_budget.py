@@ -91,8 +91,11 @@ def test_estimate_reads_headers_and_config_only(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_model_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(LmxError, match="is not a folder"):
+    with pytest.raises(LmxError, match="does not exist"):
         estimate(tmp_path / "none", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(LmxError, match="is not a folder"):
+        estimate(tmp_path / "file", None)
     with pytest.raises(LmxError, match=r"no config\.json"):
         estimate(tmp_path, None)
     for wrong in ("[]", '"x"', '{"text_config": [1]}', "null"):

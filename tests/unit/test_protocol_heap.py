@@ -7,7 +7,7 @@ import pytest
 
 FILL_AND_TRIM = """
 import psutil
-from lmx.worker.heap import trim_heap
+from lmx.protocol.heap import trim_heap
 rss = lambda: psutil.Process().memory_info().rss
 before = rss()
 # Small blocks with survivors in between: glibc can't give such a heap back by itself.
