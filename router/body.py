@@ -36,7 +36,7 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
             payload = await _read(request, limit_bytes)
     except TimeoutError as error:
         raise RequestError(
-            ErrorCode.INVALID_JSON,
+            ErrorCode.REQUEST_TIMEOUT,
             f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
         ) from error
     except (web.PayloadAccessError, RequestPayloadError) as error:

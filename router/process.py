@@ -24,6 +24,7 @@ from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import RouterSpec
 from lmx.router.app import make_app
 from lmx.router.generation import Dispatcher
+from lmx.router.malformed import answer_malformed_requests
 from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.traffic import Traffic
@@ -68,6 +69,7 @@ class Router:
             Dispatcher(self.supervisor, self.workers),
             started_at=time.monotonic(),
         )
+        answer_malformed_requests()
         self._runner = web.AppRunner(
             make_app(services, self.traffic),
             # A client that leaves cancels its handler, and with it its generation.

@@ -12,6 +12,7 @@ from typing import Final
 
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.logs import LogFile, configure_logs
+from lmx.supervisor.advice import advice
 from lmx.supervisor.config import Config
 from lmx.supervisor.console import LoadProgress, make_console, print_welcome
 from lmx.supervisor.home import Home
@@ -74,6 +75,9 @@ async def _narrate(service: Service) -> None:
             if all(worker["state"] in _SETTLED for worker in status["workers"]):
                 break
     print_welcome(console, status)
+    tip = await asyncio.to_thread(advice)
+    if tip is not None:
+        console.print(tip, markup=False)
 
 
 async def _rotate(log_file: LogFile) -> None:

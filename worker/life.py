@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -232,4 +233,8 @@ class WorkerLife:
         )
 
     def _memory_bytes(self) -> int:
-        return max(self._process.memory_info().rss, self._engine.memory_bytes)
+        rss_bytes, engine_bytes = self._process.memory_info().rss, self._engine.memory_bytes
+        if sys.platform == "darwin":
+            # Metal's buffers are for the most part not in the resident set.
+            return rss_bytes + engine_bytes
+        return max(rss_bytes, engine_bytes)

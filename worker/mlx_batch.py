@@ -126,7 +126,9 @@ class MlxEngine:
             # The generator has just claimed the machine's maximum, and so has every other
             # worker's.
             most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
-            mx.set_wired_limit(min(self._spec.memory_limit_bytes, most_bytes))
+            # Weights that are not wired would be paged in at every step.
+            share_bytes = max(self._spec.memory_limit_bytes, int(mx.get_active_memory()))
+            mx.set_wired_limit(min(share_bytes, most_bytes))
         return generator
 
     def _warm_up(self, facts: ModelFacts) -> None:

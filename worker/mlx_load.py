@@ -24,6 +24,8 @@ log = structlog.get_logger()
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 # Buffers that mlx keeps for reuse. On Metal its own limit is that of all memory.
 _CACHE_LIMIT_BYTES: Final = 1024 * 1024 * 1024
+# Without any, each step would allocate all its buffers anew.
+_CACHE_FLOOR_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
     _warn_if_slow(weights)
     spare_bytes = max(0, spec.memory_limit_bytes - total_bytes)
-    mx.set_cache_limit(min(_CACHE_LIMIT_BYTES, spare_bytes // 4))
+    mx.set_cache_limit(max(_CACHE_FLOOR_BYTES, min(_CACHE_LIMIT_BYTES, spare_bytes // 4)))
     tokenizer = getattr(processor, "tokenizer", processor)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)

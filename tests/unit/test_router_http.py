@@ -100,7 +100,7 @@ async def test_a_trickling_body_holds_only_its_own_connection(
         )
         assert (await rig.chat_json())[0] == 200
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        assert head.startswith(b"HTTP/1.1 400 ")
+        assert head.startswith(b"HTTP/1.1 408 ")
         writer.close()
 
 
