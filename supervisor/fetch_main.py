@@ -1,6 +1,6 @@
 """The fetch program: make one model available as a local folder, then end.
 
-    python -m lmx.supervisor.fetch_main --source S [--revision R] --models-dir D
+    python -m lmx.supervisor.fetch_main --source S --models-dir D
 
 On stdout are JSON lines and nothing else: any number of
 `{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, then one of
@@ -107,14 +107,9 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def _source(text: str, revision: str | None) -> Source:
+def _source(text: str) -> Source:
     try:
-        source = parse_source(text)
-        if revision is None:
-            return source
-        if not isinstance(source, HubSource):
-            raise SourceError(f"--revision {revision!r} is only for a hub repository, not {text!r}")
-        return parse_source(f"{source.repo_id}@{revision}")
+        return parse_source(text)
     except SourceError as error:
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
 
@@ -142,7 +137,6 @@ def _stop_with_parent(parent_pid: int) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lmx.supervisor.fetch_main")
     parser.add_argument("--source", required=True, help="a folder, a .gguf file or org/name")
-    parser.add_argument("--revision", help="branch, tag or commit of a hub repository")
     parser.add_argument(
         "--parent",
         type=int,
@@ -171,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         models_dir: Path = arguments.models_dir.expanduser().absolute()
         folder = fetch(
-            _source(arguments.source, arguments.revision),
+            _source(arguments.source),
             models_dir,
             arguments.memory_bytes,
             _platform(),

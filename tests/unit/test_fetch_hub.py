@@ -132,8 +132,8 @@ class Fetch:
         assert process.returncode in (0, 1), err
         return process.returncode, [json.loads(line) for line in out.splitlines()]
 
-    def error(self, source: str, *more: str) -> tuple[str, str]:
-        status, lines = self(source, *more)
+    def error(self, source: str) -> tuple[str, str]:
+        status, lines = self(source)
         assert status == 1
         return lines[-1]["error"]["code"], lines[-1]["error"]["message"]
 
@@ -174,7 +174,7 @@ def test_what_the_hub_refuses(fetch: Fetch) -> None:
     assert (code, "set HF_TOKEN" in message) == ("download_failed", True), message
     code, message = fetch.error("org/gated")
     assert (code, "accept its terms" in message) == ("download_failed", True), message
-    code, message = fetch.error("org/tiny", "--revision", "v9")
+    code, message = fetch.error("org/tiny@v9")
     assert (code, "'v9'" in message) == ("model_source_invalid", True), message
     code, message = fetch.error("org/bare")
     assert (code, "no *.safetensors" in message) == ("model_source_invalid", True), message
@@ -191,7 +191,6 @@ def test_no_network_and_nothing_in_the_cache(fetch: Fetch) -> None:
 
 def test_sources_that_are_wrong(fetch: Fetch, tmp_path: Path) -> None:
     assert "neither a path nor" in fetch.error("tiny")[1]
-    assert "only for a hub repository" in fetch.error(str(tmp_path), "--revision", "main")[1]
     assert "has no config.json" in fetch.error(str(tmp_path))[1]
     assert "is not a folder" in fetch.error(str(tmp_path / "gone"))[1]
     (tmp_path / "config.json").write_text("{}")
