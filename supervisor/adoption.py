@@ -105,6 +105,7 @@ class Adoption:
         else:
             self._end(record, f"worker of {record.model_id}")
             self._records.forget_worker(record.token)
+            self._run.worker_socket(record.token).unlink(missing_ok=True)
 
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -39,6 +40,8 @@ log = structlog.get_logger()
 _TICK_S: Final = 0.1
 _INTRODUCTION_S: Final = 3.0
 """Beats and reconnects take at most half of it, by their defaults."""
+
+_ATTEMPTS: Final = int(_INTRODUCTION_S / _TICK_S)
 
 _PAUSE_S: Final = 2.0
 """A tick this late means that this process was not running; deadlines are moved by it."""
@@ -128,22 +131,30 @@ class Service:
         if adoption.strangers():
             # Workers whose record was never written. Their next beat brings them in.
             await self._within(_INTRODUCTION_S, lambda: not adoption.strangers())
-        if self.guard.process is None:
-            try:
-                self.guard.start(now_s)
-            except OSError as error:
-                # Perhaps a router whose record was never written holds the port.
-                if not await self._within(_INTRODUCTION_S, lambda: self.guard.process is not None):
-                    raise OperationError(
-                        ErrorCode.CONFIG_INVALID,
-                        f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop "
-                        "what uses it, or choose another server.port (LMX_SERVER_PORT)",
-                    ) from error
+        await self._start_router()
         now_s = time.monotonic()
         for slot in self.core.slots.values():
             if slot.model.preload and slot.worker is None:
                 self.core.want(slot, now_s)
         self.core.flush(now_s)
+
+    async def _start_router(self) -> None:
+        """Start the router. A taken port is tried for a moment: a router whose record was never
+        written may hold it, and will say Hello, or one that was just ended is not quite gone."""
+        server = self.config.server
+        for attempt in range(_ATTEMPTS, 0, -1):
+            if self.guard.process is not None:
+                return
+            try:
+                self.guard.start(time.monotonic())
+            except OSError as error:
+                if attempt == 1 or error.errno != errno.EADDRINUSE:
+                    raise OperationError(
+                        ErrorCode.CONFIG_INVALID,
+                        f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop "
+                        "what uses it, or choose another server.port (LMX_SERVER_PORT)",
+                    ) from error
+                await asyncio.sleep(_TICK_S)
 
     async def _within(self, limit_s: float, condition: Callable[[], bool]) -> bool:
         """Wait for what messages bring; returns whether it came in time."""
