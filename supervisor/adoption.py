@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -15,13 +14,12 @@ from lmx.protocol import control
 from lmx.protocol.endpoints import RunDirectory
 from lmx.supervisor.child import signal_group
 from lmx.supervisor.core import Core
-from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord
+from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord, wait_gone
 from lmx.supervisor.router_guard import RouterGuard
 
 log = structlog.get_logger()
 
 _END_S: Final = 2.0
-_END_POLL_S: Final = 0.005
 
 
 class Adoption:
@@ -122,9 +120,7 @@ class Adoption:
         memory and its port are wanted next."""
         log.warning("process.ended_stray", what=what, stray_pid=record.pid)
         signal_group(record.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + _END_S
-        while record.alive and time.monotonic() < deadline_s:
-            time.sleep(_END_POLL_S)
+        wait_gone([record], _END_S)
 
 
 def _is_bound(path: Path) -> bool:

@@ -16,7 +16,7 @@ from lmx.supervisor.child import signal_group
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
-from lmx.supervisor.records import ProcessRecord, Records, SupervisorLock
+from lmx.supervisor.records import ProcessRecord, Records, SupervisorLock, wait_gone
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -64,13 +64,12 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
 def _end_orphans(home: Home, orphans: list[ProcessRecord]) -> int:
     # With the lock held, so that no supervisor adopts what is being ended.
     SupervisorLock(home.lock).acquire()
-    for number, grace_s in ((signal.SIGTERM, _ORPHAN_GRACE_S), (signal.SIGKILL, _ORPHAN_GRACE_S)):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         for record in orphans:
             if record.alive:
                 signal_group(record.pid, number)
-        deadline_s = time.monotonic() + grace_s
-        while any(record.alive for record in orphans) and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+        if wait_gone(orphans, _ORPHAN_GRACE_S):
+            break
     for path in home.run.path.glob("w-*"):
         path.unlink(missing_ok=True)
     return orphans[0].pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +55,15 @@ def start_child(
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Signal a process group that :func:`start_child` made; False if it is gone."""
+    """Signal a process group that :func:`start_child` made; False if it is gone.
+
+    SIGABRT is followed by SIGCONT: a process that was stopped (SIGSTOP) acts on a signal only
+    once it goes on.
+    """
     try:
         os.killpg(pid, number)
+        if number == signal.SIGABRT:
+            os.killpg(pid, signal.SIGCONT)
     except (ProcessLookupError, PermissionError):
         # macOS says EPERM of a group in which only zombies are left.
         return False

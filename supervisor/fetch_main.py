@@ -145,12 +145,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="the process without which this one ends (default: its parent)",
     )
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
-    parser.add_argument(
-        "--memory-bytes",
-        type=int,
-        default=psutil.virtual_memory().total,
-        help="what a converted model should fit (default: this machine's memory)",
-    )
     return parser.parse_args(argv)
 
 
@@ -167,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = fetch(
             _source(arguments.source),
             models_dir,
-            arguments.memory_bytes,
+            psutil.virtual_memory().total,
             _platform(),
             outlet,
         )

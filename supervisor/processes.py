@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -85,9 +84,6 @@ class Processes:
 
     def signal(self, worker: Worker, number: int) -> None:
         signal_group(worker.pid, number)
-        if number == signal.SIGABRT:
-            # A process that was stopped (SIGSTOP) acts on a signal only once it goes on.
-            signal_group(worker.pid, signal.SIGCONT)
 
     def send(self, worker: Worker, message: Any) -> None:
         self._server.send(f"w:{worker.instance}".encode(), message)
@@ -122,8 +118,6 @@ class Processes:
 
     def signal_router(self, pid: int, number: int) -> None:
         signal_group(pid, number)
-        if number == signal.SIGABRT:
-            signal_group(pid, signal.SIGCONT)
 
     def forget_router(self) -> None:
         self._records.forget_router()

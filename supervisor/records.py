@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,6 +28,7 @@ _Record = TypeVar("_Record")
 
 _ACQUIRE_S: Final = 0.5
 _ACQUIRE_RETRY_S: Final = 0.01
+_GONE_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,16 @@ class RouterRecord(ProcessRecord):
 
     host: str
     port: int
+
+
+def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
+    """Wait, blocking, until none of the processes runs; returns whether that came in time."""
+    deadline_s = time.monotonic() + limit_s
+    while any(record.alive for record in records):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_GONE_POLL_S)
+    return True
 
 
 class SupervisorLock:

@@ -108,11 +108,11 @@ class Fetch:
     endpoint: str
     extra: dict[str, str] = field(default_factory=dict)
 
-    def command(self, source: str, *more: str) -> list[str]:
+    def command(self, source: str) -> list[str]:
         models = str(self.folder / "models")
         return [
             *(sys.executable, "-m", "lmx.supervisor.fetch_main"),
-            *("--source", source, "--models-dir", models, *more),
+            *("--source", source, "--models-dir", models),
         ]
 
     def environment(self) -> dict[str, str]:
@@ -126,8 +126,8 @@ class Fetch:
             command, env=self.environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
         )
 
-    def __call__(self, source: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
-        process = self.start(self.command(source, *more))
+    def __call__(self, source: str) -> tuple[int, list[dict[str, Any]]]:
+        process = self.start(self.command(source))
         out, err = process.communicate(timeout=60)
         assert process.returncode in (0, 1), err
         return process.returncode, [json.loads(line) for line in out.splitlines()]
