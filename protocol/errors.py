@@ -30,7 +30,6 @@ class ErrorCode(StrEnum):
     # Not now: nothing was produced, safe to try again.
     QUEUE_FULL = "queue_full"
     MODEL_LOADING = "model_loading"
-    MODEL_RESTARTING = "model_restarting"
     MODEL_QUARANTINED = "model_quarantined"
     MODEL_LOAD_FAILED = "model_load_failed"
     MODEL_UNLOADED = "model_unloaded"

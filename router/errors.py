@@ -30,7 +30,6 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
     ErrorCode.QUEUE_FULL: (429, _RATE),
     ErrorCode.MODEL_LOADING: (503, _SERVER),
-    ErrorCode.MODEL_RESTARTING: (503, _SERVER),
     ErrorCode.MODEL_QUARANTINED: (503, _SERVER),
     ErrorCode.MODEL_LOAD_FAILED: (503, _SERVER),
     ErrorCode.MODEL_UNLOADED: (503, _SERVER),
