@@ -47,12 +47,14 @@ class LoadAdvanced:
 @message
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model answers. ``memory_bytes`` is measured in the worker, not estimated."""
+    """The model answers. ``memory_bytes`` is measured in the worker, not estimated.
+    ``capabilities``: what requests may use (``tools``, ``reasoning``), for clients to see."""
 
     instance: str
     memory_bytes: int
     context_length: int
     load_s: float
+    capabilities: tuple[str, ...] = ()
 
 
 @message
@@ -214,6 +216,8 @@ class ModelView:
     pid: int | None = None
     memory_bytes: int = 0
     context_length: int | None = None
+    kind: ModelKind | None = None
+    capabilities: tuple[str, ...] = ()
     created_s: int = 0
     loaded_at_s: float | None = None
     phase: LoadPhase | None = None

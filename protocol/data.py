@@ -12,35 +12,137 @@ from typing import Any
 
 from lmx.protocol.codec import message
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import FinishReason
+from lmx.protocol.states import DeltaKind, FinishReason, StructureKind, ToolChoice
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBias:
+    """What is added to one token's logit."""
+
+    token: int
+    bias: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. None means: the model's default (config, then its own files)."""
+    """How tokens are drawn. None means: the model's default (config, then its own files).
+
+    ``top_k`` 0: all tokens. ``repetition_penalty`` is over prompt and answer; the presence and
+    frequency penalties are over the answer alone. ``logit_bias`` has (token id, bias) pairs.
+    ``min_tokens``: neither EOS nor a stop ends the answer before.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[TokenBias, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How many answers, and how they are found.
+
+    ``n`` are returned of ``best_of`` that are made (at least ``n``). With ``beam``, ``best_of``
+    is the width of a beam search, whose scores are divided by length to the power of
+    ``length_penalty``; otherwise all are sampled, and the likeliest by token are returned.
+    """
+
+    n: int = 1
+    best_of: int = 1
+    beam: bool = False
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The form that the answer must have.
+
+    ``text``: the JSON schema as JSON; the regular expression; the choices as a JSON array of
+    strings; the grammar (Lark or GBNF). Empty for a JSON object. ``param`` is the request's
+    field, for errors.
+    """
+
+    kind: StructureKind
+    text: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request, as OpenAI's objects, checked by the router.
+
+    ``function``: the one that must be called, with ``choice`` REQUIRED. Without ``parallel``
+    an answer holds one call at most.
+    """
+
+    tools: tuple[dict[str, Any], ...]
+    choice: ToolChoice = ToolChoice.AUTO
+    function: str | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a reasoning model thinks. ``effort`` is OpenAI's word, given to the template;
+    ``budget_tokens`` ends the thinking when it has become so long. None: as the model does."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assist:
+    """How far speculation goes in this request. None: as the model is configured."""
+
+    num_assistant_tokens: int | None = None
+    assistant_confidence_threshold: float | None = None
+    max_ngram_size: int | None = None
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer a conversation. ``messages`` are OpenAI's, checked by the router, text only.
+    """Answer a conversation (``messages``) or continue a text (``prompt``, ``prompt_tokens``).
 
-    ``max_tokens`` None means up to the model's default, else the rest of the context.
+    Exactly one of the three is given. ``messages`` are OpenAI's, checked by the router, text
+    only. ``max_tokens`` None means up to the model's default, else the rest of the context.
     ``credit_deltas`` is how many deltas may be sent before the first Credit.
+    ``top_logprobs``: None for none, else how many alternatives each token comes with.
+    ``parse``: reasoning and tool calls are told apart from content. ``echo``: the answer
+    begins with the prompt, and with its logprobs where they are asked for. Only requests with
+    the same ``cache_salt`` share cached prefixes.
     """
 
     stream_id: int
     request_id: str
-    messages: tuple[dict[str, Any], ...]
     sampling: Sampling
     credit_deltas: int
+    messages: tuple[dict[str, Any], ...] | None = None
+    prompt: str | None = None
+    prompt_tokens: tuple[int, ...] | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    search: Search = Search()
+    top_logprobs: int | None = None
+    echo: bool = False
+    parse: bool = True
     template_kwargs: dict[str, Any] | None = None
+    structure: Structure | None = None
+    tool_use: ToolUse | None = None
+    thinking: Thinking = Thinking()
+    assist: Assist = Assist()
+    cache_salt: str = ""
 
 
 @message
@@ -83,21 +185,72 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """A token that was likely in one place."""
+
+    token: bytes
+    logprob: float
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that was chosen, and how likely it was: by the model, before any parameter of
+    the request. ``token`` is its bytes, which may be a part of a character. ``logprob`` None:
+    the first token of a prompt, which nothing came before."""
+
+    token: bytes
+    logprob: float | None
+    token_id: int
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """Which call a delta's text is an argument fragment of; its beginning has id and name."""
+
+    index: int
+    call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that is final: it will not change, holds whole characters and no stop string."""
+    """Text that is final: it will not change, holds whole characters and no stop string.
+
+    ``index`` is the answer's. ``logprobs`` are those of the tokens whose text came to its end
+    here, for content alone. ``tokens`` counts tokens of every kind.
+    """
 
     stream_id: int
     text: str
     tokens: int
+    index: int = 0
+    kind: DeltaKind = DeltaKind.CONTENT
+    call: ToolCallPart | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """One of a stream's answers is whole. ``stop`` is the stop string or token id (as text)
+    that ended it, None for EOS and every other end."""
+
+    stream_id: int
+    index: int
+    reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts for one stream; real ones, from the engine."""
+    """Counts for one stream; real ones, from the engine. The prompt is counted once, the
+    tokens of all answers together."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +258,23 @@ class Timings:
     """Where the time went, in seconds, measured in the worker.
 
     ``queue_s``: from arrival to the start of prefill. ``prefill_s``: to the first token.
-    ``decode_s``: from the first token to the last.
+    ``decode_s``: from the first token to the last. Of ``drafted_tokens`` that were guessed
+    ahead, ``accepted_tokens`` were right.
     """
 
     queue_s: float
     prefill_s: float
     decode_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The stream ended well; its deltas came before, or earlier in the same message."""
+    """The stream ended well; its deltas and the ends of its answers came before, or earlier
+    in the same message."""
 
     stream_id: int
-    reason: FinishReason
     usage: Usage
     timings: Timings
 
@@ -138,6 +294,7 @@ class Outputs:
     """All that one engine step produced for one router: one message, however many rows."""
 
     deltas: tuple[Delta, ...] = ()
+    ended: tuple[ChoiceEnded, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.codec import message
+from lmx.protocol.states import ModelKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,28 @@ class LogSpec:
     keep: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixCacheSpec:
+    """Where prompts that were computed before are kept. ``disk_path`` None: in memory alone."""
+
+    memory_bytes: int
+    disk_path: str | None = None
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSpec:
+    """Tokens are guessed ahead and checked together. ``draft_path`` names the folder of a
+    small model that guesses; None: by looking up in the prompt and the answer what came after
+    the last tokens when they came before. At most ``max_rows`` rows are guessed for."""
+
+    draft_path: str | None = None
+    num_assistant_tokens: int = 4
+    assistant_confidence_threshold: float | None = None
+    max_ngram_size: int = 3
+    max_rows: int = 2
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -28,7 +51,10 @@ class WorkerSpec:
 
     ``engine`` is ``module:function``; the function takes this spec and returns an engine
     (``lmx.worker.engine.Engine``). ``memory_limit_bytes`` is the worker's share of the
-    budget: its caches and its wired memory stay within it.
+    budget: its caches and its wired memory stay within it. The sampling values are defaults
+    for requests that name none, and ``template_kwargs`` likewise. ``max_decode_stall_s``: for
+    how long at most a prompt's prefill keeps running streams from their next token.
+    ``prefix_cache`` and ``speculation`` None: off.
     """
 
     instance: str
@@ -44,8 +70,17 @@ class WorkerSpec:
     context_length: int | None = None
     default_max_tokens: int | None = None
     max_tokens_limit: int | None = None
+    kind: ModelKind = ModelKind.CHAT
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    template_kwargs: dict[str, Any] | None = None
+    tool_parser: str | None = None
+    max_decode_stall_s: float = 1.0
+    prefix_cache: PrefixCacheSpec | None = None
+    speculation: SpeculationSpec | None = None
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0
 

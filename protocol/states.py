@@ -54,3 +54,38 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class ModelKind(StrEnum):
+    """What a model is for; read from its files."""
+
+    CHAT = "chat"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+
+
+class DeltaKind(StrEnum):
+    """What a piece of an answer belongs to."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+
+
+class StructureKind(StrEnum):
+    """The forms that an answer can be held to."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+class ToolChoice(StrEnum):
+    """Whether a model may or must call tools."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"

@@ -1,16 +1,17 @@
 """What a worker asks of an engine: the interface, and the values that cross it.
 
-Two threads call an engine. The *engine thread* calls everything but ``encode``; the *prompt
-thread* calls ``encode`` alone, also while a step runs. So an engine needs no lock as long as
-``encode`` touches nothing that the other calls write.
+Two threads call an engine. The *prompt thread* calls ``encode`` and ``constrain``, also while a
+step runs; the *engine thread* calls everything else. So an engine needs no lock as long as
+those two touch nothing that the other calls write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
+from lmx.protocol.data import Assist, Structure, Thinking, ToolUse
 from lmx.protocol.states import LoadPhase
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
@@ -18,47 +19,210 @@ LoadReporter = Callable[[LoadPhase, float | None, str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """What a model writes before and after its thinking, as text and as single tokens."""
+
+    start: str
+    end: str
+    start_id: int
+    end_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What is known of a model once it is loaded.
 
-    ``temperature`` and ``top_p`` are those of its generation_config.json, None where it has
-    none. Tokens in ``eos_token_ids`` end an answer and are no part of it.
+    The sampling values are those of its generation_config.json, None where it has none. Tokens
+    in ``eos_token_ids`` end an answer and are no part of it. ``reasoning`` is None for a model
+    that doesn't think. ``tool_parser`` names the form in which it calls tools
+    (:mod:`lmx.worker.tool_calls`), None when its template knows no tools.
     """
 
     context_tokens: int
     eos_token_ids: frozenset[int]
+    vocabulary_size: int
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    reasoning: ReasoningMarkers | None = None
+    tool_parser: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """What a prompt is made of: exactly one of ``messages``, ``text`` and ``tokens``."""
+
+    messages: Sequence[Mapping[str, Any]] | None = None
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse | None = None
+    thinking: Thinking = field(default_factory=Thinking)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's tokens. ``thinking_open``: it ends inside the model's thinking, so that the
+    answer begins there."""
+
+    tokens: Sequence[int]
+    thinking_open: bool = False
+
+
+class Constraint(Protocol):
+    """Which tokens a row may take next. One for each row; engine thread.
+
+    An exception out of any method concerns its row alone.
+    """
+
+    def mask(self) -> Any:
+        """Return the allowed tokens as packed bits, None when all are.
+
+        A numpy array of uint32 [ceil(vocabulary / 32)]; token i is bit i % 32 of word i // 32.
+        Valid until the next call of any method. Where the answer is complete, EOS alone is
+        allowed.
+        """
+
+    def accept(self, token: int) -> None:
+        """Take the token that came of it."""
+
+    def fork(self) -> Constraint:
+        """Return one in the same state that goes its own way: for the beams of a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSource:
+    """What a row's constraint is made of."""
+
+    structure: Structure | None
+    tool_use: ToolUse | None
+    thinking: Thinking
+    thinking_open: bool
+
+
+ConstraintMaker = Callable[[], Constraint]
+"""Makes one row's constraint of what was compiled once for all rows of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row draws its tokens. Temperature 0 is greedy; ``seed`` decides the rest."""
+    """How one row draws its tokens. Temperature 0 is greedy; ``seed`` decides the rest.
+
+    What each value means is in :class:`lmx.protocol.data.Sampling`; these are the values that
+    change nothing. ``top_k`` 0: all tokens. ``min_tokens``: ``end_ids`` can't be drawn before.
+    """
 
     temperature: float
-    top_p: float
-    seed: int
+    top_p: float = 1.0
+    seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """A search by ``width`` beams. Scores are the sums of logprobs, divided by the length to
+    the power of ``length_penalty``. ``end_ids`` end a beam."""
+
+    width: int
+    length_penalty: float
+    end_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """One sequence to generate: at least one prompt token, at least one token to make."""
+    """One sequence to generate: at least one prompt token, at least one token to make.
+
+    ``top_logprobs``: None for none, else so many alternatives with each token.
+    ``prompt_logprobs``: those of the prompt's tokens too, which takes its prefill from the
+    start. Rows share cached prefixes only within one ``cache_salt``. A row with ``beam`` gives
+    no tokens until it ends, with all its hypotheses at once, and takes the places of
+    ``beam.width`` rows.
+    """
 
     row_id: int
     prompt: Sequence[int]
     max_tokens: int
     sampling: RowSampling
+    constraint: Constraint | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    beam: BeamSearch | None = None
+    assist: Assist = field(default_factory=Assist)
+    cache_salt: str = ""
+
+    @property
+    def places(self) -> int:
+        """How many rows of the batch it takes."""
+        return self.beam.width if self.beam else 1
+
+
+class TokenScores(NamedTuple):
+    """How likely a token was, by the model's own logits, before any parameter of a request;
+    ``top``: the likeliest tokens in its place, the likeliest first, as (token, logprob)."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class RowToken(NamedTuple):
+    """A token that a row made. ``scores`` where the row asked for logprobs."""
+
+    row_id: int
+    token: int
+    scores: TokenScores | None = None
+
+
+class Hypothesis(NamedTuple):
+    """One outcome of a beam search. Its end token, if it has one, is the last of ``tokens``."""
+
+    tokens: Sequence[int]
+    score: float
+    scores: Sequence[TokenScores] = ()
+
+
+class RowStarted(NamedTuple):
+    """A row's prefill is done. ``prompt_scores`` where asked for: one for each prompt token but
+    the first."""
+
+    row_id: int
+    cached_tokens: int
+    prompt_scores: Sequence[TokenScores] = ()
+
+
+class RowDrafts(NamedTuple):
+    """So many tokens were guessed ahead for a row, and so many of them were right."""
+
+    row_id: int
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One step: at most one (row id, token) a row, and how many prompt tokens were processed.
+    """One step: what it made, and how many prompt tokens were processed.
 
-    Both empty means that the step made no progress.
+    A row has no token in a step, or one, or with speculation several, in order. ``started``
+    comes before or with a row's first token. A row in ``failed`` or ``found`` has ended and is
+    removed already. All empty means that the step made no progress.
     """
 
-    tokens: Sequence[tuple[int, int]]
-    prefill_tokens: int
+    tokens: Sequence[RowToken] = ()
+    prefill_tokens: int = 0
+    started: Sequence[RowStarted] = ()
+    failed: Sequence[tuple[int, Exception]] = ()
+    found: Sequence[tuple[int, Sequence[Hypothesis]]] = ()
+    drafts: Sequence[RowDrafts] = ()
 
 
 class Detokenizer(Protocol):
@@ -72,23 +236,30 @@ class Detokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """A model that decodes a batch of rows, one token a row and step.
+    """A model that decodes a batch of rows, at least one token a row and step.
 
     Not concerned with streams, stop strings, EOS, credit or queues: rows are removed by the
-    caller. An exception out of ``encode``, ``detokenizer`` or ``admit`` concerns its row alone;
-    one out of ``step``, ``remove`` or ``rest`` means that the engine is broken.
+    caller. An exception out of ``encode``, ``constrain``, ``detokenizer``, ``admit`` or
+    ``compute`` concerns its request alone; one out of ``step``, ``remove`` or ``rest`` means
+    that the engine is broken.
     """
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
         """Load and warm up; called once, first. Raises ``LmxError`` with a code, or anything."""
 
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
-    ) -> Sequence[int]:
+    def encode(self, source: PromptSource) -> EncodedPrompt:
         """Return the prompt's tokens. Prompt thread. Raises ``RequestError``."""
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh one for a new row."""
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        """Compile what rows must keep to; None: nothing. Prompt thread. Raises
+        ``RequestError`` for a structure that is invalid or can't be enforced."""
+
+    def detokenizer(self, markers: bool) -> Detokenizer:
+        """Return a fresh one for a new row. Special tokens are no text; with ``markers`` those
+        are that tell tool calls and reasoning from content."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; a special token's name."""
 
     def can_admit(self) -> bool:
         """Return whether ``admit`` may be called now; the caller keeps the number of rows."""
@@ -97,7 +268,7 @@ class Engine(Protocol):
         """Begin a row. It may end by itself after ``max_tokens`` tokens, for no other reason."""
 
     def step(self) -> StepOutput:
-        """Advance every decoding row by one token, and prefill by at most one chunk.
+        """Advance every decoding row by one token or more, and prefill by at most one chunk.
 
         Blocks until the work is done, so that its progress is real. Called while a row lives.
         """
@@ -105,8 +276,18 @@ class Engine(Protocol):
     def remove(self, row_id: int) -> None:
         """Forget a row wherever it is, and free its KV cache; ignores a row that has ended."""
 
+    def compute(self, task: Any) -> Any:
+        """Do a piece of work that is no row, between two steps: see :mod:`lmx.worker.tasks`.
+
+        Blocks; the caller cuts long work into pieces. Raises ``RequestError`` for what this
+        model can't do.
+        """
+
     def rest(self) -> None:
         """Use a pause: no row lives. Gives caches back; called once a pause."""
+
+    def close(self) -> None:
+        """The worker ends in good order: keep on disk what is to survive it."""
 
     def memory_bytes(self) -> int:
         """Return the bytes that the engine holds, caches included; 0 when it can't tell."""
