@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fmt lint types imports check clean
+.PHONY: help install run test bench fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ run: install ## serve MODELS (default: a small demo model) on PORT
 
 test: install ## run the tests (soak tests are left out)
 	@$(BIN)/pytest -q
+
+bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
+	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/run.py
 
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

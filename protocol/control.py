@@ -11,7 +11,7 @@ from typing import Any
 
 from lmx.protocol.codec import message
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
 
 # Worker to supervisor.
 
@@ -22,7 +22,8 @@ class WorkerHello:
     """A worker names itself: at its start, and again to any supervisor that asks Identify.
 
     ``state`` is the worker's own view (STARTING when it has loaded nothing yet, LOADING,
-    READY, DRAINING). ``memory_bytes`` and ``context_length`` are 0 before it is loaded.
+    READY, DRAINING). ``memory_bytes`` and ``context_length`` are 0 before it is loaded, and
+    there are no ``capabilities``, which are Loaded's. ``kind`` is what it was told to serve.
     """
 
     instance: str
@@ -31,6 +32,8 @@ class WorkerHello:
     state: WorkerState
     memory_bytes: int = 0
     context_length: int = 0
+    capabilities: tuple[str, ...] = ()
+    kind: ModelKind | None = None
 
 
 @message

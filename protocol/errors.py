@@ -42,6 +42,7 @@ class ErrorCode(StrEnum):
     WORKER_KILLED = "worker_killed"
     WORKER_LOST = "worker_lost"
     ENGINE_ERROR = "engine_error"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     CLIENT_STALLED = "client_stalled"
     # Making a model available.
     MODEL_SOURCE_INVALID = "model_source_invalid"

@@ -7,10 +7,14 @@ from typing import Final
 from aiohttp import web
 
 from lmx.router.chat import chat_completions
+from lmx.router.completions import completions
+from lmx.router.embeddings import embeddings
 from lmx.router.health import health
 from lmx.router.middleware import add_headers, make_middleware
 from lmx.router.models import get_model, list_models
+from lmx.router.rerank import rerank
 from lmx.router.services import SERVICES, Services
+from lmx.router.tokenize import detokenize, tokenize
 from lmx.router.traffic import Traffic
 
 _PREFIXES: Final = ("/v1", "/v3")
@@ -24,8 +28,14 @@ def make_app(services: Services, traffic: Traffic) -> web.Application:
     app.on_response_prepare.append(add_headers)
     for prefix in _PREFIXES:
         app.router.add_post(f"{prefix}/chat/completions", chat_completions)
+        app.router.add_post(f"{prefix}/completions", completions)
+        app.router.add_post(f"{prefix}/embeddings", embeddings)
         app.router.add_get(f"{prefix}/models", list_models)
         app.router.add_get(f"{prefix}/models/{{id:.+}}", get_model)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        app.router.add_post(path, rerank)
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
     for path in ("/health", "/v1/health", "/status"):
         app.router.add_get(path, health)
     return app

@@ -60,11 +60,16 @@ def parse_object(payload: bytes) -> dict[str, Any]:
             ErrorCode.INVALID_TYPE,
             f"The request body must be a JSON object, got {json_type(value)}.",
         )
-    # Depth can't exceed the number of opening brackets; counting those first is one pass in C
-    # and spares nearly every request the walk.
-    if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(value):
+    if too_deep(payload, value):
         raise _too_deep()
     return value
+
+
+def too_deep(payload: bytes, value: dict[str, Any]) -> bool:
+    """Return whether an object, parsed of ``payload``, is nested deeper than ``MAX_DEPTH``."""
+    # Depth can't exceed the number of opening brackets; counting those first is one pass in C
+    # and spares nearly every request the walk.
+    return payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(value)
 
 
 def _check_encoding(encoding: str) -> None:

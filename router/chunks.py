@@ -1,150 +1,132 @@
-"""Builds chat completion objects and stream chunks. Pure: no clock, no socket."""
+"""Writes the chunks of a stream as SSE events. Pure: no clock, no socket."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
-from lmx.protocol.data import Delta, Finished, Usage
+from lmx.protocol.data import ChoiceEnded, Delta, Finished
 from lmx.protocol.errors import LmxError
-from lmx.protocol.states import FinishReason
+from lmx.protocol.states import DeltaKind
+from lmx.router.envelope import (
+    Clocked,
+    Form,
+    Identity,
+    head_object,
+    timings_object,
+    usage_object,
+)
 from lmx.router.errors import error_body
+from lmx.router.gathering import GatheredChoice
+
+_CONTENT = DeltaKind.CONTENT
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What all chunks of one completion share. ``created_s`` is Unix time."""
+class ChoiceShape(Protocol):
+    """How one kind of completion shows a choice. Its objects are for one answer."""
 
-    completion_id: str
-    created_s: int
-    model_id: str
-    fingerprint: str
+    @property
+    def chunk_object(self) -> str:
+        """The ``object`` of a chunk."""
 
+    @property
+    def whole_object(self) -> str:
+        """The ``object`` of a whole answer."""
 
-@dataclass(frozen=True, slots=True)
-class Clocked:
-    """What the router measured, in seconds from the request's arrival; ``load_s`` is how long
-    the model was waited for."""
+    @property
+    def text_key(self) -> str:
+        """The field that holds the empty text of :meth:`plain`."""
 
-    total_s: float
-    first_token_s: float
-    load_s: float
+    def first(self, index: int) -> dict[str, Any] | None:
+        """Return what a choice begins with, if with anything."""
 
+    def plain(self, index: int) -> dict[str, Any]:
+        """Return a choice with an empty text."""
 
-def fingerprint(version: str, model_id: str, source: str) -> str:
-    """Return the ``system_fingerprint``: changes with lmx's version and the model's source."""
-    digest = hashlib.sha256("\0".join((version, model_id, source)).encode())
-    return f"fp_{digest.hexdigest()[:10]}"
+    def rich(self, delta: Delta) -> dict[str, Any]:
+        """Return the choice for a delta that is more than text."""
 
+    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+        """Return the choice that says why it ended."""
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's usage, with Moonshot's ``cached_tokens``."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
-
-
-def timings_object(finished: Finished, clocked: Clocked) -> dict[str, float]:
-    """Return where the time went, in seconds. ``tokens_per_s`` counts the tokens after the
-    first, over the time they took; 0 when there was none."""
-    timings = finished.timings
-    later_tokens = finished.usage.completion_tokens - 1
-    rate = later_tokens / timings.decode_s if later_tokens > 0 and timings.decode_s > 0 else 0.0
-    return {
-        "total_s": round(clocked.total_s, 4),
-        "queue_s": round(timings.queue_s, 4),
-        "load_s": round(clocked.load_s, 4),
-        "prefill_s": round(timings.prefill_s, 4),
-        "first_token_s": round(clocked.first_token_s, 4),
-        "decode_s": round(timings.decode_s, 4),
-        "tokens_per_s": round(rate, 2),
-    }
-
-
-def completion_object(
-    identity: Identity, text: str, finished: Finished, clocked: Clocked
-) -> dict[str, Any]:
-    """Return the whole answer of a request that does not stream."""
-    return {
-        "id": identity.completion_id,
-        "object": "chat.completion",
-        "created": identity.created_s,
-        "model": identity.model_id,
-        "system_fingerprint": identity.fingerprint,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finished.reason.value,
-            }
-        ],
-        "usage": usage_object(finished.usage),
-        "timings": timings_object(finished, clocked),
-    }
+    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+        """Return a choice that does not stream."""
 
 
 class ChunkWriter:
-    """Writes the chunks of one stream as SSE events.
+    """Writes the chunks of one stream.
 
-    What is the same in every chunk is encoded once; a delta costs one ``orjson.dumps`` of its
-    text. With ``include_usage`` every chunk but the last carries ``"usage": null``.
+    What is the same in every chunk is encoded once; a delta of plain text costs one
+    ``orjson.dumps`` of its text. With ``include_usage`` every chunk but the last carries
+    ``"usage": null``. The end of the last choice waits for the end of the stream: the timings go
+    with it where no usage chunk follows.
     """
 
-    def __init__(self, identity: Identity, *, include_usage: bool) -> None:
-        head = orjson.dumps(
-            {
-                "id": identity.completion_id,
-                "object": "chat.completion.chunk",
-                "created": identity.created_s,
-                "model": identity.model_id,
-                "system_fingerprint": identity.fingerprint,
-            }
-        )
-        self._include_usage = include_usage
-        self._head = b"data: " + head[:-1]
-        usage = b',"usage":null' if include_usage else b""
-        self._choice = self._head + b',"choices":[{"index":0,"delta":'
-        self._after_delta = b',"logprobs":null,"finish_reason":'
-        self._close = b"}]" + usage
-        self._text_before = self._choice + b'{"content":'
-        self._text_after = b"}" + self._after_delta + b"null" + self._close + b"}\n\n"
+    def __init__(self, identity: Identity, form: Form, shape: ChoiceShape) -> None:
+        self._form = form
+        self._shape = shape
+        self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
+        self._usage = b',"usage":null' if form.include_usage else b""
+        self._open = form.choices
+        self._last_end = b""
+        # In JSON a quote within a string is escaped, so that this is found in one place only.
+        key = b'"' + shape.text_key.encode() + b'":'
+        plain = [
+            self._event(shape.plain(index)).split(key + b'""', 1) for index in range(form.choices)
+        ]
+        self._before = [before + key for before, _ in plain]
+        self._after = plain[0][1]
 
     def first(self) -> bytes:
-        """Return the chunk that carries the role."""
-        role = b'{"role":"assistant","content":""}'
-        return self._choice + role + self._after_delta + b"null" + self._close + b"}\n\n"
+        """Return the chunks that choices begin with; none where their kind has none."""
+        choices = (self._shape.first(index) for index in range(self._form.choices))
+        return b"".join(self._event(choice) for choice in choices if choice is not None)
 
     def deltas(self, deltas: Iterable[Delta]) -> bytes:
-        """Return one chunk for each delta that has text, as one piece."""
-        before, after = self._text_before, self._text_after
-        return b"".join(
-            [before + orjson.dumps(delta.text) + after for delta in deltas if delta.text]
-        )
+        """Return one chunk for each delta that says something, as one piece."""
+        # The hot path. One join of all parts was the fastest of four ways.
+        before, after, dumps = self._before, self._after, orjson.dumps
+        pieces: list[bytes] = []
+        for delta in deltas:
+            if delta.kind is _CONTENT and not delta.logprobs:
+                if delta.text:
+                    pieces += (before[delta.index], dumps(delta.text), after)
+            elif delta.text or delta.call or delta.logprobs:
+                pieces.append(self._event(self._shape.rich(delta)))
+        return b"".join(pieces)
+
+    def ends(self, ended: Iterable[ChoiceEnded]) -> bytes:
+        """Return the chunks with the finish reasons of choices, but for the last one's."""
+        pieces = []
+        for fact in ended:
+            self._open -= 1
+            chunk = self._chunk(self._shape.end(fact))
+            if self._open:
+                pieces.append(chunk + b"}\n\n")
+            else:
+                self._last_end = chunk
+        return b"".join(pieces)
 
     def last(self, finished: Finished, clocked: Clocked) -> bytes:
-        """Return the chunk with the finish reason, and the usage chunk where one is asked for.
+        """Return the last choice's finish reason, and the usage chunk where one is asked for.
 
         The timings are in whichever comes last.
         """
         timings = b',"timings":' + orjson.dumps(timings_object(finished, clocked))
-        end = self._finish(finished.reason)
-        if not self._include_usage:
-            return end + timings + b"}\n\n"
+        if not self._form.include_usage:
+            return self._last_end + timings + b"}\n\n"
         usage = orjson.dumps(usage_object(finished.usage))
-        return end + b"}\n\n" + self._head + b',"choices":[],"usage":' + usage + timings + b"}\n\n"
+        tail = b',"choices":[],"usage":' + usage + timings
+        return self._last_end + b"}\n\n" + self._head + tail + b"}\n\n"
 
-    def _finish(self, reason: FinishReason) -> bytes:
-        return self._choice + b"{}" + self._after_delta + orjson.dumps(reason.value) + self._close
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return self._chunk(choice) + b"}\n\n"
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        # Without its closing brace: timings may follow.
+        return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + self._usage
 
 
 def error_event(error: LmxError) -> bytes:

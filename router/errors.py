@@ -43,6 +43,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.WORKER_KILLED: (503, _SERVER),
     ErrorCode.WORKER_LOST: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
+    ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),
     ErrorCode.CLIENT_STALLED: (408, _REQUEST),
     ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),
     ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
+from pydantic import BaseModel, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 
@@ -23,6 +24,8 @@ _TYPES: Final = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "text_or_list": "a string or an array",
+    "text_or_object": "a string or an object",
+    "prompt_type": "a string, an array of strings, an array of tokens or an array of such arrays",
 }
 
 _RANGES: Final = {
@@ -36,7 +39,22 @@ _LENGTHS: Final = {
     "string_too_short": "must not be empty",
     "too_short": "must hold at least {min_length} element(s), got {actual_length}",
     "too_long": "must hold at most {max_length} elements, got {actual_length}",
+    "string_too_long": "must hold at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
 }
+
+_Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
+    """Return the body as ``schema``. Raises :class:`RequestError` (400) for the first fault."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise describe_invalid(
+            first["type"], first["loc"], first.get("ctx", {}), first["input"]
+        ) from error
 
 
 def describe_invalid(

@@ -25,7 +25,8 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 def model_object(model: ModelView) -> dict[str, Any]:
-    """Return a model as OpenAI shows it, with lmx's fields beside."""
+    """Return a model as OpenAI shows it, with lmx's fields beside. Its kind is null until it is
+    known: of a source that was never fetched there are no files to read it from."""
     return {
         "id": model.model_id,
         "object": "model",
@@ -35,7 +36,8 @@ def model_object(model: ModelView) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "context_length": model.context_length,
         "modalities": ["text"],
-        "capabilities": ["chat"],
+        "kind": None if model.kind is None else model.kind.value,
+        "capabilities": list(model.capabilities),
     }
 
 

@@ -27,6 +27,7 @@ from lmx.router.generation import Dispatcher
 from lmx.router.malformed import answer_malformed_requests
 from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.tasks import TaskDispatcher
 from lmx.router.traffic import Traffic
 from lmx.router.worker_links import WorkerLinks
 
@@ -67,6 +68,7 @@ class Router:
             spec,
             self.supervisor,
             Dispatcher(self.supervisor, self.workers),
+            TaskDispatcher(self.supervisor, self.workers),
             started_at=time.monotonic(),
         )
         answer_malformed_requests()

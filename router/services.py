@@ -10,6 +10,7 @@ from aiohttp import web
 from lmx.protocol.specs import RouterSpec
 from lmx.router.generation import Dispatcher
 from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.tasks import TaskDispatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Services:
     spec: RouterSpec
     supervisor: SupervisorLink
     dispatcher: Dispatcher
+    tasks: TaskDispatcher
     started_at: float
 
 

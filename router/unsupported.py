@@ -9,68 +9,55 @@ from __future__ import annotations
 from typing import Any, Final
 
 import orjson
+import structlog
+from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.invalid import short
 
-_HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
-    # How many answers, and how they are searched for.
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
+_log = structlog.get_logger()
+
+_COMMON: Final[dict[str, tuple[Any, ...]]] = {
     # Sampling.
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
+    "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
     "truncate_prompt_tokens": (),
-    # What comes beside the text.
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    # What comes beside the text, and how it is written.
     "prompt_logprobs": (),
-    "echo": (False,),
-    # Tools.
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "web_search_options": (),
-    # The form of the answer.
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": ([],),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "verbosity": ("medium",),
-    # How the model thinks, and how it is run.
-    "reasoning_effort": (),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "prediction": (),
-    "num_assistant_tokens": (),
-    "assistant_confidence_threshold": (),
-    "max_ngram_size": (),
-    "store": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
 }
-"""Field -> the values (besides null) that mean the same as leaving it out."""
+
+CHAT: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Field of a chat request -> the values (besides null) that mean the same as leaving it out."""
+
+COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
+    "add_special_tokens": (True,),
+    "suffix": ("",),
+}
+"""The same for a completion request."""
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
+def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
     """Raise :class:`RequestError` for the first field whose value asks for what lmx can't yet."""
-    for name, harmless in _HARMLESS.items():
+    for name, harmless in table.items():
         value = body.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in harmless):
             allowed_text = " or ".join(
@@ -83,9 +70,13 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
             )
 
 
-def is_listed(name: str) -> bool:
-    """Return whether a field is one that this table rules on."""
-    return name in _HARMLESS
+def log_ignored(
+    body: dict[str, Any], schema: type[BaseModel], table: dict[str, tuple[Any, ...]]
+) -> None:
+    """Note the fields that neither the schema nor the table knows: they change nothing."""
+    ignored = [name for name in body if name not in schema.model_fields and name not in table]
+    if ignored:
+        _log.debug("request.fields_ignored", fields=ignored[:20])
 
 
 def _same(value: object, allowed: object) -> bool:

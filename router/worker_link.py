@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,8 +21,17 @@ from lmx.protocol.errors import (
     UnavailableError,
 )
 from lmx.protocol.sockets import Role, open_socket, send_nowait
+from lmx.protocol.tasks import (
+    Detokenized,
+    Scores,
+    Task,
+    TaskFinished,
+    Tokenized,
+    Vectors,
+)
 from lmx.router.errors import rejection
 from lmx.router.worker_stream import CREDIT_DELTAS, WorkerStream
+from lmx.router.worker_task import Last, Part, WorkerTask
 
 _SILENCE_CHECKS: Final = 4
 """Silence is counted in checks, not read off a clock: a router that was itself stopped for a
@@ -46,6 +56,7 @@ class WorkerLink:
         self._socket.connect(endpoint)
         self._ids = itertools.count(1)
         self._streams: dict[int, WorkerStream] = {}
+        self._pending: dict[int, WorkerTask] = {}
         self._heard = False
         self._tasks = (
             asyncio.create_task(self._read(), name=f"read {instance}"),
@@ -61,8 +72,8 @@ class WorkerLink:
 
     @property
     def open_streams(self) -> int:
-        """How many streams have not ended and were not closed."""
-        return len(self._streams)
+        """How many streams and tasks have not ended and were not closed."""
+        return len(self._streams) + len(self._pending)
 
     def submit(self, request: Generate) -> WorkerStream:
         """Send a request under an id and a credit of this link; return its stream.
@@ -71,17 +82,25 @@ class WorkerLink:
         does not answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED when the
         worker reads nothing any more.
         """
-        stream = WorkerStream(next(self._ids))
-        request = replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS)
-        if not send_nowait(self._socket, encode(request)):
-            raise UnavailableError(
-                ErrorCode.MODEL_UNLOADED,
-                "The model's worker can't be reached: it is being replaced.",
-                retry_after_s=1.0,
-            )
+        stream = WorkerStream(next(self._ids), request.search.n)
+        self._ask(replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS))
         self._streams[stream.stream_id] = stream
-        self._heard = True
         return stream
+
+    def submit_task(self, numbered: Callable[[int], Task], inputs: int) -> WorkerTask:
+        """Send the task that ``numbered`` makes of an id of this link, which has ``inputs``.
+
+        It must be given to :meth:`close_task` in the end; otherwise as :meth:`submit`.
+        """
+        task = WorkerTask(next(self._ids), inputs)
+        self._ask(numbered(task.stream_id))
+        self._pending[task.stream_id] = task
+        return task
+
+    def close_task(self, task: WorkerTask) -> None:
+        """Forget a task. Cancelled on the worker unless it has ended there. Idempotent."""
+        if self._pending.pop(task.stream_id, None) is not None:
+            self._send(Cancel(task.stream_id))
 
     def grant(self, stream: WorkerStream) -> None:
         """Give the worker back the credit for what was taken, once it is worth a message."""
@@ -96,15 +115,19 @@ class WorkerLink:
 
     def fail_all(self, error: LmxError) -> None:
         """The worker is gone: every open stream's handler gets ``error``."""
-        for stream in self._streams.values():
-            stream.fail(error)
+        for lost in (*self._streams.values(), *self._pending.values()):
+            lost.fail(error)
         self._streams.clear()
+        self._pending.clear()
 
     def give_up_all(self, error: LmxError) -> None:
         """Like :meth:`fail_all`, and the worker, which may well live, is told to cancel."""
         for stream in tuple(self._streams.values()):
             stream.fail(error)
             self.close_stream(stream)
+        for task in tuple(self._pending.values()):
+            task.fail(error)
+            self.close_task(task)
 
     def close(self) -> None:
         """Close the socket and end the tasks. No stream may be open any more."""
@@ -131,6 +154,8 @@ class WorkerLink:
                     stream.feed_accepted(message)
             case Refused():
                 self._end(message.stream_id, _refusal(message))
+            case Vectors() | Scores() | TaskFinished() | Tokenized() | Detokenized():
+                self._feed_task(message)
             case Pulse():
                 pass
             case _:
@@ -143,31 +168,57 @@ class WorkerLink:
                 stream.feed_delta(delta)
                 if stream.ended:
                     self.close_stream(stream)
+        for ended in outputs.ended:
+            if (stream := streams.get(ended.stream_id)) is not None:
+                stream.feed_ended(ended)
+                if stream.ended:
+                    self.close_stream(stream)
         for finished in outputs.finished:
             if (stream := streams.pop(finished.stream_id, None)) is not None:
                 stream.feed_finished(finished)
         for failed in outputs.failed:
             self._end(failed.stream_id, GenerationError(failed.code, failed.message))
 
+    def _feed_task(self, message: Part | Last) -> None:
+        task = self._pending.get(message.stream_id)
+        if task is None:
+            return  # Cancelled meanwhile.
+        task.feed(message)
+        if isinstance(message, Last):
+            del self._pending[task.stream_id]
+        elif task.ended:
+            self.close_task(task)
+
     def _end(self, stream_id: int, error: LmxError) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
             stream.fail(error)
+        if (task := self._pending.pop(stream_id, None)) is not None:
+            task.fail(error)
 
     async def _watch(self) -> None:
         silent_checks = 0
         while True:
             await asyncio.sleep(self._silence_s / _SILENCE_CHECKS)
-            silent_checks = 0 if self._heard or not self._streams else silent_checks + 1
+            silent_checks = 0 if self._heard or not self.open_streams else silent_checks + 1
             self._heard = False
             if silent_checks >= _SILENCE_CHECKS:
                 silent_checks = 0
-                _log.error("worker.silent", worker=self.instance, streams=len(self._streams))
+                _log.error("worker.silent", worker=self.instance, streams=self.open_streams)
                 self.give_up_all(
                     GenerationError(
                         ErrorCode.WORKER_LOST,
                         f"The model's worker has been silent for {self._silence_s:g} s.",
                     )
                 )
+
+    def _ask(self, request: Any) -> None:
+        if not send_nowait(self._socket, encode(request)):
+            raise UnavailableError(
+                ErrorCode.MODEL_UNLOADED,
+                "The model's worker can't be reached: it is being replaced.",
+                retry_after_s=1.0,
+            )
+        self._heard = True
 
     def _send(self, message: Any) -> None:
         if not send_nowait(self._socket, encode(message)):

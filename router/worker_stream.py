@@ -6,11 +6,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from lmx.protocol.data import Accepted, Delta, Finished
+from lmx.protocol.data import Accepted, ChoiceEnded, Delta, Finished
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 
 CREDIT_DELTAS: Final = 64
 """Deltas that may be under way or untaken. Beyond it the worker joins text by itself."""
+
+_PENDING_DELTAS: Final = 64
+"""An answer that ends takes along what waited for credit, in a delta for each run of one kind
+(content, reasoning, one call's arguments): more runs than a model makes."""
 
 _GRANT_DELTAS: Final = CREDIT_DELTAS // 2
 """Granted back in halves: a message for each delta would double the traffic."""
@@ -18,27 +22,33 @@ _GRANT_DELTAS: Final = CREDIT_DELTAS // 2
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was ready at once: deltas, and the end when it has come. Neither means: nothing
-    arrived within the wait."""
+    """What was ready at once: deltas, the answers that came to their end after them, and the
+    stream's end when it has come. Nothing of these: nothing arrived within the wait."""
 
-    deltas: tuple[Delta, ...]
-    finished: Finished | None
+    deltas: tuple[Delta, ...] = ()
+    ended: tuple[ChoiceEnded, ...] = ()
+    finished: Finished | None = None
 
 
-_NOTHING: Final = Batch((), None)
+NOTHING: Final = Batch()
 
 
 class WorkerStream:
     """Buffers one stream between its link (feeds) and its handler (takes).
 
-    Holds at most ``CREDIT_DELTAS`` + 1 deltas: the last one may come without credit. Knows
+    Makes sure that all of ``answers`` end, each once, before the stream does. Holds few deltas
+    more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. Knows
     nothing of sockets; ``grant_due`` tells its link when to send credit.
     """
 
-    def __init__(self, stream_id: int) -> None:
+    def __init__(self, stream_id: int, answers: int = 1) -> None:
         self.stream_id = stream_id
+        self._limit_deltas = CREDIT_DELTAS + answers * _PENDING_DELTAS
+        self._answers = answers
+        self._open = set(range(answers))
         self._accepted: Accepted | None = None
         self._deltas: list[Delta] = []
+        self._ended: list[ChoiceEnded] = []
         self._finished: Finished | None = None
         self._error: LmxError | None = None
         self._taken = 0
@@ -55,19 +65,29 @@ class WorkerStream:
         self._wake()
 
     def feed_delta(self, delta: Delta) -> None:
-        """Text has come. A worker that sends beyond its credit loses the stream."""
-        if len(self._deltas) > CREDIT_DELTAS:
-            self.fail(
-                GenerationError(
-                    ErrorCode.PROTOCOL_ERROR, "The worker sent more than it was allowed to."
-                )
-            )
+        """Text has come. A worker that sends far beyond its credit loses the stream."""
+        if len(self._deltas) >= self._limit_deltas:
+            self._fail_of_protocol("sent more than it was allowed to")
+        elif not 0 <= delta.index < self._answers:
+            self._fail_of_protocol(f"sent text of answer {delta.index} of {self._answers}")
+        else:
+            self._deltas.append(delta)
+            self._wake()
+
+    def feed_ended(self, fact: ChoiceEnded) -> None:
+        """One answer is whole."""
+        if fact.index not in self._open:
+            self._fail_of_protocol(f"ended answer {fact.index}, which is not open")
             return
-        self._deltas.append(delta)
+        self._open.remove(fact.index)
+        self._ended.append(fact)
         self._wake()
 
     def feed_finished(self, fact: Finished) -> None:
         """The generation ended well."""
+        if self._open:
+            self._fail_of_protocol(f"ended with {len(self._open)} answer(s) open")
+            return
         self._finished = fact
         self._wake()
 
@@ -91,20 +111,21 @@ class WorkerStream:
 
         Raises the stream's error once everything before it has been taken.
         """
-        if not self._deltas and not self.ended:
+        if not self._ready:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(wait_s, self._wake)
             try:
                 await self._wait()
             finally:
                 timer.cancel()
-            if not self._deltas and not self.ended:
-                return _NOTHING
-        if self._error is not None and not self._deltas:
+            if not self._ready:
+                return NOTHING
+        if self._error is not None and not self._deltas and not self._ended:
             raise self._error
-        batch = Batch(tuple(self._deltas), self._finished)
+        batch = Batch(tuple(self._deltas), tuple(self._ended), self._finished)
         self._taken += len(self._deltas)
         self._deltas.clear()
+        self._ended.clear()
         return batch
 
     def grant_due(self) -> int:
@@ -113,6 +134,13 @@ class WorkerStream:
             return 0
         due, self._taken = self._taken, 0
         return due
+
+    @property
+    def _ready(self) -> bool:
+        return bool(self._deltas or self._ended) or self.ended
+
+    def _fail_of_protocol(self, what: str) -> None:
+        self.fail(GenerationError(ErrorCode.PROTOCOL_ERROR, f"The worker {what}."))
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from lmx.supervisor.sources import parse_source
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.sources import FolderSource, parse_source
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Size = Annotated[ByteSize, Field(gt=0)]
@@ -97,8 +98,49 @@ class LogConfig(_Section):
     keep: int = Field(3, ge=1, le=100)
 
 
+class PrefixCacheConfig(_Section):
+    """Prompts that were computed before. ``memory_bytes`` None: what one full context takes,
+    within bounds (:mod:`lmx.supervisor.memory_plan`)."""
+
+    enabled: bool = True
+    memory_bytes: Size | None = None
+    disk: bool = True
+    disk_bytes: Size = ByteSize(4 * 1024**3)
+
+
+class SpeculationConfig(_Section):
+    """Tokens guessed ahead: by a small model with the same tokenizer, or by looking them up."""
+
+    method: Literal["draft_model", "prompt_lookup"]
+    draft: str | None = None
+    num_assistant_tokens: int = Field(4, ge=1, le=32)
+    assistant_confidence_threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    max_ngram_size: int = Field(3, ge=1, le=32)
+    max_rows: int = Field(2, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _draft_belongs_to_method(self) -> SpeculationConfig:
+        if (self.method == "draft_model") != (self.draft is not None):
+            raise ValueError(
+                "draft is the model that guesses: it must be given with method draft_model, "
+                "and with no other"
+            )
+        return self
+
+    @field_validator("draft")
+    @classmethod
+    def _draft_is_a_folder(cls, value: str | None) -> str | None:
+        if value is not None and not isinstance(parse_source(value), FolderSource):
+            raise ValueError(
+                "a draft model must be a folder in MLX form, as an absolute path or one that "
+                "starts with ./, ../ or ~"
+            )
+        return value
+
+
 class ModelConfig(_Section):
-    """One model. ``engine`` is for tests and for engines of one's own."""
+    """One model. ``engine`` is for tests and for engines of one's own. ``kind`` None: as the
+    model's files tell."""
 
     id: Name
     source: str = Field(min_length=1)
@@ -111,6 +153,15 @@ class ModelConfig(_Section):
     max_tokens_limit: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
+    kind: ModelKind | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tool_parser: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
+    max_decode_stall_s: Seconds = 1.0
+    prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
+    speculation: SpeculationConfig | None = None
     memory_bytes: Size | None = None
     stall_timeout_s: Seconds | None = None
     engine: str = Field(MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")

@@ -5,6 +5,7 @@ Every error names the key, the value and what is allowed, all of them at once.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -151,5 +152,11 @@ def _known_keys(location: tuple[Any, ...]) -> str:
     for part in location[:-1]:
         if isinstance(part, int):
             continue
-        model = ModelConfig if part == "models" else model.model_fields[part].annotation
+        model = ModelConfig if part == "models" else _section(model.model_fields[part].annotation)
     return ", ".join(model.model_fields)
+
+
+def _section(annotation: Any) -> Any:
+    """Return the section that a field holds, also where it may be absent."""
+    options = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+    return options[0] if options else annotation

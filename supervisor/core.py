@@ -50,6 +50,11 @@ class Core:
         self._life = SlotLife(config, ledger, actions, epoch, self.flush)
         self._created_s = int(actions.wall_s())
         self._published: tuple[Any, ...] | None = None
+        for slot in self.slots.values():
+            folder = actions.local_path(slot.model)
+            slot.kind = (
+                slot.model.kind if folder is None else actions.model_kind(slot.model, folder)
+            )
 
     def slot(self, name: str) -> Slot:
         """Return the slot of a model id or alias. Raises :class:`LmxError` (model_not_found)."""

@@ -1,7 +1,8 @@
 """What a model will take in memory, read from its files without loading it.
 
-Weights from the safetensors headers, KV cache from config.json for one full context, and a
-fixed sum for the process. Not exact: the figure measured after the load replaces it.
+Weights from the safetensors headers, KV cache from config.json for one full context (none for
+a model that doesn't generate), and a fixed sum for the process. Not exact: the figure measured
+after the load replaces it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.states import ModelKind
 
 PROCESS_OVERHEAD_BYTES: Final = 400 * 1024**2
 """Python, mlx, transformers and the tokenizer: 250-350 MiB of resident memory measured in
@@ -36,11 +38,13 @@ class Estimate:
         return self.weights_bytes + self.kv_cache_bytes + self.overhead_bytes
 
 
-def estimate(folder: Path, context_length: int | None) -> Estimate:
+def estimate(
+    folder: Path, context_length: int | None, kind: ModelKind = ModelKind.CHAT
+) -> Estimate:
     """Estimate a model folder. Raises :class:`OperationError` when it is not one, whatever is
     wrong with it: a folder from anywhere is no reason for the supervisor to fall."""
     try:
-        return _estimate(folder, context_length)
+        return _estimate(folder, context_length, kind)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -48,7 +52,7 @@ def estimate(folder: Path, context_length: int | None) -> Estimate:
         ) from error
 
 
-def _estimate(folder: Path, context_length: int | None) -> Estimate:
+def _estimate(folder: Path, context_length: int | None, kind: ModelKind) -> Estimate:
     if not folder.is_dir():
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -68,6 +72,10 @@ def _estimate(folder: Path, context_length: int | None) -> Estimate:
             ErrorCode.MODEL_SOURCE_INVALID, f"{config_file} is not JSON: {error}"
         ) from error
     weights = sum(weights_bytes(shard) for shard in sorted(folder.glob("*.safetensors")))
+    if kind is not ModelKind.CHAT:
+        # The dense layers of sentence-transformers lie in folders of their own.
+        weights += sum(weights_bytes(shard) for shard in sorted(folder.glob("*/*.safetensors")))
+        return Estimate(weights, 0, PROCESS_OVERHEAD_BYTES)
     return Estimate(weights, _kv_cache_bytes(config, context_length), PROCESS_OVERHEAD_BYTES)
 
 

@@ -26,8 +26,9 @@ from huggingface_hub.errors import (
 
 from lmx.protocol.errors import ErrorCode, OperationError
 
-# What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf.
-ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+# What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
+# card may be all that tells an embedding model from a chat model.
+ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
 # Left free after a download, so that the machine does not end up with a full disk.
 SPARE_BYTES = 1 << 30
 

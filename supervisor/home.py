@@ -50,6 +50,10 @@ class Home:
         """Models that lmx imported."""
         return self.path / "models"
 
+    def prefix_cache(self, model_id: str) -> Path:
+        """Return where a model's computed prompts are kept. Its worker makes the folder."""
+        return self.path / "cache" / "prefix" / slug(model_id)
+
     @property
     def temporary(self) -> Path:
         """``TMPDIR`` of workers and of the router."""

@@ -86,14 +86,14 @@ def _stay(worker: Worker, _event: Any, _now_s: float) -> _Result:
 
 
 def _hello(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
-    after = _with(worker, beat_at_s=now_s)
+    after = _with(worker, beat_at_s=now_s, kind=event.kind)
     match event.state:
         case WorkerState.STARTING:
             return _loading(after, now_s), (SendWelcome(),)
         case WorkerState.LOADING:
             return _loading(after, now_s), ()
         case WorkerState.READY:
-            return _ready(after, event.memory_bytes, event.context_length)
+            return _ready(after, event)
         case WorkerState.DRAINING:
             deadline_s = now_s + worker.limits.drain_s
             return _with(after, state=_S.DRAINING, deadline_s=deadline_s), ()
@@ -105,13 +105,13 @@ def _loading(worker: Worker, now_s: float) -> Worker:
     return _with(worker, state=_S.LOADING, deadline_s=now_s + worker.limits.load_stall_s)
 
 
-def _ready(worker: Worker, memory_bytes: int, context_length: int) -> _Result:
+def _ready(worker: Worker, event: control.Loaded | control.WorkerHello) -> _Result:
     after = _with(
         worker, state=_S.READY, deadline_s=None, phase=None, fraction=None,
-        ready_memory_bytes=memory_bytes, memory_bytes=memory_bytes,
-        context_length=context_length,
+        ready_memory_bytes=event.memory_bytes, memory_bytes=event.memory_bytes,
+        context_length=event.context_length, capabilities=event.capabilities,
     )  # fmt: skip
-    return after, (BecameReady(memory_bytes),)
+    return after, (BecameReady(event.memory_bytes),)
 
 
 def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
@@ -125,7 +125,7 @@ def _load_advanced(worker: Worker, event: control.LoadAdvanced, now_s: float) ->
 
 
 def _loaded(worker: Worker, event: control.Loaded, now_s: float) -> _Result:
-    return _ready(_with(worker, beat_at_s=now_s), event.memory_bytes, event.context_length)
+    return _ready(_with(worker, beat_at_s=now_s), event)
 
 
 def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -11,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol.ids import new_instance_id
+from lmx.protocol.model_kind import read_kind
+from lmx.protocol.states import ModelKind
 from lmx.supervisor.child import signal_group, start_child
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
-from lmx.supervisor.estimate import estimate
 from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.home import Home
+from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
 from lmx.supervisor.records import Records, RouterRecord, WorkerRecord
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.sources import FolderSource, parse_source
@@ -60,7 +61,7 @@ class Processes:
     def local_path(self, model: ModelConfig) -> Path | None:
         source = parse_source(model.source)
         if isinstance(source, FolderSource):
-            return Path(os.path.abspath(Path(source.path).expanduser()))  # noqa: PTH100
+            return folder_path(source.path)
         return None
 
     def start_fetch(self, model: ModelConfig) -> None:
@@ -69,12 +70,20 @@ class Processes:
     def stop_fetch(self, model_id: str) -> None:
         self._fetching.stop(model_id)
 
-    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
-        estimated = estimate(path, model.context_length)
-        return int(model.memory_bytes or estimated.total_bytes)
+    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
+        return model.kind or read_kind(path)
 
-    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
-        spec = worker_spec(self._config, self._home, model, instance, path, reserved_bytes)
+    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
+        return plan_memory(model, kind, path)
+
+    def spawn(
+        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+    ) -> int:
+        reserved_bytes = plan.reserve_bytes
+        spec = worker_spec(
+            self._config, self._home, model, instance, path, kind,
+            reserved_bytes, plan.prefix_cache_bytes,
+        )  # fmt: skip
         child = start_child(
             "lmx.worker", (model.id, instance), spec, self._home, self._home.worker_log(model.id)
         )

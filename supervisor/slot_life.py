@@ -16,10 +16,11 @@ import structlog
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.ids import new_instance_id
-from lmx.protocol.states import ExitCause, SlotState
+from lmx.protocol.states import ExitCause, ModelKind, SlotState
 from lmx.supervisor import lifecycle, restart
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.slots import Asker, Slot
 from lmx.supervisor.worker_state import (
     BecameReady,
@@ -51,10 +52,15 @@ class Actions(Protocol):
     def stop_fetch(self, model_id: str) -> None:
         """End a fetch, if one runs; no event follows."""
 
-    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
+    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
+        """Return what the model is for: as configured, else as its folder tells."""
+
+    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         """Return what a worker will need. Raises :class:`LmxError`."""
 
-    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
+    def spawn(
+        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+    ) -> int:
         """Start a worker and return its pid. Raises ``OSError``, or ``TypeError`` and
         ``OverflowError`` for a configuration that can't travel."""
 
@@ -122,14 +128,17 @@ class SlotLife:
         path = slot.path
         assert path is not None
         instance = new_instance_id()
+        # Read anew at each start: the folder may hold another model by now.
+        slot.kind = kind = self._actions.model_kind(slot.model, path)
         try:
-            need_bytes = self._actions.estimate_bytes(slot.model, path)
+            plan = self._actions.plan_memory(slot.model, kind, path)
+            need_bytes = plan.reserve_bytes
             self._ledger.reserve(instance, need_bytes, slot.model.id)
         except LmxError as error:
             self.give_up(slot, error, now_s)
             return
         try:
-            pid = self._actions.spawn(slot.model, instance, path, need_bytes)
+            pid = self._actions.spawn(slot.model, instance, path, kind, plan)
         except (OSError, TypeError, OverflowError) as error:
             self._ledger.release(instance)
             message = f"can't start a worker for {slot.model.id}: {error}"

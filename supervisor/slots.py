@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.protocol.states import LoadPhase, ModelKind, SlotState, WorkerState
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.restart import FailureRecord
 from lmx.supervisor.worker_state import Worker
@@ -35,13 +35,15 @@ class Slot:
     """A model's place. Owned and changed by the supervisor's core alone.
 
     ``wanted``: it is to be running; decides what follows an exit. ``path``: its folder on
-    this machine, None until a fetch has told. ``problem``: why it is down, for people.
+    this machine, None until a fetch has told. ``kind``: what the model is for, None until the
+    folder is known. ``problem``: why it is down, for people.
     """
 
     model: ModelConfig
     state: SlotState = SlotState.COLD
     wanted: bool = False
     path: Path | None = None
+    kind: ModelKind | None = None
     worker: Worker | None = None
     failures: FailureRecord = field(default_factory=FailureRecord)
     restarts: int = 0

@@ -5,15 +5,33 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from lmx.protocol.specs import LogSpec, RouterSpec, WorkerSpec
+from lmx.protocol.specs import (
+    LogSpec,
+    PrefixCacheSpec,
+    RouterSpec,
+    SpeculationSpec,
+    WorkerSpec,
+)
+from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.home import Home
+from lmx.supervisor.memory_plan import folder_path
 
 
 def worker_spec(
-    config: Config, home: Home, model: ModelConfig, instance: str, path: Path, reserved_bytes: int
+    config: Config,
+    home: Home,
+    model: ModelConfig,
+    instance: str,
+    path: Path,
+    kind: ModelKind,
+    reserved_bytes: int,
+    prefix_cache_bytes: int,
 ) -> WorkerSpec:
-    """Return the spec of a model's worker; its share of memory is what was reserved."""
+    """Return the spec of a model's worker; its share of memory is what was reserved.
+
+    Of that, ``prefix_cache_bytes`` are for computed prompts; 0 switches them off.
+    """
     return WorkerSpec(
         instance=instance,
         model_id=model.id,
@@ -28,10 +46,41 @@ def worker_spec(
         context_length=model.context_length,
         default_max_tokens=model.default_max_tokens,
         max_tokens_limit=model.max_tokens_limit,
+        kind=kind,
         temperature=model.temperature,
         top_p=model.top_p,
+        top_k=model.top_k,
+        min_p=model.min_p,
+        repetition_penalty=model.repetition_penalty,
+        template_kwargs=dict(model.chat_template_kwargs) or None,
+        tool_parser=model.tool_parser,
+        max_decode_stall_s=model.max_decode_stall_s,
+        prefix_cache=_prefix_cache_spec(home, model, prefix_cache_bytes),
+        speculation=_speculation_spec(model, kind),
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
+    )
+
+
+def _prefix_cache_spec(home: Home, model: ModelConfig, memory_bytes: int) -> PrefixCacheSpec | None:
+    if memory_bytes <= 0:
+        return None
+    cache = model.prefix_cache
+    if not cache.disk:
+        return PrefixCacheSpec(memory_bytes)
+    return PrefixCacheSpec(memory_bytes, str(home.prefix_cache(model.id)), int(cache.disk_bytes))
+
+
+def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | None:
+    speculation = model.speculation
+    if speculation is None or kind is not ModelKind.CHAT:
+        return None
+    return SpeculationSpec(
+        draft_path=None if speculation.draft is None else str(folder_path(speculation.draft)),
+        num_assistant_tokens=speculation.num_assistant_tokens,
+        assistant_confidence_threshold=speculation.assistant_confidence_threshold,
+        max_ngram_size=speculation.max_ngram_size,
+        max_rows=speculation.max_rows,
     )
 
 

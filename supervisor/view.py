@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lmx.protocol.control import ModelView
+from lmx.protocol.states import ModelKind
 from lmx.supervisor.slots import Slot
 
 
@@ -26,6 +27,8 @@ def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
         pid=worker.pid if worker else None,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
         context_length=(worker.context_length if worker else None) or slot.model.context_length,
+        kind=model_kind(slot),
+        capabilities=worker.capabilities if worker else (),
         created_s=created_s,
         loaded_at_s=slot.loaded_at_s,
         phase=worker.phase if worker else slot.fetch_phase,
@@ -33,6 +36,11 @@ def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
         retry_after_s=None if slot.retry_at_s is None else max(0.0, slot.retry_at_s - now_s),
         problem=slot.problem,
     )
+
+
+def model_kind(slot: Slot) -> ModelKind | None:
+    """Return what a model is for: what its worker serves, else what its files say."""
+    return (slot.worker.kind if slot.worker else None) or slot.kind
 
 
 def public_state(slot: Slot) -> str:
@@ -47,6 +55,7 @@ def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
         "model": slot.model.id,
         "aliases": list(slot.model.aliases),
         "source": slot.model.source,
+        "kind": _text(model_kind(slot)),
         "state": public_state(slot),
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
+from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Worker:
     ready_memory_bytes: int = 0
     memory_bytes: int = 0
     context_length: int | None = None
+    capabilities: tuple[str, ...] = ()
+    kind: ModelKind | None = None
     rows: int = 0
     queued: int = 0
     requests_total: int = 0

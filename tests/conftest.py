@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from minilm import obtain_minilm
 
 from lmx.supervisor.fetch_gguf import fetch_gguf
 
@@ -47,3 +48,9 @@ def smollm2_dir(smollm2_gguf: Path) -> Path:
 def smollm2_int4_dir(smollm2_gguf: Path) -> Path:
     """The same model with 4-bit weights: slower on a CPU, a third of the memory."""
     return converted(smollm2_gguf, SCARCE_MEMORY_BYTES)
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """all-MiniLM-L6-v2, an embedding model, as a folder."""
+    return obtain_minilm()

@@ -14,7 +14,9 @@ from lmx.protocol.data import Cancel, Credit, Generate
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.sockets import Role, open_socket, send_nowait
+from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
 from lmx.worker.generations import Generations
+from lmx.worker.tasks import Tasks
 
 log = structlog.get_logger()
 
@@ -23,7 +25,7 @@ _LINGER_MS: Final = 200
 
 
 class DataService:
-    """Binds ``w-<instance>`` and speaks for :class:`Generations`. Event loop only.
+    """Binds ``w-<instance>``; speaks for :class:`Generations` and :class:`Tasks`. Event loop only.
 
     ``unreachable`` is called with a router that can't be reached any more (it has gone, or its
     queue is full).
@@ -41,10 +43,10 @@ class DataService:
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(directory.worker(instance))
 
-    async def listen(self, generations: Generations) -> None:
+    async def listen(self, generations: Generations, tasks: Tasks) -> None:
         """Take messages until cancelled. A frame that is no message is logged and dropped."""
         while True:
-            self._take(generations, await self._socket.recv_multipart())
+            self._take(generations, tasks, await self._socket.recv_multipart())
 
     def send(self, router: bytes, message: Any) -> None:
         """Send one message, or say that its router can't be reached."""
@@ -57,7 +59,7 @@ class DataService:
         self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 
-    def _take(self, generations: Generations, frames: list[bytes]) -> None:
+    def _take(self, generations: Generations, tasks: Tasks, frames: list[bytes]) -> None:
         try:
             if len(frames) < 2:
                 raise ProtocolError("a message has an identity and a payload")
@@ -72,6 +74,10 @@ class DataService:
             case Credit(stream_id, deltas):
                 generations.credit(router, stream_id, deltas)
             case Cancel(stream_id):
+                # One number is one or the other, or has ended.
                 generations.cancel(router, stream_id)
+                tasks.cancel(router, stream_id)
+            case Embed() | Rerank() | Tokenize() | Detokenize():
+                tasks.take(router, message)
             case _:
                 log.warning("data.unexpected", kind=type(message).__name__)

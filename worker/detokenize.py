@@ -21,16 +21,17 @@ class IncrementalDetokenizer:
     A tokenizer may join tokens differently at the start of a text (SentencePiece drops the
     first space), so new tokens are decoded together with the ones before them, whose text is
     then cut off. Text that ends in U+FFFD is an incomplete character and is held back.
-    ``skip`` are the special tokens: they are no text.
+    ``skip`` are the special tokens: they are no text. ``after`` are tokens that come before,
+    and are no part of the text.
     """
 
     __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
 
-    def __init__(self, decode: Decode, skip: frozenset[int]) -> None:
+    def __init__(self, decode: Decode, skip: frozenset[int], after: Sequence[int] = ()) -> None:
         self._decode = decode
         self._skip = skip
-        self._context: list[int] = []
-        self._context_text = ""
+        self._context = [token for token in after if token not in skip]
+        self._context_text = decode(self._context) if self._context else ""
         self._new: list[int] = []
 
     def add(self, token: int) -> str:

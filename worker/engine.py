@@ -1,7 +1,7 @@
 """What a worker asks of an engine: the interface, and the values that cross it.
 
-Two threads call an engine. The *prompt thread* calls ``encode`` and ``constrain``, also while a
-step runs; the *engine thread* calls everything else. So an engine needs no lock as long as
+Two threads call an engine. The *prompt thread* calls ``encode``, ``constrain`` and ``plan``, also
+while a step runs; the *engine thread* calls everything else. So an engine needs no lock as long as
 those two touch nothing that the other calls write.
 """
 
@@ -51,9 +51,18 @@ class ModelFacts:
     tool_parser: str | None = None
 
 
+def capabilities(facts: ModelFacts) -> tuple[str, ...]:
+    """Return what requests may ask of a model, in words for clients."""
+    names = {"tools": facts.tool_parser, "reasoning": facts.reasoning}
+    return tuple(name for name, value in names.items() if value is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What a prompt is made of: exactly one of ``messages``, ``text`` and ``tokens``."""
+    """What a prompt is made of: exactly one of ``messages``, ``text`` and ``tokens``.
+
+    Without ``add_generation_prompt`` messages end where the last one does, for counting.
+    """
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
@@ -61,6 +70,7 @@ class PromptSource:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tool_use: ToolUse | None = None
     thinking: Thinking = field(default_factory=Thinking)
+    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +224,8 @@ class StepOutput:
 
     A row has no token in a step, or one, or with speculation several, in order. ``started``
     comes before or with a row's first token. A row in ``failed`` or ``found`` has ended and is
-    removed already. All empty means that the step made no progress.
+    removed already. ``search_tokens``: by how many tokens beam searches became longer, which
+    show no tokens before they end. All empty means that the step made no progress.
     """
 
     tokens: Sequence[RowToken] = ()
@@ -223,6 +234,18 @@ class StepOutput:
     failed: Sequence[tuple[int, Exception]] = ()
     found: Sequence[tuple[int, Sequence[Hypothesis]]] = ()
     drafts: Sequence[RowDrafts] = ()
+    search_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """How a task (:mod:`lmx.protocol.tasks`) is done: ``pieces`` are given to ``compute`` one
+    after the other, and what each returns is sent. ``reply``: sent when there is nothing to
+    compute."""
+
+    prompt_tokens: int
+    pieces: Sequence[Any] = ()
+    reply: Any = None
 
 
 class Detokenizer(Protocol):
@@ -254,9 +277,10 @@ class Engine(Protocol):
         """Compile what rows must keep to; None: nothing. Prompt thread. Raises
         ``RequestError`` for a structure that is invalid or can't be enforced."""
 
-    def detokenizer(self, markers: bool) -> Detokenizer:
-        """Return a fresh one for a new row. Special tokens are no text; with ``markers`` those
-        are that tell tool calls and reasoning from content."""
+    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> Detokenizer:
+        """Return a fresh one for a new row, whose text goes on after the tokens ``after``.
+        Special tokens are no text; with ``markers`` those are that tell tool calls and
+        reasoning from content."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; a special token's name."""
@@ -276,11 +300,14 @@ class Engine(Protocol):
     def remove(self, row_id: int) -> None:
         """Forget a row wherever it is, and free its KV cache; ignores a row that has ended."""
 
-    def compute(self, task: Any) -> Any:
-        """Do a piece of work that is no row, between two steps: see :mod:`lmx.worker.tasks`.
+    def plan(self, task: Any) -> TaskPlan:
+        """Tokenize and check a task, and cut it into pieces. Prompt thread. Raises
+        ``RequestError`` for what this model can't do."""
 
-        Blocks; the caller cuts long work into pieces. Raises ``RequestError`` for what this
-        model can't do.
+    def compute(self, piece: Any) -> Any:
+        """Do one piece of a task, between two steps; return the message that it makes.
+
+        Blocks, for as long as some thousand tokens take. An exception concerns its task alone.
         """
 
     def rest(self) -> None:

@@ -10,17 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode
 from lmx.protocol.heap import trim_heap
 from lmx.protocol.states import LoadPhase
+from lmx.worker.batch import Batch
 from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.jobs import Job, JobOutput
 from lmx.worker.outbox import Outbox
 from lmx.worker.progress import ProgressClock
-from lmx.worker.row import Job, Row, RowCancelled, RowFailed, RowOutput
 
 log = structlog.get_logger()
 
@@ -42,8 +42,11 @@ class EngineEvents(Protocol):
     def load_failed(self, error: Exception) -> None:
         """The engine is of no use."""
 
-    def deliver(self, outputs: list[RowOutput]) -> None:
-        """Rows advanced or ended: the outputs of one or more steps."""
+    def deliver(self, outputs: list[JobOutput]) -> None:
+        """Jobs advanced or ended: the outputs of one or more steps."""
+
+    def computed(self, task_id: int, result: Any) -> None:
+        """A task is done; ``result`` is an exception when it failed."""
 
     def engine_broke(self, error: Exception) -> None:
         """A step raised. No row ends any more, and none will be taken."""
@@ -51,16 +54,27 @@ class EngineEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    row_id: int
+    job_id: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    task_id: int
+    request: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _CancelTask:
+    task_id: int
 
 
 class EngineThread:
     """Runs an engine on a thread of its own. Methods are called on the event loop.
 
-    Every submitted job gets exactly one output with an end, unless the engine breaks. The
-    caller bounds the jobs in flight, and thereby the inbox: a job brings at most itself and
-    one cancellation.
+    Every submitted job gets exactly one output that is its end, and every task exactly one
+    result, unless the engine breaks or the task is cancelled. The caller bounds what is in
+    flight, and thereby the inbox: a job or task brings at most itself and one cancellation.
     """
 
     def __init__(
@@ -71,10 +85,11 @@ class EngineThread:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._make_engine = make_engine
-        self._max_rows = max_rows
         self._events = events
         self._outbox = Outbox(loop, events.deliver)
-        self._inbox: queue.SimpleQueue[Job | _Cancel | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | _Cancel | _Task | _CancelTask | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.clock = ProgressClock()
         # Written by the engine thread alone, read by the loop: single stores.
@@ -82,9 +97,8 @@ class EngineThread:
         self.steps = 0
         self.memory_bytes = 0
         # The engine thread's own.
-        self._waiting: deque[Job] = deque()
-        self._rows: dict[int, Row] = {}
-        self._outputs: list[RowOutput] = []
+        self._batch = Batch(max_rows)
+        self._tasks: deque[_Task] = deque()
         self._memory_read_s = 0.0
         self._stopping = False
 
@@ -97,9 +111,19 @@ class EngineThread:
         self.clock.begin(time.monotonic())
         self._inbox.put(job)
 
-    def cancel(self, row_id: int) -> None:
+    def cancel(self, job_id: int) -> None:
         """End a job before the next step; a job that has ended already is left alone."""
-        self._inbox.put(_Cancel(row_id, self.steps))
+        self._inbox.put(_Cancel(job_id, self.steps))
+
+    def submit_task(self, task_id: int, request: Any) -> None:
+        """Queue a task: the engine computes one between two steps. Its result comes through
+        ``computed``."""
+        self.clock.begin(time.monotonic())
+        self._inbox.put(_Task(task_id, request))
+
+    def cancel_task(self, task_id: int) -> None:
+        """Drop a task that still waits, with the result None; one that runs is left alone."""
+        self._inbox.put(_CancelTask(task_id))
 
     def stop(self, timeout_s: float) -> bool:
         """Ask the thread to end and wait; returns False when it is stuck."""
@@ -110,21 +134,22 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine, facts = self._load()
+            engine = self._load()
         except Exception as error:
             log.exception("engine.load_failed")
             failure = error
             self._outbox.call(lambda: self._events.load_failed(failure))
             return
         try:
-            self._serve(engine, facts)
+            self._serve(engine)
+            engine.close()
         except Exception as error:
-            log.exception("engine.broke", rows=len(self._rows), steps=self.steps)
+            log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
             failure = error
             self._post()
             self._outbox.call(lambda: self._events.engine_broke(failure))
 
-    def _load(self) -> tuple[Engine, ModelFacts]:
+    def _load(self) -> Engine:
         started_s = time.monotonic()
 
         def advanced(phase: LoadPhase, fraction: float | None, detail: str) -> None:
@@ -138,33 +163,37 @@ class EngineThread:
         self.memory_bytes = engine.memory_bytes()
         load_s = time.monotonic() - started_s
         self._outbox.call(lambda: self._events.loaded(engine, facts, load_s))
-        return engine, facts
+        return engine
 
-    def _serve(self, engine: Engine, facts: ModelFacts) -> None:
+    def _serve(self, engine: Engine) -> None:
         while True:
             self._take_inbox(engine)
             if self._stopping:
                 return
-            self._admit(engine, facts)
-            if self._rows:
+            if self._tasks:
+                self._compute(engine, self._tasks.popleft())
+            self._batch.admit(engine)
+            self.rows = self._batch.rows
+            if self.rows:
                 self._step(engine)
             self._post()
 
     def _post(self) -> None:
-        if self._outputs:
-            self._outbox.post(self._outputs)
-            self._outputs = []
+        if self._batch.outputs:
+            self._outbox.post(self._batch.outputs)
+            self._batch.outputs = []
 
     def _take_inbox(self, engine: Engine) -> None:
         rested = False
         while not self._stopping:
+            busy = self._batch.busy or bool(self._tasks)
             try:
-                if self._rows or self._waiting or self._outputs:
+                if busy:
                     item = self._inbox.get_nowait()
                 else:
                     item = self._inbox.get(timeout=None if rested else _REST_AFTER_S)
             except queue.Empty:
-                if self._rows or self._waiting or self._outputs:
+                if busy:
                     return
                 engine.rest()
                 trim_heap()
@@ -173,76 +202,56 @@ class EngineThread:
                 continue
             match item:
                 case Job():
-                    self._waiting.append(item)
-                case _Cancel():
-                    self._cancel(engine, item)
+                    self._batch.add(item)
+                case _Cancel(job_id, step):
+                    self._batch.cancel(engine, job_id, step, self.steps)
+                    self.rows = self._batch.rows
+                case _Task():
+                    self._tasks.append(item)
+                case _CancelTask(task_id):
+                    self._cancel_task(task_id)
                 case None:
                     self._stopping = True
 
-    def _admit(self, engine: Engine, facts: ModelFacts) -> None:
-        while self._waiting and len(self._rows) < self._max_rows and engine.can_admit():
-            job = self._waiting.popleft()
-            try:
-                engine.admit(job.row)
-                self._rows[job.row.row_id] = Row(
-                    job, engine.detokenizer(), facts.eos_token_ids, time.monotonic()
-                )
-            except Exception:
-                self._fail(engine, job)
-        self.rows = len(self._rows)
+    def _compute(self, engine: Engine, task: _Task) -> None:
+        result: Any
+        try:
+            result = engine.compute(task.request)
+        except Exception as error:
+            # It is the request's to fail, not the engine's: see Engine.compute.
+            result = error
+        now = time.monotonic()
+        self.clock.advance(now)
+        self._read_memory(engine, now)
+        self._outbox.call(lambda: self._computed(task.task_id, result))
+
+    def _computed(self, task_id: int, result: Any) -> None:
+        self.clock.end()
+        self._events.computed(task_id, result)
+
+    def _cancel_task(self, task_id: int) -> None:
+        kept = deque(task for task in self._tasks if task.task_id != task_id)
+        if len(kept) < len(self._tasks):
+            self._tasks = kept
+            # Whoever waits for the thread to be idle must hear of this end too.
+            self._outbox.call(lambda: self._computed(task_id, None))
 
     def _step(self, engine: Engine) -> None:
-        result = engine.step()
+        result = self._batch.step(engine)
         now = time.monotonic()
         self.steps += 1
-        if result.tokens or result.prefill_tokens:
+        if (
+            result.tokens
+            or result.prefill_tokens
+            or result.started
+            or result.found
+            or result.search_tokens
+        ):
             self.clock.advance(now)
-        for row_id, token in result.tokens:
-            row = self._rows[row_id]
-            try:
-                output = row.advance(token, now)
-            except Exception:
-                self._fail(engine, row.job)
-                continue
-            if output is None:
-                continue
-            self._outputs.append(output)
-            if output.end is not None:
-                self._free(engine, row_id)
+        self.rows = self._batch.rows
+        self._read_memory(engine, now)
+
+    def _read_memory(self, engine: Engine, now: float) -> None:
         if now - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self._memory_read_s = now
             self.memory_bytes = engine.memory_bytes()
-
-    def _cancel(self, engine: Engine, cancel: _Cancel) -> None:
-        row = self._rows.get(cancel.row_id)
-        if row is not None:
-            where, request_id = "decode" if row.decoding else "prefill", row.job.request_id
-            self._free(engine, cancel.row_id)
-        else:
-            job = next((job for job in self._waiting if job.row.row_id == cancel.row_id), None)
-            if job is None:
-                return  # It ended by itself while the cancellation was under way.
-            where, request_id = "queued", job.request_id
-            self._waiting.remove(job)
-        log.info(
-            "stream.cancelled",
-            request_id=request_id,
-            where=where,
-            step_at_cancel=cancel.step,
-            step_when_freed=self.steps,
-        )
-        self._outputs.append(RowOutput(cancel.row_id, "", 0, RowCancelled()))
-
-    def _free(self, engine: Engine, row_id: int) -> None:
-        engine.remove(row_id)
-        self._rows.pop(row_id, None)
-        self.rows = len(self._rows)
-
-    def _fail(self, engine: Engine, job: Job) -> None:
-        log.exception("row.failed", request_id=job.request_id)
-        self._free(engine, job.row.row_id)
-        end = RowFailed(
-            ErrorCode.ENGINE_ERROR,
-            "The model failed on this request: its log has the reason under the request id.",
-        )
-        self._outputs.append(RowOutput(job.row.row_id, "", 0, end))

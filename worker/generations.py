@@ -6,23 +6,29 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import structlog
 
-from lmx.protocol.data import Accepted, Failed, Finished, Generate, Outputs, Pulse, Refused
+from lmx.protocol.data import (
+    Accepted,
+    Failed,
+    Finished,
+    Generate,
+    Outputs,
+    Pulse,
+    Refused,
+)
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.worker.engine import Engine, ModelFacts
 from lmx.worker.engine_thread import EngineThread
+from lmx.worker.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
+from lmx.worker.open_stream import OpenStream
 from lmx.worker.outgoing import Outgoing, RouterOutputs
 from lmx.worker.prepare import prepare
-from lmx.worker.progress import ProgressClock
+from lmx.worker.prompt_thread import PromptThread
 from lmx.worker.queue_estimate import QueueEstimate
-from lmx.worker.row import Job, RowFailed, RowFinished, RowOutput
-from lmx.worker.streams import Stream
 
 log = structlog.get_logger()
 
@@ -33,16 +39,6 @@ class Refusal(NamedTuple):
     code: ErrorCode
     message: str
     retry_after_s: float | None
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    router: bytes
-    row_id: int
-    request: Generate
-    stream: Stream
-    preparing: bool = True
-    gone: bool = False
 
 
 class Generations:
@@ -56,6 +52,7 @@ class Generations:
     def __init__(
         self,
         spec: WorkerSpec,
+        prompts: PromptThread,
         send: Callable[[bytes, Any], None],
         became_idle: Callable[[], None],
         refusal: Refusal,
@@ -67,10 +64,10 @@ class Generations:
         self.requests_total = 0
         self.tokens_total = 0
         self._engine_thread: EngineThread | None = None
-        self._prompt_thread = ThreadPoolExecutor(1, thread_name_prefix="prompt")
-        self._prompt_clock = ProgressClock()
-        self._open: dict[tuple[bytes, int], _Open] = {}
-        self._by_row: dict[int, _Open] = {}
+        self._prompts = prompts
+        self._open: dict[tuple[bytes, int], OpenStream] = {}
+        self._by_job: dict[int, OpenStream] = {}
+        self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
         self._estimate = QueueEstimate(spec.max_rows)
 
@@ -83,12 +80,22 @@ class Generations:
     def held(self) -> int:
         """How many streams occupy a row or a place in the queue."""
         running = self._engine_thread.clock.in_flight if self._engine_thread else 0
-        return self._prompt_clock.in_flight + running
+        return self._prompts.clock.in_flight + running
 
     def stalled_for_s(self, now: float) -> float:
         """Return for how long work has made no progress, on the thread that is worse off."""
         engine_s = self._engine_thread.clock.stalled_for_s(now) if self._engine_thread else 0.0
-        return max(self._prompt_clock.stalled_for_s(now), engine_s)
+        return max(self._prompts.clock.stalled_for_s(now), engine_s)
+
+    def refusal_now(self) -> Refusal | None:
+        """Return why nothing is taken now, None when there is room."""
+        if self.refusal is None and self.held >= self._spec.max_rows + self._spec.max_queue:
+            return Refusal(
+                ErrorCode.QUEUE_FULL,
+                f"The queue of this model is full ({self._spec.max_queue}): try again later.",
+                self._estimate.retry_after_s(),
+            )
+        return self.refusal
 
     def generate(self, router: bytes, request: Generate) -> None:
         """Begin a stream, or refuse it."""
@@ -96,13 +103,7 @@ class Generations:
         if key in self._open:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return
-        refusal = self.refusal
-        if refusal is None and self.held >= self._spec.max_rows + self._spec.max_queue:
-            refusal = Refusal(
-                ErrorCode.QUEUE_FULL,
-                f"The queue of this model is full ({self._spec.max_queue}): try again later.",
-                self._estimate.retry_after_s(),
-            )
+        refusal = self.refusal_now()
         if refusal is not None:
             code, message, retry_after_s = refusal
             self._send(
@@ -110,21 +111,20 @@ class Generations:
                 Refused(request.stream_id, code, message, retry_after_s=retry_after_s),
             )
             return
-        stream = Stream(request.stream_id, request.credit_deltas)
-        opened = _Open(router, next(self._row_ids), request, stream)
+        opened = OpenStream.begin(router, next(self._job_ids), request)
         self._open[key] = opened
-        now = time.monotonic()
-        self._prompt_clock.begin(now)
-        asyncio.get_running_loop().run_in_executor(
-            self._prompt_thread, self._prepare, opened, now
-        ).add_done_callback(lambda future: self._prepared(opened, future))
+        arrived_s = time.monotonic()
+        self._prompts.run(
+            lambda: self._prepare(opened, arrived_s),
+            lambda future: self._prepared(opened, future),
+        )
 
     def credit(self, router: bytes, stream_id: int, deltas: int) -> None:
         """Give a stream credit; one that has ended is ignored."""
         opened = self._open.get((router, stream_id))
-        delta = opened.stream.grant(deltas) if opened else None
-        if delta is not None:
-            self._send(router, Outputs((delta,)))
+        granted = opened.stream.grant(deltas) if opened else []
+        if granted:
+            self._send(router, Outputs(tuple(granted)))
 
     def cancel(self, router: bytes, stream_id: int) -> None:
         """Forget a stream and free its row before the next step."""
@@ -133,7 +133,7 @@ class Generations:
             return
         self._forget(opened)
         if not opened.preparing and self._engine_thread is not None:
-            self._engine_thread.cancel(opened.row_id)
+            self._engine_thread.cancel(opened.job_id)
 
     def cancel_router(self, router: bytes) -> None:
         """Forget every stream of a router that can't be reached any more."""
@@ -141,19 +141,21 @@ class Generations:
             if owner == router:
                 self.cancel(owner, stream_id)
 
-    def deliver(self, outputs: list[RowOutput]) -> None:
+    def deliver(self, outputs: list[JobOutput]) -> None:
         """Send what became final, in one message for each router."""
         outgoing = Outgoing()
-        for row_id, text, tokens, end in outputs:
-            self.tokens_total += tokens
-            opened = self._by_row.get(row_id)
-            if opened is not None:
-                if text and (delta := opened.stream.add(text, tokens)) is not None:
-                    outgoing.to(opened.router).deltas.append(delta)
-                # A row that was cancelled is not in the table any more.
-                if isinstance(end, RowFinished | RowFailed):
-                    self._end(opened, end, outgoing.to(opened.router))
-            if end is not None and self._engine_thread is not None:
+        for output in outputs:
+            # A job that was cancelled is not in the table any more.
+            opened = self._by_job.get(output.job_id)
+            if isinstance(output, Piece | AnswerEnded):
+                if isinstance(output, Piece):
+                    self.tokens_total += output.tokens
+                if opened is not None:
+                    opened.take(output, outgoing.to(opened.router))
+                continue
+            if opened is not None and isinstance(output, JobFinished | JobFailed):
+                self._end(opened, output, outgoing.to(opened.router))
+            if self._engine_thread is not None:
                 self._engine_thread.clock.end()
         outgoing.send(self._send)
         if self.held == 0:
@@ -169,7 +171,7 @@ class Generations:
                 self._forget(opened)
                 self._send(router, Refused(stream_id, code, message))
             else:
-                self._end(opened, RowFailed(code, message), outgoing.to(router))
+                self._end(opened, JobFailed(opened.job_id, code, message), outgoing.to(router))
         outgoing.send(self._send)
 
     def pulse(self, instance: str) -> None:
@@ -180,35 +182,40 @@ class Generations:
         for router, streams in counts.items():
             self._send(router, Pulse(instance, streams))
 
-    def _prepare(self, opened: _Open, arrived_s: float) -> Job | None:
+    def _prepare(self, opened: OpenStream, arrived_s: float) -> Job | None:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.
         if opened.gone:
             return None
         return prepare(
-            self._engine, self._facts, self._spec, opened.request, opened.row_id, arrived_s
+            self._engine,
+            self._facts,
+            self._spec,
+            opened.request,
+            opened.job_id,
+            self._row_ids.__next__,
+            arrived_s,
         )
 
-    def _prepared(self, opened: _Open, future: asyncio.Future[Job | None]) -> None:
-        self._prompt_clock.advance(time.monotonic())
-        self._prompt_clock.end()
+    def _prepared(self, opened: OpenStream, future: asyncio.Future[Job | None]) -> None:
         opened.preparing = False
         error = future.exception()
         if opened.gone or self._engine_thread is None:
             self._log_cancelled(opened)
         elif error is None and (job := future.result()) is not None:
-            self._by_row[opened.row_id] = opened
+            self._by_job[opened.job_id] = opened
             self._engine_thread.submit(job)
             self.requests_total += 1
             queued = max(0, self._engine_thread.clock.in_flight - self._spec.max_rows)
             self._send(
-                opened.router, Accepted(opened.request.stream_id, len(job.row.prompt), queued)
+                opened.router,
+                Accepted(opened.request.stream_id, len(job.rows[0].prompt), queued),
             )
         else:
             self._refuse(opened, error)
         if self.held == 0:
             self._became_idle()
 
-    def _refuse(self, opened: _Open, error: BaseException | None) -> None:
+    def _refuse(self, opened: OpenStream, error: BaseException | None) -> None:
         stream_id = opened.request.stream_id
         self._forget(opened)
         if isinstance(error, RequestError):
@@ -222,35 +229,34 @@ class Generations:
             )
         self._send(opened.router, refused)
 
-    def _forget(self, opened: _Open) -> None:
+    def _forget(self, opened: OpenStream) -> None:
         opened.gone = True
         del self._open[opened.router, opened.request.stream_id]
-        self._by_row.pop(opened.row_id, None)
+        self._by_job.pop(opened.job_id, None)
 
-    def _end(self, opened: _Open, end: RowFinished | RowFailed, batch: RouterOutputs) -> None:
+    def _end(self, opened: OpenStream, end: JobFinished | JobFailed, part: RouterOutputs) -> None:
         stream_id, request_id = opened.request.stream_id, opened.request.request_id
         self._forget(opened)
-        if (pending := opened.stream.close()) is not None:
-            batch.deltas.append(pending)
         match end:
-            case RowFinished(reason, usage, timings):
+            case JobFinished(_, usage, timings):
                 self._estimate.ended(timings.prefill_s + timings.decode_s)
-                batch.finished.append(Finished(stream_id, reason, usage, timings))
+                part.finished.append(Finished(stream_id, usage, timings))
                 log.info(
                     "stream.finished",
                     request_id=request_id,
-                    reason=reason,
                     prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
                     completion_tokens=usage.completion_tokens,
                     queue_s=round(timings.queue_s, 4),
                     prefill_s=round(timings.prefill_s, 4),
                     decode_s=round(timings.decode_s, 4),
                 )
-            case RowFailed(code, message):
-                batch.failed.append(Failed(stream_id, code, message))
+            case JobFailed(_, code, message):
+                opened.flush(part)
+                part.failed.append(Failed(stream_id, code, message))
                 log.warning("stream.failed", request_id=request_id, code=code)
 
-    def _log_cancelled(self, opened: _Open) -> None:
+    def _log_cancelled(self, opened: OpenStream) -> None:
         step = self._engine_thread.steps if self._engine_thread else 0
         log.info(
             "stream.cancelled",

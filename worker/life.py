@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import structlog
@@ -30,11 +30,13 @@ from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase, WorkerState
 from lmx.worker.control_link import ControlLink
 from lmx.worker.data_service import DataService
-from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.engine import Engine, ModelFacts, capabilities
 from lmx.worker.engine_thread import EngineThread
 from lmx.worker.factory import make_engine
 from lmx.worker.generations import Generations, Refusal
-from lmx.worker.row import RowOutput
+from lmx.worker.jobs import JobOutput
+from lmx.worker.prompt_thread import PromptThread
+from lmx.worker.tasks import Tasks
 
 log = structlog.get_logger()
 
@@ -59,12 +61,15 @@ class WorkerLife:
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
         self._context_tokens = 0
+        self._capabilities: tuple[str, ...] = ()
         self._exit_status = 0
         self._process = psutil.Process()
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance, self._router_gone)
-        self._generations = Generations(spec, self._data.send, self._became_idle, _LOADING)
+        prompts = PromptThread()
+        self._generations = Generations(spec, prompts, self._data.send, self._became_idle, _LOADING)
+        self._work = Tasks(self._generations, prompts, self._data.send, self._became_idle)
         self._engine = EngineThread(lambda: make_engine(spec), spec.max_rows, self, self._loop)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
@@ -74,7 +79,7 @@ class WorkerLife:
         tasks = [
             self._loop.create_task(self._beat_forever()),
             self._loop.create_task(self._control.listen()),
-            self._loop.create_task(self._data.listen(self._generations)),
+            self._loop.create_task(self._data.listen(self._generations, self._work)),
         ]
         for task in tasks:
             task.add_done_callback(self._task_ended)
@@ -86,7 +91,8 @@ class WorkerLife:
 
     def close(self) -> None:
         """End all that can be ended within about a second; an engine in a step stays as it is."""
-        self._generations.fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
+        for part in (self._generations, self._work):
+            part.fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
         self._data.close()
         self._control.close()
         if not self._engine.stop(_ENGINE_STOP_S):
@@ -126,11 +132,21 @@ class WorkerLife:
     def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
         """Take streams, unless told to drain meanwhile."""
         self._context_tokens = facts.context_tokens
+        self._capabilities = capabilities(facts)
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
+            self._work.start(self._engine, engine)
             self._generations.start(self._engine, engine, facts)
         memory_bytes = self._memory_bytes()
-        self._control.send(Loaded(self._spec.instance, memory_bytes, facts.context_tokens, load_s))
+        self._control.send(
+            Loaded(
+                self._spec.instance,
+                memory_bytes,
+                facts.context_tokens,
+                load_s,
+                self._capabilities,
+            )
+        )
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=memory_bytes)
 
     def load_failed(self, error: Exception) -> None:
@@ -149,16 +165,22 @@ class WorkerLife:
         self._exit_status = EXIT_LOAD_FAILED
         self._loop.call_later(_LAST_WORD_S, self._exit, EXIT_LOAD_FAILED)
 
-    def deliver(self, outputs: list[RowOutput]) -> None:
+    def deliver(self, outputs: list[JobOutput]) -> None:
         """Pass it on."""
         self._generations.deliver(outputs)
+
+    def computed(self, task_id: int, result: Any) -> None:
+        """Pass it on."""
+        self._work.computed(task_id, result)
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end: the supervisor starts the model again."""
         try:
-            self._generations.fail_all(
-                ErrorCode.ENGINE_ERROR, f"The engine broke ({type(error).__name__}); see its log."
-            )
+            for part in (self._generations, self._work):
+                part.fail_all(
+                    ErrorCode.ENGINE_ERROR,
+                    f"The engine broke ({type(error).__name__}); see its log.",
+                )
         finally:
             self._exit(EXIT_ENGINE_BROKE)
 
@@ -181,6 +203,7 @@ class WorkerLife:
 
     def _router_gone(self, router: bytes) -> None:
         self._generations.cancel_router(router)
+        self._work.cancel_router(router)
 
     async def _beat_forever(self) -> None:
         while not self._control.send(self._hello()):
@@ -189,6 +212,7 @@ class WorkerLife:
         while True:
             self._control.send(self._beat())
             self._generations.pulse(self._spec.instance)
+            self._work.pulse(self._spec.instance)
             self._log_file.rotate_if_large()
             self._check_orphaned()
             await asyncio.sleep(self._spec.beat_interval_s)
@@ -217,6 +241,8 @@ class WorkerLife:
             self._state,
             self._memory_bytes() if loaded else 0,
             self._context_tokens,
+            self._capabilities,
+            self._spec.kind,
         )
 
     def _beat(self) -> WorkerBeat:
@@ -228,7 +254,7 @@ class WorkerLife:
             queued=max(0, self._generations.held - rows),
             stalled_for_s=self._generations.stalled_for_s(time.monotonic()),
             memory_bytes=self._memory_bytes(),
-            requests_total=self._generations.requests_total,
+            requests_total=self._generations.requests_total + self._work.requests_total,
             tokens_total=self._generations.tokens_total,
         )
 

@@ -1,199 +1,191 @@
-"""The MLX engine: mlx-vlm's ``BatchGenerator`` behind the worker's engine interface.
+"""The MLX engine of a model that writes: all its parts, behind the engine interface.
 
-Written for mlx-vlm 0.7.10, whose private attributes ``_prompt_batch``, ``_generation_batch`` and
-``_unprocessed_sequences`` it reads; ``tests/engine`` holds the behaviour that it relies on.
+All of MLX happens on the engine thread, in mlx-vlm's generation stream.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import mlx.core as mx
-from mlx_vlm.generate import BatchGenerator
+from mlx_vlm.generate.common import generation_stream
 
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
-from lmx.worker.detokenize import Decode, IncrementalDetokenizer
-from lmx.worker.engine import LoadReporter, ModelFacts, RowRequest, RowSampling, StepOutput
+from lmx.protocol.tasks import Detokenize, Tokenize
+from lmx.worker.detokenize import IncrementalDetokenizer
+from lmx.worker.engine import (
+    ConstraintMaker,
+    ConstraintSource,
+    EncodedPrompt,
+    LoadReporter,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+    StepOutput,
+    TaskPlan,
+)
+from lmx.worker.mlx_draft import load_draft
 from lmx.worker.mlx_load import LoadedModel, load_model
+from lmx.worker.mlx_prefix_cache import PrefixCache
 from lmx.worker.mlx_prompt import PromptEncoder
+from lmx.worker.mlx_rollback import can_roll_back
+from lmx.worker.mlx_rows import RowSet
 from lmx.worker.mlx_sampling import RowSampler
+from lmx.worker.mlx_speculation import Speculation
+from lmx.worker.mlx_token_text import TokenText
+from lmx.worker.prefill_pace import PrefillPace
+from lmx.worker.prefix_namespace import prefix_namespace
+from lmx.worker.structure import ConstraintCompiler
+from lmx.worker.token_tasks import TokenTasks
+from lmx.worker.tool_calls import marker_ids
 
-# Between two tokens of the rows that decode: seconds with a small model and the reference BLAS.
-_CHUNK_TOKENS_CPU: Final = 64
-_CHUNK_TOKENS_METAL: Final = 2048
+# Enough for the first chunks of the first prompt to be chosen well.
+_WARM_UP_PROMPT_TOKENS: Final = 64
 _WARM_UP_TOKENS: Final = 3
 
 
 class MlxEngine:
-    """See :class:`lmx.worker.engine.Engine`. All of MLX happens on the engine thread."""
+    """See :class:`lmx.worker.engine.Engine`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._uid_of: dict[int, int] = {}
-        self._row_of: dict[int, int] = {}
-        self._sampler = RowSampler()
+        self._prefixes: PrefixCache | None = None
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
         """Load, then generate a few tokens, so that the first request doesn't pay for it."""
-        loaded = load_model(self._spec, advanced)
-        self._model = loaded.model
-        self._decode = _own_decode(loaded)
-        self._special = _special_ids(loaded)
-        self._prompts = PromptEncoder(loaded.tokenizer, loaded.facts.context_tokens)
-        self._generator = self._make_generator()
-        advanced(LoadPhase.WARMUP, None, "")
-        self._warm_up(loaded.facts)
+        with mx.stream(generation_stream):
+            loaded = load_model(self._spec, advanced)
+            self._make_text_side(loaded)
+            sampler = RowSampler()
+            speculation = self._make_speculation(loaded, sampler)
+            _wire_share(self._spec.memory_limit_bytes)
+            advanced(LoadPhase.WARMUP, None, "")
+            pace = PrefillPace(self._spec.max_decode_stall_s)
+            _warm_up(RowSet(loaded.forward, sampler, pace, None, None), loaded.facts)
+            self._prefixes = self._make_prefix_cache(loaded)
+            self._rows = RowSet(loaded.forward, sampler, pace, self._prefixes, speculation)
+        self.rest()
         return loaded.facts
 
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
-    ) -> Sequence[int]:
-        """Render and tokenize, with a tokenizer that no other thread touches."""
-        return self._prompts.encode(messages, template_kwargs)
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        """Render and tokenize, with a tokenizer that the engine thread doesn't touch."""
+        return self._prompts.encode(source)
 
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Return a new row's detokenizer; special tokens are no text."""
-        return IncrementalDetokenizer(self._decode, self._special)
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        """Compile, with the same tokenizer."""
+        return self._constraints.compile(source)
+
+    def plan(self, task: Any) -> TaskPlan:
+        """Tokenize or detokenize, with the same tokenizer; nothing else."""
+        if isinstance(task, Tokenize | Detokenize):
+            return self._token_tasks.plan(task)
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "This model writes answers; it makes no embeddings and ranks no documents: name an "
+            "embedding or a rerank model.",
+            param="model",
+        )
+
+    def compute(self, piece: Any) -> NoReturn:
+        """Never called: ``plan`` gives no pieces."""
+        raise NotImplementedError
+
+    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> IncrementalDetokenizer:
+        """Return a new row's detokenizer."""
+        return self._text.detokenizer(markers, after)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; a special token's name."""
+        return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """One prompt at a time: the generator sorts those that wait by length, so that a long
-        one would starve, and prefill of several at once is wrong for some models."""
-        generator = self._generator
-        return generator._prompt_batch is None and not generator._unprocessed_sequences
+        """Return whether no other prompt is in prefill."""
+        return self._rows.can_admit()
 
     def admit(self, row: RowRequest) -> None:
-        """Embed the prompt (lazily) and hand it over."""
-        with mx.stream(self._generator.stream):
-            features = self._model.get_input_embeddings(mx.array([row.prompt]))
-        arguments = {name: value for name, value in features.to_dict().items() if value is not None}
-        (uid,) = self._generator.insert([list(row.prompt)], [row.max_tokens], [arguments])
-        self._sampler.add(uid, row.sampling)
-        self._uid_of[row.row_id] = uid
-        self._row_of[uid] = row.row_id
+        """Begin a row."""
+        with mx.stream(generation_stream):
+            self._rows.admit(row)
 
     def step(self) -> StepOutput:
-        """One token for each decoding row, and one chunk of the prompt in prefill."""
-        generator = self._generator
-        before = self._prefill_left()
-        _, responses = generator.next()
-        if generator._prompt_batch is not None:
-            # The generator starts a chunk and doesn't wait for it. Where the scheduler lets it
-            # run ahead (a CPU's hardly does), a prompt's work would pile up in one later step:
-            # no token for other rows, no cancelling, and progress that isn't.
-            with mx.stream(generator.stream):
-                mx.eval(_cache_states(generator._prompt_batch.prompt_cache))
-        tokens = [(self._row_of[response.uid], response.token) for response in responses]
-        for response in responses:
-            if response.finish_reason is not None:
-                self._forget(response.uid)
-        return StepOutput(tokens, before - self._prefill_left())
+        """One token or more for each decoding row, and one chunk of the prompt in prefill."""
+        with mx.stream(generation_stream):
+            return self._rows.step()
 
     def remove(self, row_id: int) -> None:
         """Take the row out of wherever it is."""
-        uid = self._uid_of.get(row_id)
-        if uid is not None:
-            self._generator.remove(uid)
-            self._forget(uid)
+        with mx.stream(generation_stream):
+            self._rows.remove(row_id)
 
     def rest(self) -> None:
         """Give the buffers of ended rows back."""
+        if self._prefixes is not None:
+            self._prefixes.rest()
         gc.collect()
         mx.clear_cache()
+
+    def close(self) -> None:
+        """Write what is to survive to disk."""
+        if self._prefixes is not None:
+            self._prefixes.close()
 
     def memory_bytes(self) -> int:
         """MLX's own count: buffers in use and buffers kept for reuse."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
 
-    def _make_generator(self) -> Any:
-        metal = bool(mx.metal.is_available())
-        options = self._spec.engine_options
-        chunk_tokens = _CHUNK_TOKENS_METAL if metal else _CHUNK_TOKENS_CPU
-        generator = BatchGenerator(
-            self._model,
-            _NeverStop(),
-            sampler=self._sampler,
-            completion_batch_size=self._spec.max_rows,
-            prefill_batch_size=1,
-            prefill_step_size=options.get("prefill_chunk_tokens", chunk_tokens),
-            compute_logprobs=False,
+    def _make_text_side(self, loaded: LoadedModel) -> None:
+        facts, tokenizer = loaded.facts, loaded.tokenizer
+        markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
+        self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
+        self._prompts = PromptEncoder(tokenizer, facts)
+        self._token_tasks = TokenTasks(
+            tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
         )
-        self._sampler.bind(generator)
-        if metal:
-            # The generator has just claimed the machine's maximum, and so has every other
-            # worker's.
-            most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
-            # Weights that are not wired would be paged in at every step.
-            share_bytes = max(self._spec.memory_limit_bytes, int(mx.get_active_memory()))
-            mx.set_wired_limit(min(share_bytes, most_bytes))
-        return generator
+        self._constraints = ConstraintCompiler(
+            tokenizer,
+            facts.vocabulary_size,
+            facts.eos_token_ids,
+            facts.reasoning,
+            facts.tool_parser,
+        )
 
-    def _warm_up(self, facts: ModelFacts) -> None:
-        tokens = min(_WARM_UP_TOKENS, facts.context_tokens - 1)
-        prompt = [min(facts.eos_token_ids, default=0)]
-        self.admit(RowRequest(0, prompt, max(1, tokens), RowSampling(1.0, 0.9, 0)))
-        while self._uid_of:
-            self.step()
-        self.rest()
+    def _make_speculation(self, loaded: LoadedModel, sampler: RowSampler) -> Speculation | None:
+        spec = self._spec.speculation
+        if spec is None or not can_roll_back(loaded.forward):
+            return None
+        draft = load_draft(Path(spec.draft_path), loaded.tokenizer) if spec.draft_path else None
+        return Speculation(
+            spec, draft, sampler, loaded.facts.eos_token_ids, self._spec.max_decode_stall_s
+        )
 
-    def _prefill_left(self) -> int:
-        """Return how many prompt tokens of the row in prefill are still to be processed."""
-        generator = self._generator
-        waiting = sum(len(sequence[1]) for sequence in generator._unprocessed_sequences)
-        if generator._prompt_batch is not None:
-            waiting += generator._prompt_batch._input_ids.shape[1]
-        return int(waiting)
-
-    def _forget(self, uid: int) -> None:
-        del self._uid_of[self._row_of.pop(uid)]
-        self._sampler.remove(uid)
+    def _make_prefix_cache(self, loaded: LoadedModel) -> PrefixCache | None:
+        spec = self._spec.prefix_cache
+        if spec is None:
+            return None
+        versions = [version("mlx"), version("mlx-vlm")]
+        namespace = prefix_namespace(Path(self._spec.model_path), versions)
+        return PrefixCache(loaded.model, spec, namespace)
 
 
-class _NeverStop:
-    """In place of a processor: its stopping criterion, which never stops a row. The worker
-    knows when a row ends, and removes it."""
-
-    def __init__(self) -> None:
-        self.stopping_criteria = self
-
-    def add_eos_token_ids(self, token_ids: object) -> None:
-        """Called by the generator with the stop tokens that it was given: none."""
-
-    def __call__(self, token: int) -> bool:
-        return False
+def _wire_share(limit_bytes: int) -> None:
+    """Let this worker's share of the memory be wired, and no more: every worker does so."""
+    if mx.metal.is_available():
+        most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
+        # Weights that are not wired would be paged in at every step.
+        share_bytes = max(limit_bytes, int(mx.get_active_memory()))
+        mx.set_wired_limit(min(share_bytes, most_bytes))
 
 
-def _own_decode(loaded: LoadedModel) -> Decode:
-    """Return a decode function for the engine thread, on a copy of the tokenizer.
-
-    The Rust tokenizer where there is one: ten times faster than through transformers. Special
-    tokens are not skipped here; the detokenizer has left them out.
-    """
-    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        rust = copy.deepcopy(backend)
-        return lambda ids: str(rust.decode(ids, skip_special_tokens=False))
-    tokenizer = copy.deepcopy(loaded.tokenizer)
-    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-
-def _special_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Return the tokens that are never text. ``all_special_ids`` has only those with a role of
-    their own; a tokenizer marks more of them."""
-    tokenizer = loaded.tokenizer
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    marked = {token_id for token_id, token in added.items() if token.special}
-    return frozenset(tokenizer.all_special_ids) | marked | loaded.facts.eos_token_ids
-
-
-def _cache_states(prompt_cache: Sequence[Any]) -> list[Any]:
-    states = []
-    for layer in prompt_cache:
-        try:
-            states.append(layer.state)
-        except (AttributeError, TypeError):
-            continue  # A cache that holds nothing yet; mlx-vlm passes over it in the same way.
-    return states
+def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
+    prompt_tokens = min(_WARM_UP_PROMPT_TOKENS, facts.context_tokens // 2)
+    prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
+    rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))
+    while not rows.idle:
+        rows.step()

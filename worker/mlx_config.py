@@ -21,6 +21,10 @@ class FolderConfig:
     context_tokens: int | None
     temperature: float | None
     top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
 
 
 def read_folder(folder: Path) -> FolderConfig:
@@ -49,6 +53,10 @@ def read_folder(folder: Path) -> FolderConfig:
         if generation.get("do_sample") is False
         else _number(generation.get("temperature")),
         top_p=_number(generation.get("top_p")),
+        top_k=_count(generation.get("top_k")),
+        min_p=_number(generation.get("min_p")),
+        typical_p=_number(generation.get("typical_p")),
+        repetition_penalty=_number(generation.get("repetition_penalty")),
     )
 
 
@@ -98,3 +106,8 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

@@ -1,19 +1,33 @@
-"""The factory of the MLX engine: ``engine="lmx.worker.mlx_engine:create"`` in a worker's spec."""
+"""The factory of the MLX engines: ``engine="lmx.worker.mlx_engine:create"`` in a worker's spec."""
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.states import ModelKind
 from lmx.worker.blas import prefer_openblas
 from lmx.worker.engine import Engine
 
 
 def create(spec: WorkerSpec) -> Engine:
-    """Return an engine that has loaded nothing yet. Imports MLX: takes seconds.
+    """Return the engine of the model's kind, which has loaded nothing yet.
 
-    ``engine_options`` may hold ``prefill_chunk_tokens``: how much of a prompt is processed
-    between two tokens of the rows that decode; without it 64 on a CPU, 2048 on Metal.
+    Imports MLX: takes seconds. ``engine_options`` holds nothing for these.
     """
     prefer_openblas()
-    from lmx.worker.mlx_batch import MlxEngine
+    match spec.kind:
+        case ModelKind.CHAT:
+            from lmx.worker.mlx_batch import MlxEngine
 
-    return MlxEngine(spec)
+            return MlxEngine(spec)
+        case ModelKind.EMBEDDING:
+            from lmx.worker.mlx_embedding import MlxEmbedder
+
+            return MlxEmbedder(spec)
+        case ModelKind.RERANK:
+            from lmx.worker.mlx_rerank import MlxReranker
+
+            return MlxReranker(spec)
+        case _:
+            assert_never(spec.kind)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import mlx.core as mx
-import structlog
-from mlx.utils import tree_flatten
 from mlx_vlm.utils import load
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import LoadReporter, ModelFacts
 from lmx.worker.mlx_config import effective_context, read_folder
+from lmx.worker.mlx_forward import Forward
 from lmx.worker.mlx_guard import forbid_checkpoint_code
-
-log = structlog.get_logger()
-
-# Evaluated at once: small enough for progress to be seen, large enough not to slow it.
-_GROUP_BYTES: Final = 64 * 1024 * 1024
-# Buffers that mlx keeps for reuse. On Metal its own limit is that of all memory.
-_CACHE_LIMIT_BYTES: Final = 1024 * 1024 * 1024
-# Without any, each step would allocate all its buffers anew.
-_CACHE_FLOOR_BYTES: Final = 64 * 1024 * 1024
+from lmx.worker.mlx_weights import read_weights
+from lmx.worker.reasoning import find_markers
+from lmx.worker.tool_calls import parser_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +25,7 @@ class LoadedModel:
     """A model whose weights are in memory, its tokenizer, and what is known of it."""
 
     model: Any
+    forward: Forward
     tokenizer: Any
     facts: ModelFacts
 
@@ -49,50 +42,29 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     forbid_checkpoint_code()
     model, processor = load(str(folder), lazy=True, trust_remote_code=False)
-    weights = [array for _, array in tree_flatten(model.parameters())]
-    total_bytes = sum(array.nbytes for array in weights)
-    done_bytes = 0
-    for group in _groups(weights):
-        mx.eval(group)
-        done_bytes += sum(array.nbytes for array in group)
-        advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
-    _warn_if_slow(weights)
-    spare_bytes = max(0, spec.memory_limit_bytes - total_bytes)
-    mx.set_cache_limit(max(_CACHE_FLOOR_BYTES, min(_CACHE_LIMIT_BYTES, spare_bytes // 4)))
+    read_weights(model, spec.memory_limit_bytes, advanced)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
+    forward = Forward(model)
     facts = ModelFacts(
         context_tokens=context_tokens,
         eos_token_ids=frozenset(tokenizer.stopping_criteria.eos_token_ids),
+        vocabulary_size=forward.vocabulary_size,
         temperature=config.temperature,
         top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        typical_p=config.typical_p,
+        repetition_penalty=config.repetition_penalty,
+        reasoning=find_markers(tokenizer),
+        tool_parser=_tool_parser(tokenizer.chat_template, spec.tool_parser),
     )
-    return LoadedModel(model, tokenizer, facts)
+    return LoadedModel(model, forward, tokenizer, facts)
 
 
-def _groups(weights: list[mx.array]) -> Iterator[list[mx.array]]:
-    group: list[mx.array] = []
-    size = 0
-    for array in weights:
-        group.append(array)
-        size += array.nbytes
-        if size >= _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _warn_if_slow(weights: list[mx.array]) -> None:
-    if mx.metal.is_available():
-        return
-    slow = sorted(
-        {str(array.dtype) for array in weights} & {"mlx.core.float16", "mlx.core.bfloat16"}
-    )
-    if slow:
-        log.warning(
-            "model.slow_on_cpu",
-            dtypes=slow,
-            advice="16-bit weights or scales are about 50 times slower on a CPU: use float32",
-        )
+def _tool_parser(chat_template: Any, configured: str | None) -> str | None:
+    try:
+        return parser_for(chat_template, configured)
+    except ValueError as error:
+        raise OperationError(ErrorCode.CONFIG_INVALID, f"tool_parser: {error}.") from error

@@ -1,12 +1,18 @@
-"""From messages to prompt tokens by the model's own chat template. Prompt thread only."""
+"""From messages, text or tokens to a prompt. Prompt thread only."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lmx.protocol.data import Thinking, ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import ToolChoice
+from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
+from lmx.worker.hermes import with_tools_in_words
+from lmx.worker.history import Message, for_template, with_text_arguments
 
 # What the template itself is called with. The names of apply_chat_template's own parameters are
 # reserved too: a template from a request would be code to run.
@@ -14,51 +20,46 @@ _OWN_NAMES: Final = frozenset(
     {"self", "messages", "conversations", "tools", "documents", "add_generation_prompt"}
 )
 
+# Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2.
+_THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+
+# gpt-oss knows three efforts, and puts any other word into its prompt as it is.
+_HARMONY_EFFORTS: Final[Mapping[str, str]] = {"none": "low", "minimal": "low", "xhigh": "high"}
+
+_PROBE: Final = "lmx_probe"
+
 
 class PromptEncoder:
     """Renders and tokenizes. Has the tokenizer to itself: a tokenizer serves one thread."""
 
-    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
         self._tokenizer = tokenizer
+        self._facts = facts
         signature = inspect.signature(tokenizer.apply_chat_template)
         self._reserved = frozenset(signature.parameters) | _OWN_NAMES
         self._longest_token_bytes = max(len(token.encode()) for token in tokenizer.get_vocab())
-        self._context_tokens = context_tokens
 
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
-    ) -> list[int]:
-        """Return the tokens of the conversation, up to where the answer begins.
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        """Return the prompt's tokens: of a conversation, up to where the answer begins.
 
-        ``messages`` have text as content. Raises :class:`RequestError` when the model has no
-        template, when the template refuses the messages (its own words are the message), or
-        when they can't fit into the context.
+        Messages have text as content, or none. A text gets the special tokens that the
+        tokenizer adds by itself; tokens are taken as they are. Raises :class:`RequestError`
+        when the model has no template, when the template refuses the messages (its own words
+        are the message), when a text can't fit into the context, when there is no prompt, or
+        for tokens that the model doesn't have. That a prompt is too long by a little is the
+        caller's to find.
         """
-        if not self._tokenizer.chat_template:
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                "This model has no chat template: it can't answer messages.",
-                param="messages",
-            )
-        if clash := self._reserved.intersection(template_kwargs):
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"{', '.join(sorted(clash))} can't be set for a chat template: remove it.",
-                param="chat_template_kwargs",
-            )
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
-            )
-        except Exception as error:
-            # A template is code of the model's, fed with a stranger's values: it may raise
-            # anything, and what it raises is about the request.
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"The model's chat template refuses this request: {error}",
-                param="chat_template_kwargs" if template_kwargs else "messages",
-            ) from error
-        self._refuse_if_hopeless(text)
+        if source.messages is not None:
+            return self._encode_messages(source, source.messages)
+        if source.tokens is not None:
+            return EncodedPrompt(self._checked(source.tokens))
+        return EncodedPrompt(self._encode_text(source.text or ""))
+
+    def _encode_messages(
+        self, source: PromptSource, messages: Sequence[Mapping[str, Any]]
+    ) -> EncodedPrompt:
+        text = self._render(source, messages)
+        self._refuse_if_hopeless(text, "messages")
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise RequestError(
@@ -66,16 +67,135 @@ class PromptEncoder:
                 "The model's chat template makes an empty prompt of these messages.",
                 param="messages",
             )
+        reasoning = self._facts.reasoning
+        thinking_open = reasoning is not None and text.rstrip().endswith(reasoning.start)
+        return EncodedPrompt(tokens, thinking_open)
+
+    def _encode_text(self, text: str) -> list[int]:
+        self._refuse_if_hopeless(text, "prompt")
+        tokens: list[int] = self._tokenizer.encode(text)
+        if not tokens and (start := self._tokenizer.bos_token_id) is not None:
+            return [start]
+        if not tokens:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "The prompt is empty, and this model has no token to begin a text with.",
+                param="prompt",
+            )
         return tokens
 
-    def _refuse_if_hopeless(self, text: str) -> None:
+    def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
+        size = self._facts.vocabulary_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"The prompt has token {wrong}, and this model's go from 0 to {size - 1}.",
+                param="prompt",
+            )
+        if not tokens:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE, "The prompt has no tokens: give one.", param="prompt"
+            )
+        return tokens
+
+    def _render(self, source: PromptSource, messages: Sequence[Mapping[str, Any]]) -> str:
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "This model has no chat template: it can't answer messages.",
+                param="messages",
+            )
+        if clash := self._reserved.intersection(source.template_kwargs):
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"{', '.join(sorted(clash))} can't be set for a chat template: remove it.",
+                param="chat_template_kwargs",
+            )
+        kwargs = {
+            **source.template_kwargs,
+            **self._thinking_kwargs(source.thinking),
+            "add_generation_prompt": source.add_generation_prompt,
+        }
+        conversation = for_template(messages, self._facts.tool_parser)
+        tools = _shown_tools(source.tool_use)
+        has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
+        if (tools or has_calls) and not self._knows_tools:
+            conversation, tools = with_tools_in_words(conversation, tools), ()
+        try:
+            return self._apply(conversation, tools, kwargs)
+        except Exception as error:
+            # A template is code of the model's, fed with a stranger's values: it may raise
+            # anything, and what it raises is about the request.
+            if has_calls:
+                try:
+                    return self._apply(with_text_arguments(conversation), tools, kwargs)
+                except Exception:  # noqa: S110 - the first error says what is wrong.
+                    pass
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"The model's chat template refuses this request: {error}",
+                param="chat_template_kwargs" if source.template_kwargs else "messages",
+            ) from error
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        # No `tools` at all where there are none: templates ask in different ways.
+        shown = {"tools": list(tools)} if tools else {}
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tokenize=False, **{"add_generation_prompt": True, **shown, **kwargs}
+        )
+        return str(text)
+
+    @functools.cached_property
+    def _knows_tools(self) -> bool:
+        """Whether the template shows tools to the model: found out by giving it one."""
+        function = {
+            "name": _PROBE,
+            "description": _PROBE,
+            "parameters": {"type": "object", "properties": {}},
+        }
+        tools = [{"type": "function", "function": function}]
+        try:
+            return _PROBE in self._apply([{"role": "user", "content": "-"}], tools, {})
+        except Exception:
+            # It stumbles over a tool, or over so short a conversation. That it speaks of tools
+            # is the next best sign.
+            return "tools" in str(self._tokenizer.chat_template)
+
+    def _thinking_kwargs(self, thinking: Thinking) -> dict[str, Any]:
+        """Return what tells a template how to think; names that it doesn't know do nothing."""
+        kwargs: dict[str, Any] = {}
+        effort, enabled = thinking.effort, thinking.enabled
+        if effort is not None:
+            efforts = _HARMONY_EFFORTS if self._facts.tool_parser == "harmony" else {}
+            kwargs["reasoning_effort"] = efforts.get(effort, effort)
+            enabled = effort != "none" if enabled is None else enabled
+        if enabled is not None:
+            kwargs |= dict.fromkeys(_THINKING_SWITCHES, enabled)
+        return kwargs
+
+    def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Refuse what can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in which
         everybody else's prompt waits."""
+        context = self._facts.context_tokens
         at_least = len(text.encode(errors="replace")) // self._longest_token_bytes
-        if at_least > self._context_tokens:
+        if at_least > context:
             raise RequestError(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
                 f"The prompt has at least {at_least} tokens, and the model's context is "
-                f"{self._context_tokens}: shorten the messages.",
-                param="messages",
+                f"{context}: shorten the {param}.",
+                param=param,
             )
+
+
+def _shown_tools(tool_use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
+    """All tools, also where one is named: the grammar sees to that, and a prompt that stays the
+    same stays cached. None where none may be called."""
+    if tool_use is None or tool_use.choice is ToolChoice.NONE:
+        return ()
+    return tool_use.tools

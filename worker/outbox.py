@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from lmx.worker.row import RowOutput
+from lmx.worker.jobs import JobOutput
 
 # Steps that the loop may lag behind. The engine waits for a loop that is further behind: its
 # output has nowhere to go, and would pile up here.
@@ -20,14 +20,14 @@ class Outbox:
     on the loop with the outputs of one or more steps, in order."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[RowOutput]], None]
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[JobOutput]], None]
     ) -> None:
         self._loop = loop
         self._deliver = deliver
-        self._steps: list[list[RowOutput]] = []
+        self._steps: list[list[JobOutput]] = []
         self._changed = threading.Condition()
 
-    def post(self, outputs: list[RowOutput]) -> None:
+    def post(self, outputs: list[JobOutput]) -> None:
         """Hand over one step's outputs; waits for a loop that lags. Drops them when it closed."""
         with self._changed:
             while len(self._steps) >= LIMIT_STEPS:

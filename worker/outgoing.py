@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmx.protocol.data import Delta, Failed, Finished, Outputs
+from lmx.protocol.data import ChoiceEnded, Delta, Failed, Finished, Outputs
 
 
 @dataclass(slots=True)
@@ -14,6 +14,7 @@ class RouterOutputs:
     """One router's part, while it is being gathered."""
 
     deltas: list[Delta] = field(default_factory=list)
+    ended: list[ChoiceEnded] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
 
@@ -36,4 +37,12 @@ class Outgoing:
     def send(self, send: Callable[[bytes, Any], None]) -> None:
         """Send each router its message."""
         for router, part in self._by_router.items():
-            send(router, Outputs(tuple(part.deltas), tuple(part.finished), tuple(part.failed)))
+            send(
+                router,
+                Outputs(
+                    tuple(part.deltas),
+                    tuple(part.ended),
+                    tuple(part.finished),
+                    tuple(part.failed),
+                ),
+            )

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
 
 from lmx.protocol.data import Generate
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
-from lmx.worker.engine import Engine, ModelFacts, RowRequest
-from lmx.worker.row import Job
-from lmx.worker.sampling_defaults import resolve_max_tokens, resolve_sampling
+from lmx.protocol.states import ToolChoice
+from lmx.worker.engine import (
+    BeamSearch,
+    ConstraintSource,
+    EncodedPrompt,
+    Engine,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+)
+from lmx.worker.jobs import Job, TextRules
+from lmx.worker.output_parser import OutputParser
+from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
 
 
 def prepare(
@@ -16,15 +30,87 @@ def prepare(
     facts: ModelFacts,
     spec: WorkerSpec,
     request: Generate,
-    row_id: int,
+    job_id: int,
+    next_row_id: Callable[[], int],
     arrived_s: float,
 ) -> Job:
-    """Render, tokenize and check a request. Raises ``RequestError`` when it can't be met."""
-    prompt = engine.encode(request.messages, request.template_kwargs or {})
-    row = RowRequest(
-        row_id=row_id,
-        prompt=prompt,
-        max_tokens=resolve_max_tokens(request.max_tokens, spec, len(prompt), facts.context_tokens),
-        sampling=resolve_sampling(request.sampling, spec, facts, secrets.randbits(63)),
+    """Render, tokenize, compile and check a request. Raises ``RequestError`` when it can't be
+    met."""
+    encoded = engine.encode(
+        PromptSource(
+            messages=request.messages,
+            text=request.prompt,
+            tokens=request.prompt_tokens,
+            template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
+            tool_use=request.tool_use,
+            thinking=request.thinking,
+        )
     )
-    return Job(request.request_id, row, request.stop, arrived_s)
+    prompt = encoded.tokens
+    param = "prompt" if request.messages is None else "messages"
+    max_tokens = resolve_max_tokens(
+        request.max_tokens, spec, len(prompt), facts.context_tokens, param
+    )
+    sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
+    make_constraint = engine.constrain(
+        ConstraintSource(
+            request.structure, request.tool_use, request.thinking, encoded.thinking_open
+        )
+    )
+    beam = _beam(request, spec, sampling)
+    ranked = beam is None and request.search.best_of > request.search.n
+    rows = tuple(
+        RowRequest(
+            row_id=next_row_id(),
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=replace(sampling, seed=answer_seed(sampling.seed, index)),
+            constraint=make_constraint() if make_constraint else None,
+            top_logprobs=0 if ranked and request.top_logprobs is None else request.top_logprobs,
+            prompt_logprobs=request.echo and request.top_logprobs is not None,
+            beam=beam,
+            assist=request.assist,
+            cache_salt=request.cache_salt,
+        )
+        for index in range(1 if beam else max(request.search.n, request.search.best_of))
+    )
+    rules = _text_rules(facts, request, encoded)
+    return Job(job_id, request.request_id, rows, rules, request.search.n, arrived_s)
+
+
+def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSearch | None:
+    search = request.search
+    if not search.beam:
+        return None
+    width = max(search.best_of, search.n)
+    if width > spec.max_rows:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"A beam search with `best_of` {width} needs as many places, and this model has "
+            f"{spec.max_rows}: ask for fewer.",
+            param="best_of",
+        )
+    return BeamSearch(width, search.length_penalty, sampling.end_ids)
+
+
+def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) -> TextRules:
+    sampling, tool_use = request.sampling, request.tool_use
+    tools = tool_use.tools if tool_use and tool_use.choice is not ToolChoice.NONE else ()
+    parallel = tool_use is None or tool_use.parallel
+    parses = request.parse and (bool(tools) or facts.reasoning is not None)
+    return TextRules(
+        eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids,
+        stop_ids=frozenset(sampling.stop_token_ids),
+        stop=request.stop,
+        include_stop=request.include_stop,
+        min_tokens=sampling.min_tokens,
+        make_parser=(
+            lambda: OutputParser(
+                facts.reasoning, encoded.thinking_open, facts.tool_parser, tools, parallel
+            )
+        )
+        if parses
+        else None,
+        logprobs=request.top_logprobs is not None,
+        echo=request.echo,
+    )

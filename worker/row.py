@@ -1,129 +1,185 @@
-"""One row on the engine thread: tokens in, final text and the reason of its end out."""
+"""One answer on the engine thread: tokens in, final text and the reason of its end out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from lmx.protocol.data import Timings, Usage
-from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import FinishReason
-from lmx.worker.engine import Detokenizer, RowRequest
+from lmx.protocol.data import TokenLogprob, ToolCallPart
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.worker.engine import Detokenizer, TokenScores
+from lmx.worker.jobs import AnswerEnded, Job, JobOutput, Piece
+from lmx.worker.logprob_track import LogprobTrack, TokenBytes, describe
 from lmx.worker.stops import StopMatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """An accepted stream, as the engine thread gets it. ``arrived_s``: monotonic clock."""
-
-    request_id: str
-    row: RowRequest
-    stop: tuple[str, ...]
-    arrived_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RowFinished:
-    """The row ended well."""
-
-    reason: FinishReason
-    usage: Usage
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
-class RowFailed:
-    """The row was lost."""
-
-    code: ErrorCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowCancelled:
-    """The row was cancelled, and its place is free again."""
-
-
-RowEnd = RowFinished | RowFailed | RowCancelled
-
-
-class RowOutput(NamedTuple):
-    """What became final in a row. A tuple: one is made for every token."""
-
-    row_id: int
-    text: str
-    tokens: int
-    end: RowEnd | None
-
-
 class Row:
-    """Decides what a row's tokens mean: text, EOS, a stop string, the limit.
+    """Decides what an answer's tokens mean: text, EOS, a stop, the limit.
 
-    The EOS token counts nowhere and is never text. Text inside a possible stop string and
-    bytes of an incomplete character wait; their tokens are counted with the text.
+    EOS and stop tokens count nowhere and are never text. Text inside a possible stop string or
+    marker and bytes of an incomplete character wait; their tokens are counted with the text
+    that comes next.
     """
 
     __slots__ = (
-        "_completion_tokens",
         "_detokenizer",
-        "_eos",
-        "_first_token_s",
-        "_prefill_s",
+        "_held",
+        "_job",
+        "_logprob",
+        "_out_chars",
+        "_parser",
+        "_raw_chars",
+        "_rules",
         "_stops",
+        "_token_bytes",
+        "_track",
         "_unreported_tokens",
-        "job",
+        "index",
+        "reasoning_tokens",
+        "tokens",
     )
 
-    def __init__(self, job: Job, detokenizer: Detokenizer, eos: frozenset[int], now: float) -> None:
-        self.job = job
+    def __init__(
+        self, job: Job, index: int, detokenizer: Detokenizer, token_bytes: TokenBytes
+    ) -> None:
+        rules = job.rules
+        self.index = index
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self._job = job
+        self._rules = rules
         self._detokenizer = detokenizer
-        self._eos = eos
-        self._stops = StopMatcher(job.stop)
-        self._prefill_s = now
-        self._first_token_s: float | None = None
-        self._completion_tokens = 0
+        self._token_bytes = token_bytes
+        self._stops = StopMatcher(rules.stop, include=rules.include_stop)
+        self._parser = rules.make_parser() if rules.make_parser else None
+        self._track = LogprobTrack() if rules.logprobs else None
+        self._held: list[TokenLogprob] = []
+        self._raw_chars = 0
+        self._out_chars = 0
+        self._logprob = 0.0
         self._unreported_tokens = 0
 
-    @property
-    def decoding(self) -> bool:
-        """Whether the first token has come; until then the row is in prefill."""
-        return self._first_token_s is not None
+    def echo(self, entries: list[TokenLogprob], tokens: list[int], out: list[JobOutput]) -> None:
+        """Give the prompt out as the beginning of the answer, before its first token.
 
-    def advance(self, token: int, now: float) -> RowOutput | None:
-        """Take the row's next token; return what became final, None when nothing did."""
-        if self._first_token_s is None:
-            self._first_token_s = now
-        if token in self._eos:
-            return self._finish(FinishReason.STOP, self._rest(), now)
-        self._completion_tokens += 1
+        Its ``entries`` are logprobs, empty when nobody asked. Stop strings are not looked for.
+        """
+        text = "".join([self._detokenizer.add(token) for token in tokens])
+        out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=tuple(entries)))
+
+    def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
+        """Take the answer's next token; add what became final to ``out``.
+
+        Returns whether the answer has ended; its end is then the last in ``out``.
+        """
+        rules = self._rules
+        if token in rules.eos:
+            return self._finish(FinishReason.STOP, None, out)
+        if token in rules.stop_ids and self.tokens >= rules.min_tokens:
+            return self._finish(FinishReason.STOP, str(token), out)
+        self.tokens += 1
         self._unreported_tokens += 1
-        text = self._stops.add(self._detokenizer.add(token))
-        if self._stops.matched:
-            return self._finish(FinishReason.STOP, text, now)
-        if self._completion_tokens >= self.job.row.max_tokens:
-            text += self._rest()
-            # What was held back may have completed a stop string after all.
-            reason = FinishReason.STOP if self._stops.matched else FinishReason.LENGTH
-            return self._finish(reason, text, now)
-        if not text:
-            return None
-        tokens, self._unreported_tokens = self._unreported_tokens, 0
-        return RowOutput(self.job.row.row_id, text, tokens, None)
+        text = self._detokenizer.add(token)
+        if scores is not None:
+            self._logprob += scores.logprob
+        if self._track is not None:
+            self._raw_chars += len(text)
+            entry = describe(token, scores, self._token_bytes)
+            self._track.add(entry, self._raw_chars if text else None)
+        if self.tokens > rules.min_tokens:
+            text = self._stops.add(text)
+        thinking = self._parser is not None and self._parser.kind is DeltaKind.REASONING
+        self._emit(text, out)
+        if thinking or (self._parser and self._parser.kind is DeltaKind.REASONING):
+            self.reasoning_tokens += 1
+        if self._stops.matched is not None:
+            return self._end(FinishReason.STOP, self._stops.matched, out)
+        if self._parser is not None and self._parser.satisfied:
+            return self._end(FinishReason.STOP, None, out)
+        if self.tokens >= self._job.rows[0].max_tokens:
+            return self._finish(FinishReason.LENGTH, None, out)
+        return False
 
-    def _rest(self) -> str:
-        text = self._stops.add(self._detokenizer.flush())
-        return text if self._stops.matched else text + self._stops.release()
+    def finish(self, out: list[JobOutput]) -> None:
+        """End the answer where it is: nothing comes after."""
+        self._finish(FinishReason.LENGTH, None, out)
 
-    def _finish(self, reason: FinishReason, text: str, now: float) -> RowOutput:
-        first_s = now if self._first_token_s is None else self._first_token_s
-        row = self.job.row
-        end = RowFinished(
-            reason,
-            Usage(len(row.prompt), self._completion_tokens),
-            Timings(
-                queue_s=self._prefill_s - self.job.arrived_s,
-                prefill_s=first_s - self._prefill_s,
-                decode_s=now - first_s,
-            ),
+    def _finish(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
+        """Give out what is held back, then end."""
+        text = self._detokenizer.flush()
+        if self._track is not None:
+            self._raw_chars += len(text)
+            self._track.close(self._raw_chars)
+        text = self._stops.add(text)
+        if self._stops.matched is None:
+            text += self._stops.release()
+        else:
+            # What was held back has completed a stop string after all.
+            reason, stop = FinishReason.STOP, self._stops.matched
+        self._emit(text, out)
+        return self._end(reason, stop, out)
+
+    def _end(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
+        job_id = self._job.job_id
+        if self._parser is not None:
+            for kind, text, call in self._parser.finish():
+                out.append(Piece(job_id, self.index, text, 0, kind, call))
+            if self._parser.called and reason is FinishReason.STOP:
+                reason = FinishReason.TOOL_CALLS
+        if self._unreported_tokens or self._held:
+            # Tokens that came to no text: of a stop string, of a marker, or without any.
+            out.append(
+                Piece(job_id, self.index, "", self._unreported_tokens, logprobs=tuple(self._held))
+            )
+        out.append(AnswerEnded(job_id, self.index, reason, stop, self.tokens, self._logprob))
+        return True
+
+    def _emit(self, text: str, out: list[JobOutput]) -> None:
+        if self._parser is None and self._track is None:
+            if text:
+                out.append(Piece(self._job.job_id, self.index, text, self._unreported_tokens))
+                self._unreported_tokens = 0
+            return
+        entries: list[TokenLogprob] = []
+        if self._track is not None:
+            self._out_chars += len(text)
+            entries = self._track.release(self._out_chars)
+        if self._parser is None:
+            self._give(DeltaKind.CONTENT, text, None, entries, out)
+            return
+        before = self._parser.kind
+        parts = self._parser.add(text)
+        after = self._parser.kind
+        # The tokens of a marker belong to no content: neither those that led into it nor,
+        # held back with it, those that turned out to be its beginning.
+        inside = before is DeltaKind.CONTENT and after is DeltaKind.CONTENT
+        if not inside or any(kind is not DeltaKind.CONTENT for kind, _, _ in parts):
+            entries = []
+            self._held.clear()
+        for kind, part, call in parts:
+            self._give(kind, part, call, entries if kind is DeltaKind.CONTENT else [], out)
+            entries = [] if kind is DeltaKind.CONTENT else entries
+        self._held += entries
+
+    def _give(
+        self,
+        kind: DeltaKind,
+        text: str,
+        call: ToolCallPart | None,
+        entries: list[TokenLogprob],
+        out: list[JobOutput],
+    ) -> None:
+        if not text and call is None and not entries:
+            return
+        if kind is DeltaKind.CONTENT and self._held:
+            entries = self._held + entries
+            self._held = []
+        out.append(
+            Piece(
+                self._job.job_id,
+                self.index,
+                text,
+                self._unreported_tokens,
+                kind,
+                call,
+                tuple(entries),
+            )
         )
-        return RowOutput(row.row_id, text, self._unreported_tokens, end)
+        self._unreported_tokens = 0

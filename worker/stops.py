@@ -9,20 +9,23 @@ class StopMatcher:
     """Finds the first stop string and holds back text that may turn out to begin one.
 
     The result doesn't depend on how the text is cut into pieces: the stop string that is
-    complete first wins, of those the longest. Not a regular-expression matcher.
+    complete first wins, of those the longest. With ``include`` it is part of the text. Not a
+    regular-expression matcher.
     """
 
-    __slots__ = ("_held", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
+        self._include = include
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
 
     def add(self, text: str) -> str:
-        """Return the text that is certainly before any stop string.
+        """Return the text that certainly comes before any stop string's end.
 
-        After a match (``matched``) that is the last of it, and nothing more may be added.
+        After a match (``matched`` names the stop string) that is the last of it, and nothing
+        more may be added.
         """
         if not self._stops or not text:
             return text
@@ -32,9 +35,9 @@ class StopMatcher:
             default=(-1, -1),
         )
         if end >= 0:
-            self.matched = True
+            self.matched = text[start:end]
             self._held = ""
-            return text[:start]
+            return text[: end if self._include else start]
         keep = max(_overlap(text, stop) for stop in self._stops)
         cut = len(text) - keep
         self._held = text[cut:]

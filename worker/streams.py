@@ -2,47 +2,87 @@
 
 from __future__ import annotations
 
-from lmx.protocol.data import Delta
+from dataclasses import dataclass, field
+
+from lmx.protocol.data import Delta, TokenLogprob, ToolCallPart
+from lmx.protocol.states import DeltaKind
+from lmx.worker.jobs import Piece
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Text of one answer and one kind that is to go in one delta."""
+
+    index: int
+    kind: DeltaKind
+    call: ToolCallPart | None
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def takes(self, piece: Piece) -> bool:
+        """Whether a piece of the same answer can be joined."""
+        if piece.kind is not self.kind:
+            return False
+        if self.call is None or piece.call is None:
+            return True
+        return piece.call.index == self.call.index and piece.call.name is None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
 
 
 class Stream:
     """Turns text into deltas while there is credit, and joins it while there is none.
 
-    The texts of all deltas, joined, are the texts added, joined; there are never more of them
-    than credit was given, but for one that goes with the end. Knows no socket and no engine.
+    For each answer, the texts of all deltas, joined, are the texts added, joined, in order and
+    by kind; there are never more deltas than credit was given, but for those that go with an
+    answer's end. Knows no socket and no engine.
     """
 
-    __slots__ = ("_credit_deltas", "_stream_id", "_texts", "_tokens")
+    __slots__ = ("_credit_deltas", "_stream_id", "_waiting")
 
     def __init__(self, stream_id: int, credit_deltas: int) -> None:
         self._stream_id = stream_id
         self._credit_deltas = credit_deltas
-        self._texts: list[str] = []
-        self._tokens = 0
+        self._waiting: list[_Waiting] = []
 
-    def add(self, text: str, tokens: int) -> Delta | None:
-        """Take text that came of ``tokens`` tokens; return what may be sent now."""
-        if self._credit_deltas > 0 and not self._texts:
+    def add(self, piece: Piece) -> Delta | None:
+        """Take a piece; return what may be sent now."""
+        _, index, text, tokens, kind, call, logprobs = piece
+        if self._credit_deltas > 0 and not self._waiting:
             self._credit_deltas -= 1
-            return Delta(self._stream_id, text, tokens)
-        self._texts.append(text)
-        self._tokens += tokens
+            return Delta(self._stream_id, text, tokens, index, kind, call, logprobs)
+        last = next((part for part in reversed(self._waiting) if part.index == index), None)
+        if last is None or not last.takes(piece):
+            last = _Waiting(index, kind, call)
+            self._waiting.append(last)
+        last.add(piece)
         return None
 
-    def grant(self, deltas: int) -> Delta | None:
+    def grant(self, deltas: int) -> list[Delta]:
         """Take credit for ``deltas`` more; return what may be sent now. Ignores none or less."""
         self._credit_deltas += max(0, deltas)
-        if self._credit_deltas <= 0 or not self._texts:
-            return None
-        self._credit_deltas -= 1
-        return self._join()
+        ready = max(0, min(self._credit_deltas, len(self._waiting)))
+        self._credit_deltas -= ready
+        going, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        return [self._join(part) for part in going]
 
-    def close(self) -> Delta | None:
-        """Return what is pending, to be sent with the end, credit or not."""
-        return self._join() if self._texts else None
+    def end(self, index: int) -> list[Delta]:
+        """Return what waits of an answer, to be sent with its end, credit or not."""
+        going = [part for part in self._waiting if part.index == index]
+        self._waiting = [part for part in self._waiting if part.index != index]
+        return [self._join(part) for part in going]
 
-    def _join(self) -> Delta:
-        delta = Delta(self._stream_id, "".join(self._texts), self._tokens)
-        self._texts.clear()
-        self._tokens = 0
-        return delta
+    def _join(self, part: _Waiting) -> Delta:
+        return Delta(
+            self._stream_id,
+            "".join(part.texts),
+            part.tokens,
+            part.index,
+            part.kind,
+            part.call,
+            tuple(part.logprobs),
+        )

@@ -1,130 +1,79 @@
-"""The MLX engine through its interface: what mlx-vlm does, and what the worker relies on."""
+"""The MLX engine through its interface: what a worker relies on."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
-from tiny_models import CONTEXT_TOKENS, make_tiny_model
+from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
+from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 
-from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.specs import LogSpec, WorkerSpec
+from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.protocol.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine import Engine, ModelFacts, RowRequest, RowSampling
+from lmx.protocol.tasks import Detokenize, Rerank
+from lmx.worker.engine import PromptSource, RowRequest, RowSampling
 from lmx.worker.factory import make_engine
+from lmx.worker.prefill_pace import LEAST_TOKENS
 
 pytestmark = pytest.mark.engine
 
-GREEDY = RowSampling(0.0, 1.0, 0)
-HOT = RowSampling(1.0, 1.0, 1234)
-WARM_TOP_P = RowSampling(0.8, 0.7, 77)
-KINDS = ["smollm2", "llama", "qwen3", "gemma3"]
 QUESTION = "What is the capital of France?"
 
 
-def spec_of(folder: Path, context_length: int | None = None, chunk_tokens: int = 16) -> WorkerSpec:
-    return WorkerSpec(
-        instance="00000000",
-        model_id="m",
-        model_path=str(folder),
-        run_dir="/nowhere",
-        log=LogSpec("/nowhere"),
-        engine="lmx.worker.mlx_engine:create",
-        # Short, so that even these prompts take several.
-        engine_options={"prefill_chunk_tokens": chunk_tokens},
-        memory_limit_bytes=4 << 30,
-        max_rows=4,
-        max_queue=4,
-        context_length=context_length,
-    )
-
-
-class Runner:
-    """Drives an engine as the engine thread does, without threads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.phases: list[tuple[LoadPhase, float | None]] = []
-        self.engine: Engine = make_engine(spec_of(folder))
-        self.facts: ModelFacts = self.engine.load(
-            lambda phase, fraction, _: self.phases.append((phase, fraction))
-        )
-        self.live: dict[int, int] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self._next_row = 1
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.engine.encode([{"role": "user", "content": text}], {}))
-
-    def admit(self, text: str, sampling: RowSampling, max_tokens: int) -> int:
-        while not self.engine.can_admit():
-            self.step()
-        row_id, self._next_row = self._next_row, self._next_row + 1
-        self.engine.admit(RowRequest(row_id, self.encode(text), max_tokens, sampling))
-        self.tokens[row_id] = []
-        self.live[row_id] = max_tokens
-        return row_id
-
-    def step(self) -> int:
-        """Advance; rows end at their limit. EOS is a token like any other here."""
-        output = self.engine.step()
-        for row_id, token in output.tokens:
-            self.tokens[row_id].append(token)
-            if len(self.tokens[row_id]) == self.live[row_id]:
-                self.remove(row_id)
-        return output.prefill_tokens
-
-    def remove(self, row_id: int) -> None:
-        self.engine.remove(row_id)
-        del self.live[row_id]
-
-    def finish(self) -> None:
-        while self.live:
-            self.step()
-
-    def alone(self, text: str, sampling: RowSampling, max_tokens: int) -> list[int]:
-        row_id = self.admit(text, sampling, max_tokens)
-        self.finish()
-        return self.tokens[row_id]
-
-    def text(self, tokens: list[int]) -> str:
-        detokenizer = self.engine.detokenizer()
-        return "".join([*map(detokenizer.add, tokens), detokenizer.flush()])
+@pytest.fixture(scope="module")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path
-) -> Iterator[dict[str, Path]]:
-    base = tmp_path_factory.mktemp("tiny")
-    tiny = {kind: make_tiny_model(base / kind, kind) for kind in KINDS[1:]}
-    yield tiny | {"smollm2": smollm2_dir}
+def shared_tiny(tiny_dir: Path) -> EngineRunner:
+    return EngineRunner(spec_of(tiny_dir))
 
 
 @pytest.fixture(scope="module")
-def runners(folders: dict[str, Path]) -> dict[str, Runner]:
-    return {kind: Runner(folder) for kind, folder in folders.items()}
-
-
-@pytest.fixture(params=KINDS)
-def runner(request: pytest.FixtureRequest, runners: dict[str, Runner]) -> Iterator[Runner]:
-    runner = runners[request.param]
-    yield runner
-    for row_id in list(runner.live):
-        runner.remove(row_id)
+def shared_real(smollm2_dir: Path) -> EngineRunner:
+    return EngineRunner(spec_of(smollm2_dir))
 
 
 @pytest.fixture
-def tiny(runners: dict[str, Runner]) -> Runner:
-    return runners["llama"]
+def tiny(shared_tiny: EngineRunner) -> Iterator[EngineRunner]:
+    yield shared_tiny
+    shared_tiny.clear()
 
 
 @pytest.fixture
-def real(runners: dict[str, Runner]) -> Runner:
-    return runners["smollm2"]
+def real(shared_real: EngineRunner) -> Iterator[EngineRunner]:
+    yield shared_real
+    shared_real.clear()
 
 
-def test_load_tells_its_progress_and_the_facts(real: Runner) -> None:
+class Broken:
+    """A constraint that allows everything, until it raises: in ``mask`` or in ``accept``."""
+
+    def __init__(self, masks: int = 1000, accepts: int = 1000) -> None:
+        self._masks = masks
+        self._accepts = accepts
+
+    def mask(self) -> Any:
+        self._masks -= 1
+        if self._masks < 0:
+            raise RuntimeError("mask")
+        return np.full(-(-VOCABULARY // 32), 0xFFFFFFFF, np.uint32)
+
+    def accept(self, token: int) -> None:
+        self._accepts -= 1
+        if self._accepts < 0:
+            raise RuntimeError("accept")
+
+    def fork(self) -> "Broken":
+        return Broken(self._masks, self._accepts)
+
+
+def test_load_tells_its_progress_and_the_facts(real: EngineRunner) -> None:
     fractions = [fraction for phase, fraction in real.phases if phase is LoadPhase.WEIGHTS]
     assert fractions[0] == 0
     assert fractions[-1] == pytest.approx(1)
@@ -132,46 +81,51 @@ def test_load_tells_its_progress_and_the_facts(real: Runner) -> None:
     assert fractions == sorted(fractions, key=lambda fraction: fraction or 0)
     assert real.phases[-1] == (LoadPhase.WARMUP, None)
     assert real.facts.context_tokens == 8192
+    assert real.facts.vocabulary_size == 49152
     assert real.facts.eos_token_ids
+    assert real.facts.reasoning is None
     assert real.engine.memory_bytes() > 500_000_000
 
 
-def test_the_real_model_knows_its_capital(real: Runner) -> None:
+def test_the_real_model_knows_its_capital(real: EngineRunner) -> None:
     tokens = real.alone(QUESTION, GREEDY, 8)
     assert tokens[-1] in real.facts.eos_token_ids
     assert real.text(tokens) == "The capital of France is Paris."
 
 
-def test_rows_that_join_midway_change_nothing_for_others(runner: Runner) -> None:
+def test_real_rows_that_join_midway_change_nothing_for_others(real: EngineRunner) -> None:
     """Greedy, hot and top_p rows, each as it is alone: token for token."""
     asked = [
         (QUESTION, GREEDY),
         ("Tell me a story about a fox and a dog.", HOT),
         ("Hi", WARM_TOP_P),
     ]
-    count = 8
-    expected = [runner.alone(text, sampling, count) for text, sampling in asked]
+    expected = [real.alone(text, sampling, 6) for text, sampling in asked]
     rows = []
     for text, sampling in asked:
-        rows.append(runner.admit(text, sampling, count))
-        runner.step()
-        runner.step()
-    runner.finish()
-    assert [runner.tokens[row] for row in rows] == expected
+        rows.append(real.admit(text, sampling, 6))
+        real.step()
+        real.step()
+    real.finish()
+    assert [real.tokens[row] for row in rows] == expected
 
 
-def test_a_row_that_leaves_midway_changes_nothing_for_others(runner: Runner) -> None:
-    expected = runner.alone("Count to ten, please.", GREEDY, 12)
-    leaving = runner.admit(QUESTION, HOT, 100)
-    staying = runner.admit("Count to ten, please.", GREEDY, 12)
-    while len(runner.tokens[staying]) < 4:
-        runner.step()
-    runner.remove(leaving)
-    runner.finish()
-    assert runner.tokens[staying] == expected
+def test_a_row_that_leaves_midway_changes_nothing_for_others(tiny: EngineRunner) -> None:
+    """It leaves one row behind, whose cache becomes a single row's again; and another joins."""
+    expected = tiny.alone("Count to ten, please.", GREEDY, 24)
+    leaving = tiny.admit(QUESTION, HOT, 100)
+    staying = tiny.admit("Count to ten, please.", GREEDY, 24)
+    while len(tiny.tokens[staying]) < 4:
+        tiny.step()
+    tiny.remove(leaving)
+    while len(tiny.tokens[staying]) < 8:
+        tiny.step()
+    tiny.admit("Once more", HOT, 4)
+    tiny.finish()
+    assert tiny.tokens[staying] == expected
 
 
-def test_rows_advance_together(tiny: Runner) -> None:
+def test_rows_advance_together(tiny: EngineRunner) -> None:
     first = tiny.admit("a", GREEDY, 20)
     second = tiny.admit("b", GREEDY, 20)
     while not tiny.tokens[second]:
@@ -183,23 +137,41 @@ def test_rows_advance_together(tiny: Runner) -> None:
     assert len(tiny.tokens[first]) == len(tiny.tokens[second]) == 20
 
 
-def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: Runner) -> None:
+def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:
     row = tiny.admit("a", GREEDY, 100)
     while not tiny.tokens[row]:
         tiny.step()
-    long = tiny.admit("x" * 150, GREEDY, 2)
+    prompt = tiny.encode("x" * 150)
+    long = tiny.admit(prompt, GREEDY, 2)
     before = len(tiny.tokens[row])
-    chunks = 0
-    while not tiny.tokens[long]:
-        assert tiny.step() in range(17), "at most a chunk of 16"
-        chunks += 1
-    assert chunks > 150 / 16
-    assert len(tiny.tokens[row]) - before == chunks
+    chunks = []
+    while long not in tiny.started:
+        chunks.append(tiny.step().prefill_tokens)
+    assert sum(chunks) == len(prompt)
+    assert max(chunks) == LEAST_TOKENS, "the spec allows hardly any stall"
+    assert len(tiny.tokens[row]) - before == len(chunks)
     tiny.remove(row)
     tiny.finish()
 
 
-def test_the_last_row_is_served_while_all_others_decode(tiny: Runner) -> None:
+def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
+    """Else the chunks' work would pile up in the last one, and nothing could get between."""
+    other = real.admit("a", GREEDY, 100)
+    while not real.tokens[other]:
+        real.step()
+    row = real.admit("one two three " * 10, GREEDY, 2)
+    took_s = []
+    while row not in real.started:
+        began_s = time.perf_counter()
+        real.step()
+        took_s.append(time.perf_counter() - began_s)
+    real.remove(other)
+    real.finish()
+    assert len(took_s) >= 4
+    assert max(took_s) < 0.6 * sum(took_s)
+
+
+def test_the_last_row_is_served_while_all_others_decode(tiny: EngineRunner) -> None:
     rows = [tiny.admit("a", GREEDY, 40) for _ in range(4)]
     for _ in range(60):
         if tiny.live:
@@ -207,20 +179,15 @@ def test_the_last_row_is_served_while_all_others_decode(tiny: Runner) -> None:
     assert [len(tiny.tokens[row]) for row in rows] == [40] * 4
 
 
-def test_a_step_lasts_as_long_as_its_chunk(real: Runner) -> None:
-    """Else the chunks' work would pile up in the last one, and nothing could get between."""
-    row = real.admit("one two three " * 10, GREEDY, 2)
-    took_s = []
-    while not real.tokens[row]:
-        began_s = time.perf_counter()
-        real.step()
-        took_s.append(time.perf_counter() - began_s)
-    real.finish()
-    assert len(took_s) >= 4
-    assert max(took_s) < 0.6 * sum(took_s)
+def test_a_row_ends_by_itself_after_its_tokens(tiny: EngineRunner) -> None:
+    """Nobody removes it here."""
+    tiny.engine.admit(RowRequest(999, tiny.encode("a"), 3, GREEDY))
+    made = [token for _ in range(10) for token in tiny.engine.step().tokens]
+    assert [row_id for row_id, _, _ in made] == [999] * 3
+    tiny.engine.remove(999)
 
 
-def test_seeds_decide(tiny: Runner) -> None:
+def test_seeds_decide(tiny: EngineRunner) -> None:
     def draw(seed: int) -> list[int]:
         return tiny.alone(QUESTION, RowSampling(1.0, 1.0, seed), 16)
 
@@ -229,38 +196,158 @@ def test_seeds_decide(tiny: Runner) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 30])
-def test_a_removed_row_frees_its_place(tiny: Runner, steps: int) -> None:
-    """Waiting, in prefill, or decoding."""
+def test_a_removed_row_frees_its_place(tiny: EngineRunner, steps: int) -> None:
+    """Waiting, in prefill, or decoding; alone or beside another row."""
     expected = tiny.alone("b", GREEDY, 5)
-    row = tiny.admit("y" * 60, GREEDY, 400)
-    for _ in range(steps):
+    for beside in (False, True):
+        other = tiny.admit("c", GREEDY, 100) if beside else None
+        while other is not None and not tiny.tokens[other]:
+            tiny.step()
+        row = tiny.admit("y" * 60, GREEDY, 400)
+        for _ in range(steps):
+            tiny.step()
+        tiny.remove(row)
+        assert tiny.engine.can_admit()
+        if other is not None:
+            assert [token.row_id for token in tiny.step().tokens] == [other]
+            tiny.remove(other)
+        assert not tiny.engine.step().tokens
+        assert tiny.alone("b", GREEDY, 5) == expected
+
+
+def test_a_removed_rows_memory_comes_back(tiny: EngineRunner) -> None:
+    tiny.engine.rest()
+    before = mx.get_active_memory()
+    for steps in (3, 40):
+        row = tiny.admit("z" * 300, GREEDY, 100)
+        for _ in range(steps):
+            tiny.step()
+        assert mx.get_active_memory() > before
+        tiny.remove(row)
+        tiny.engine.rest()
+        assert mx.get_active_memory() == before
+
+
+@pytest.mark.parametrize(
+    ("broken", "made"),
+    [(Broken(masks=0), 0), (Broken(masks=5), 4), (Broken(accepts=4), 4)],
+    ids=["first mask", "later mask", "accept"],
+)
+def test_a_row_whose_constraint_raises_fails_alone(
+    tiny: EngineRunner, broken: Broken, made: int
+) -> None:
+    expected = tiny.alone("b", GREEDY, 20)
+    beside = tiny.admit("b", GREEDY, 20)
+    while not tiny.tokens[beside]:
         tiny.step()
-    tiny.remove(row)
-    assert tiny.engine.can_admit()
-    assert not tiny.engine.step().tokens
-    assert tiny.alone("b", GREEDY, 5) == expected
+    row = tiny.admit("a", HOT, 20, constraint=broken)
+    tiny.finish()
+    assert isinstance(tiny.failed.pop(row), RuntimeError)
+    assert len(tiny.tokens[row]) == made
+    assert (row in tiny.started) == (made > 0)
+    assert tiny.tokens[beside] == expected
+    assert tiny.alone("b", GREEDY, 20) == expected
 
 
-def test_a_row_may_fill_the_context(tiny: Runner) -> None:
+def test_a_row_may_fill_the_context(tiny: EngineRunner) -> None:
     prompt_tokens = len(tiny.encode("z" * 480))
     room = CONTEXT_TOKENS - prompt_tokens
     assert len(tiny.alone("z" * 480, GREEDY, room)) == room
 
 
-def test_rest_gives_memory_back(tiny: Runner) -> None:
+def test_rest_gives_memory_back(tiny: EngineRunner) -> None:
     tiny.alone("z" * 300, GREEDY, 3)
     assert mx.get_cache_memory() > 0
     tiny.engine.rest()
     assert mx.get_cache_memory() == 0
 
 
-def test_a_context_beyond_the_models_is_refused(folders: dict[str, Path]) -> None:
-    engine = make_engine(spec_of(folders["llama"], context_length=CONTEXT_TOKENS + 1))
+def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> None:
+    """With one row, whose caches are a single row's, and beside another one."""
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    for text, beside in (("q" * 40, False), ("r" * 40, True)):
+        if beside:
+            runner.admit("elsewhere", HOT, 200)
+        row = runner.admit(text, HOT, 200)
+        while len(runner.tokens.get(row, ())) < 20:
+            runner.step()
+        history = runner.encode(text) + runner.tokens[row]
+        runner.remove(row)
+        runner.clear()
+        following = runner.admit([*history, 7, 8, 9], GREEDY, 5)
+        runner.finish()
+        assert runner.started[following].cached_tokens == len(history)
+        answer = runner.tokens[following]
+        assert answer == Plain(tiny_dir).likeliest([*history, 7, 8, 9], answer)
+
+
+def test_a_scored_prompt_begins_at_its_start(tiny_dir: Path) -> None:
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    prompt = runner.encode("p" * 60)
+    runner.alone(prompt, GREEDY, 2)
+    row = runner.admit(prompt, GREEDY, 2, top_logprobs=0, prompt_logprobs=True)
+    runner.finish()
+    assert runner.started[row].cached_tokens == 0
+    assert len(runner.started[row].prompt_scores) == len(prompt) - 1
+
+
+def test_speculation_changes_no_token(tiny_dir: Path) -> None:
+    """As long as rows are few, and when more join. It gets some right: the model repeats
+    itself."""
+    runner = EngineRunner(spec_of(tiny_dir, speculation=SpeculationSpec(max_rows=1)))
+    drafted = accepted = 0
+    row = runner.admit("abc" * 20, GREEDY, 120)
+    while row in runner.live:
+        for drafts in runner.step().drafts:
+            drafted += drafts.drafted_tokens
+            accepted += drafts.accepted_tokens
+        if len(runner.tokens[row]) > 60 and len(runner.tokens) == 1:
+            runner.admit("b", HOT, 10)
+    runner.finish()
+    answer = runner.tokens[row]
+    assert len(answer) == 120
+    assert answer == Plain(tiny_dir).likeliest(runner.encode("abc" * 20), answer)
+    assert 0 < accepted <= drafted
+
+
+def test_special_tokens_are_text_only_as_markers(tiny: EngineRunner) -> None:
+    assert tiny.engine.token_bytes(ord("a")) == b"a" or tiny.encode("a")
+    special = min(tiny.facts.eos_token_ids)
+    assert tiny.engine.token_bytes(special) == b"<|end|>"
+    assert tiny.engine.token_bytes(VOCABULARY + 5) == b""
+    detokenizer = tiny.engine.detokenizer(True)
+    assert detokenizer.add(special) + detokenizer.flush() == ""
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(real: EngineRunner) -> None:
+    text = "naïve 漢字 🙂 tabs\tand\nlines"
+    source = PromptSource(text=text)
+    tokens = real.engine.encode(source).tokens
+    assert b"".join(map(real.engine.token_bytes, tokens)).decode() == text
+
+
+def test_it_tokenizes_and_refuses_other_tasks(tiny: EngineRunner) -> None:
+    plan = tiny.engine.plan(Detokenize(1, "r", 1.0, tokens=tuple(tiny.encode("hello"))))
+    assert "hello" in plan.reply.text
+    with pytest.raises(RequestError) as caught:
+        tiny.engine.plan(Rerank(1, "r", 1.0, "q", ("d",)))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VALUE
+
+
+def test_a_context_beyond_the_models_is_refused(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, context_length=CONTEXT_TOKENS + 1))
     with pytest.raises(OperationError, match="lower it") as caught:
         engine.load(lambda *_: None)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-def test_a_configured_context_is_kept(folders: dict[str, Path]) -> None:
-    engine = make_engine(spec_of(folders["llama"], context_length=100))
+def test_a_configured_context_is_kept(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, context_length=100))
     assert engine.load(lambda *_: None).context_tokens == 100
+
+
+def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, tool_parser="nonsense"))
+    with pytest.raises(OperationError, match="nonsense") as caught:
+        engine.load(lambda *_: None)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID

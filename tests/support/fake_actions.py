@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.worker_state import Worker
 
@@ -17,6 +19,7 @@ class FakeActions:
 
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
+        self.kinds: dict[str, ModelKind] = {}
         self.estimate_error: LmxError | None = None
         self.spawn_error: Exception | None = None
         self.alive: dict[int, str] = {}
@@ -44,12 +47,17 @@ class FakeActions:
     def stop_fetch(self, model_id: str) -> None:
         self.fetching.discard(model_id)
 
-    def estimate_bytes(self, model: ModelConfig, path: Path) -> int:
+    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
+        return model.kind or self.kinds.get(model.id, ModelKind.CHAT)
+
+    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         if self.estimate_error is not None:
             raise self.estimate_error
-        return self.needs.get(model.id, 100)
+        return MemoryPlan(self.needs.get(model.id, 100), 0)
 
-    def spawn(self, model: ModelConfig, instance: str, path: Path, reserved_bytes: int) -> int:
+    def spawn(
+        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+    ) -> int:
         if self.spawn_error is not None:
             raise self.spawn_error
         self._next_pid += 1

@@ -11,7 +11,8 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from lmx.protocol.control import (
 from lmx.protocol.data import (
     Accepted,
     Cancel,
+    ChoiceEnded,
     Credit,
     Delta,
     Failed,
@@ -51,6 +53,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.ids import new_epoch
 from lmx.protocol.sockets import Role, open_socket
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
+from lmx.protocol.tasks import Detokenize, Embed, Rerank, Task, Tokenize
 
 _T = TypeVar("_T")
 
@@ -196,6 +199,7 @@ class FakeStream:
         self.credit = request.credit_deltas
         self.cancelled = False
         self._worker = worker
+        self._ended: set[int] = set()
         self.identity = identity
 
     async def send(self, message: Any) -> None:
@@ -222,20 +226,42 @@ class FakeStream:
         if not self.cancelled:
             await self.say(text)
 
-    async def finish(
-        self, *last: str, tokens: int = 3, reason: FinishReason = FinishReason.STOP
-    ) -> None:
-        """End well, with the last text in the same message."""
+    async def send_deltas(self, *deltas: Delta) -> None:
+        """Send deltas of any shape, all in one message; their stream id is filled in."""
+        self.credit -= len(deltas)
         stream_id = self.request.stream_id
+        await self.send(
+            Outputs(deltas=tuple(replace(delta, stream_id=stream_id) for delta in deltas))
+        )
+
+    async def end_choice(
+        self, index: int, reason: FinishReason = FinishReason.STOP, stop: str | None = None
+    ) -> None:
+        """End one answer."""
+        fact = ChoiceEnded(self.request.stream_id, index, reason, stop)
+        self._ended.add(index)
+        await self.send(Outputs(ended=(fact,)))
+
+    async def finish(
+        self,
+        *last: str,
+        tokens: int = 3,
+        reason: FinishReason = FinishReason.STOP,
+        usage: Usage | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        """End well, with the last text and the ends of all open answers in the same message."""
+        stream_id = self.request.stream_id
+        left = [index for index in range(self.request.search.n) if index not in self._ended]
         await self.send(
             Outputs(
                 deltas=tuple(Delta(stream_id, text, 1) for text in last),
+                ended=tuple(ChoiceEnded(stream_id, index, reason) for index in left),
                 finished=(
                     Finished(
                         stream_id,
-                        reason,
-                        Usage(prompt_tokens=7, completion_tokens=tokens, cached_tokens=4),
-                        Timings(queue_s=0.01, prefill_s=0.02, decode_s=0.5),
+                        usage or Usage(prompt_tokens=7, completion_tokens=tokens, cached_tokens=4),
+                        timings or Timings(queue_s=0.01, prefill_s=0.02, decode_s=0.5),
                     ),
                 ),
             )
@@ -247,7 +273,9 @@ class FakeStream:
 
 
 class FakeWorker:
-    """Binds ``w-<instance>`` and runs ``script`` for every Generate that comes.
+    """Binds ``w-<instance>`` and runs ``script`` for every Generate that comes. A task gets the
+    messages that ``task_script`` makes of it; ``tasks`` has them all, and ``cancelled_tasks`` the
+    numbers of those that were cancelled.
 
     Sends pulses while ``pulses`` is true. ``streams`` holds every stream ever asked for.
     """
@@ -263,6 +291,9 @@ class FakeWorker:
         self.script = script
         self.pulses = True
         self.streams: list[FakeStream] = []
+        self.tasks: list[Task] = []
+        self.cancelled_tasks: list[int] = []
+        self.task_script: Callable[[Any], Iterable[Any]] = lambda _: ()
         self._by_key: dict[tuple[bytes, int], FakeStream] = {}
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(run_dir.worker(instance))
@@ -303,8 +334,14 @@ class FakeWorker:
                     task.add_done_callback(self._scripts.discard)
                 case Credit() as credit:
                     self._by_key[identity, credit.stream_id].credit += credit.deltas
-                case Cancel() as cancel:
+                case Cancel() as cancel if (identity, cancel.stream_id) in self._by_key:
                     self._by_key[identity, cancel.stream_id].cancelled = True
+                case Cancel(stream_id):
+                    self.cancelled_tasks.append(stream_id)
+                case Embed() | Rerank() | Tokenize() | Detokenize() as task:
+                    self.tasks.append(task)
+                    for reply in self.task_script(task):
+                        await self.send(identity, reply)
 
     async def _pulse(self) -> None:
         while True:

@@ -54,6 +54,17 @@ class Rig:
         """POST a chat request (a context manager, as aiohttp's)."""
         return self.http.post(f"{self.url}/v1/chat/completions", json=chat_body(**fields))
 
+    async def post_json(self, path: str, **body: Any) -> tuple[int, Any]:
+        """POST a body; return status and parsed answer."""
+        async with self.http.post(f"{self.url}{path}", json=body) as response:
+            return response.status, await response.json()
+
+    async def post_events(self, path: str, **body: Any) -> list[str]:
+        """POST a body that streams; return the payloads of its ``data:`` lines."""
+        async with self.http.post(f"{self.url}{path}", json={"stream": True, **body}) as response:
+            assert response.status == 200, await response.text()
+            return data_lines(await response.read())
+
     async def chat_json(self, **fields: Any) -> tuple[int, Any]:
         """POST a chat request; return status and parsed body."""
         async with self.chat(**fields) as response:

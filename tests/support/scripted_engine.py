@@ -26,9 +26,14 @@ The last message may be a JSON object, all of it optional:
     abort_at          it aborts the process
     raise_at          turning this token into text raises: that row alone fails
     step_raise_at     the step that makes this token raises: the engine is broken
+    fail_at           in place of this token the engine says that the row has failed
+    pieces            the pieces themselves, in place of text and tokens
 Any other message is answered with a fixed sentence, word by word.
 
-A prompt's tokens are the UTF-8 bytes of its messages.
+A prompt has a token for each UTF-8 byte of its messages. Rows of one request
+answer alike; a token's logprob is minus its place, over ten. A beam search finds the answer, and
+as many worse ones as it is asked for. The model thinks between <think> and </think>, and calls
+tools in the form json_tools.
 """
 
 from __future__ import annotations
@@ -44,13 +49,29 @@ from typing import Any
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
-from lmx.worker.engine import LoadReporter, ModelFacts, RowRequest, StepOutput
+from lmx.worker.engine import (
+    ConstraintSource,
+    EncodedPrompt,
+    Hypothesis,
+    LoadReporter,
+    ModelFacts,
+    PromptSource,
+    ReasoningMarkers,
+    RowRequest,
+    RowStarted,
+    RowToken,
+    StepOutput,
+    TaskPlan,
+    TokenScores,
+)
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 _EOS = 0
 _RAISES = 1
 _CHUNK_S = 0.05
+_BYTE = 500_000
+"""A prompt's token is this and a byte; smaller ones are pieces of answers."""
 
 
 def create(spec: WorkerSpec) -> ScriptedEngine:
@@ -60,6 +81,7 @@ def create(spec: WorkerSpec) -> ScriptedEngine:
 
 @dataclass
 class _Row:
+    request: RowRequest
     tokens: list[int]
     max_tokens: int
     step_s: float
@@ -93,25 +115,40 @@ class ScriptedEngine:
         if options.get("load_hang"):
             _hang()
         advanced(LoadPhase.WARMUP, None, "")
-        return ModelFacts(options.get("context_length", 4096), frozenset({_EOS}))
+        return ModelFacts(
+            options.get("context_length", 4096),
+            frozenset({_EOS}),
+            vocabulary_size=1_000_000,
+            reasoning=ReasoningMarkers("<think>", "</think>", -1, -2),
+            tool_parser="json_tools",
+        )
 
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
-    ) -> Sequence[int]:
-        contents = [str(message["content"]) for message in messages]
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        if source.tokens is not None:
+            return EncodedPrompt(source.tokens)
+        if source.text is not None:
+            return EncodedPrompt(_bytes(source.text))
+        contents = [str(message["content"]) for message in source.messages or ()]
         time.sleep(_directive(contents[-1]).get("encode_s", 0))
-        return list("\0".join(contents).encode())
+        return EncodedPrompt(_bytes("\0".join(contents)))
 
-    def detokenizer(self) -> _Texts:
+    def constrain(self, source: ConstraintSource) -> None:
+        return None
+
+    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> _Texts:
         return _Texts(self._texts)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._texts[token].encode() if token < _BYTE else bytes([token - _BYTE])
 
     def can_admit(self) -> bool:
         return not any(row.prefill_tokens for row in self._rows.values())
 
     def admit(self, row: RowRequest) -> None:
-        last = bytes(row.prompt).split(b"\0")[-1].decode()
+        last = bytes(token - _BYTE for token in row.prompt).split(b"\0")[-1].decode()
         directive = _directive(last)
         self._rows[row.row_id] = _Row(
+            request=row,
             tokens=self._script(directive),
             max_tokens=row.max_tokens,
             step_s=directive.get("step_s", self._options.get("step_s", 0)),
@@ -124,18 +161,37 @@ class ScriptedEngine:
         self.calls["step"] += 1
         decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
         time.sleep(max((row.step_s for row in decoding.values()), default=0))
-        tokens = [(row_id, self._next(row)) for row_id, row in decoding.items()]
+        tokens, failed, found = [], [], []
+        for row_id, row in decoding.items():
+            if row.made == row.directive.get("fail_at"):
+                failed.append((row_id, RuntimeError("the script says so")))
+                del self._rows[row_id]
+            elif row.request.beam is not None:
+                found.append((row_id, _hypotheses(row)))
+                del self._rows[row_id]
+            else:
+                tokens.append(self._next(row))
         for row_id, row in decoding.items():
             if row.made >= row.max_tokens:
-                del self._rows[row_id]
-        return StepOutput(tokens, self._prefill())
+                self._rows.pop(row_id, None)
+        prefill_tokens, started = self._prefill()
+        return StepOutput(tokens, prefill_tokens, started, failed, found)
 
     def remove(self, row_id: int) -> None:
         self.calls["remove"] += 1
         self._rows.pop(row_id, None)
 
+    def plan(self, task: Any) -> TaskPlan:
+        return TaskPlan(0, [task])
+
+    def compute(self, piece: Any) -> Any:
+        return piece
+
     def rest(self) -> None:
         self.calls["rest"] += 1
+
+    def close(self) -> None:
+        self.calls["close"] = 1
 
     def memory_bytes(self) -> int:
         return int(self._options.get("memory_bytes", 0))
@@ -154,18 +210,20 @@ class ScriptedEngine:
             self._texts.append(text)
         return token
 
-    def _prefill(self) -> int:
-        row = next((row for row in self._rows.values() if row.prefill_tokens), None)
-        if row is None:
-            return 0
+    def _prefill(self) -> tuple[int, list[RowStarted]]:
+        found = next(((i, row) for i, row in self._rows.items() if row.prefill_tokens), None)
+        if found is None:
+            return 0, []
+        row_id, row = found
         if row.prefill_s > 0:
             time.sleep(min(row.prefill_s, _CHUNK_S))
             row.prefill_s -= _CHUNK_S
-            return 1
+            return 1, []
         done, row.prefill_tokens = row.prefill_tokens, 0
-        return done
+        scores = [_scores(place, None) for place in range(1, done)]
+        return done, [RowStarted(row_id, 0, scores if row.request.prompt_logprobs else ())]
 
-    def _next(self, row: _Row) -> int:
+    def _next(self, row: _Row) -> RowToken:
         at = row.made
         if at == row.directive.get("hang_at"):
             _hang()
@@ -176,7 +234,7 @@ class ScriptedEngine:
         if at == row.directive.get("step_raise_at"):
             raise RuntimeError("the script says so")
         row.made += 1
-        return row.tokens[at]
+        return RowToken(row.request.row_id, row.tokens[at], _scores(at, row.request.top_logprobs))
 
 
 class _Texts:
@@ -188,10 +246,27 @@ class _Texts:
     def add(self, token: int) -> str:
         if token == _RAISES:
             raise ValueError("the script says so")
-        return self._texts[token]
+        return self._texts[token] if token < _BYTE else chr(token - _BYTE)
 
     def flush(self) -> str:
         return ""
+
+
+def _bytes(text: str) -> list[int]:
+    return [_BYTE + byte for byte in text.encode()]
+
+
+def _scores(place: int, top: int | None) -> TokenScores:
+    return TokenScores(-place / 10, [(place, -place / 10)] * (top or 0))
+
+
+def _hypotheses(row: _Row) -> list[Hypothesis]:
+    """The answer, and worse ones that are ever shorter."""
+    width = row.request.beam.width if row.request.beam else 1
+    return [
+        Hypothesis(row.tokens[: max(1, len(row.tokens) - place)], -float(place))
+        for place in range(width)
+    ]
 
 
 def _directive(content: str) -> dict[str, Any]:
@@ -202,7 +277,7 @@ def _directive(content: str) -> dict[str, Any]:
     if not isinstance(asked, dict):
         words = SENTENCE.split(" ")
         return {"pieces": [words[0], *(f" {word}" for word in words[1:])]}
-    pieces = [asked.get("text", "word ")] * asked.get("tokens", 10)
+    pieces = list(asked.get("pieces", [asked.get("text", "word ")] * asked.get("tokens", 10)))
     if "stop_text" in asked:
         pieces.append(asked["stop_text"])
     return {**asked, "pieces": pieces}

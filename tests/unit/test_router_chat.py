@@ -111,7 +111,7 @@ async def test_what_the_worker_is_sent() -> None:
         await rig.chat_json(stop="z", max_tokens=4)
         first, second = (stream.request for stream in rig.worker.streams)
     assert isinstance(first, Generate)
-    assert list(first.messages) == [
+    assert list(first.messages or ()) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
@@ -251,6 +251,7 @@ async def test_an_empty_answer() -> None:
 async def test_many_streams_at_once_keep_their_text_apart() -> None:
     async def echo(fake: FakeStream) -> None:
         await fake.accept()
+        assert fake.request.messages is not None
         text = fake.request.messages[0]["content"]
         for index in range(200):
             await fake.say_within_credit(f"{text}:{index} ")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.body import MAX_DEPTH, parse_object
 from lmx.router.invalid import param_path, short
-from lmx.router.schemas import ChatRequest, parse_chat, unknown_fields
-from lmx.router.unsupported import _HARMLESS
+from lmx.router.schemas_chat import ChatRequest, parse_chat
+from lmx.router.unsupported import CHAT
 
 USER = {"role": "user", "content": "hi"}
 TYPE = ErrorCode.INVALID_TYPE
@@ -54,6 +54,16 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         ]),
         "messages[1].tool_calls", VALUE, "'assistant'",
     ),
+    (with_message(role="tool", content="42"), "messages[1].tool_call_id", MISSING, "the id of"),
+    (
+        with_message(role="tool", content="42", tool_call_id=7),
+        "messages[1].tool_call_id", TYPE, "a string",
+    ),
+    (
+        with_message(role="assistant", tool_calls=[{"id": "1", "function": {
+            "name": "f", "arguments": {"a": 1}}}]),
+        "messages[1].tool_calls[0].function.arguments", TYPE, "a string",
+    ),
     (
         with_message(role="assistant", tool_calls=[{"id": "1", "function": {"name": "f"}}]),
         "messages[1].tool_calls[0].function.arguments", MISSING, "required",
@@ -93,27 +103,22 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (chat(stop=list("abcde")), "stop", VALUE, "at most 4 elements, got 5"),
     (chat(seed=1.5), "seed", TYPE, "an integer"),
     (chat(seed=2**63), "seed", VALUE, "at most"),
-    (chat(n=0), "n", VALUE, "at least 1"),
-    (chat(n=2), "n", UNSUPPORTED, "must be absent or 1, got 2"),
-    (chat(n="2"), "n", TYPE, "an integer"),
     (chat(user=5), "user", TYPE, "a string"),
     (chat(chat_template_kwargs=[]), "chat_template_kwargs", TYPE, "an object"),
-    (chat(presence_penalty=0.5), "presence_penalty", UNSUPPORTED, "not supported yet"),
-    (chat(frequency_penalty=-1), "frequency_penalty", UNSUPPORTED, "not supported yet"),
-    (chat(frequency_penalty=3), "frequency_penalty", VALUE, "at most 2"),
-    (chat(tools=[{"type": "function"}]), "tools", UNSUPPORTED, "not supported yet"),
-    (chat(tools="x"), "tools", UNSUPPORTED, "not supported yet"),
-    (chat(tool_choice="required"), "tool_choice", UNSUPPORTED, '"none" or "auto"'),
-    (chat(tool_choice={"type": "function"}), "tool_choice", UNSUPPORTED, "object"),
-    (chat(response_format={"type": "json_object"}), "response_format", UNSUPPORTED, '"text"'),
-    (chat(response_format="json"), "response_format", UNSUPPORTED, "json"),
-    (chat(logprobs=True), "logprobs", UNSUPPORTED, "got true"),
-    (chat(logprobs=0), "logprobs", UNSUPPORTED, "got 0"),
-    (chat(top_logprobs=5), "top_logprobs", UNSUPPORTED, "got 5"),
-    (chat(logit_bias={"5": 1}), "logit_bias", UNSUPPORTED, "{}"),
-    (chat(best_of=2), "best_of", UNSUPPORTED, "got 2"),
-    (chat(best_of=True), "best_of", UNSUPPORTED, "got true"),
-    (chat(reasoning_effort="high"), "reasoning_effort", UNSUPPORTED, "absent, got"),
+    (chat(cache_salt=""), "cache_salt", VALUE, "must not be empty"),
+    (chat(cache_salt="x" * 257), "cache_salt", VALUE, "at most 256 characters"),
+    (chat(cache_salt=5), "cache_salt", TYPE, "a string"),
+    (chat(max_tokens=4, min_tokens=5), "min_tokens", VALUE, "more than the answer may have"),
+    (chat(include_stop_str_in_output="no"), "include_stop_str_in_output", TYPE, "a boolean"),
+    (chat(stream_options={}), "stream_options", VALUE, "`stream: true` only"),
+    (chat(bad_words=["x"]), "bad_words", UNSUPPORTED, "not supported yet"),
+    (chat(functions=[{"name": "f"}]), "functions", UNSUPPORTED, "not supported yet"),
+    (chat(function_call={"name": "f"}), "function_call", UNSUPPORTED, '"none" or "auto"'),
+    (chat(modalities=["text", "audio"]), "modalities", UNSUPPORTED, '["text"]'),
+    (chat(prompt_logprobs=0), "prompt_logprobs", UNSUPPORTED, "got 0"),
+    (chat(store=True), "store", UNSUPPORTED, "got true"),
+    (chat(continue_final_message=True), "continue_final_message", UNSUPPORTED, "got true"),
+    (chat(skip_special_tokens=1), "skip_special_tokens", UNSUPPORTED, "got 1"),
 ]  # fmt: skip
 
 
@@ -132,12 +137,14 @@ GOOD: list[dict[str, Any]] = [
     chat(temperature=0, top_p=1, seed=-1, n=1, stop=[], max_tokens=3, max_completion_tokens=3),
     chat(temperature=2, presence_penalty=0, frequency_penalty=0.0, logit_bias={}),
     chat(tools=[], tool_choice="auto", response_format={"type": "text"}, logprobs=False),
+    chat(include_stop_str_in_output=False, stream=True),
     chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}),
     chat(best_of=1, top_k=-1, user="u", metadata={"a": "b"}, unheard_of=[1]),
     with_message(role="assistant", content=None),
     with_message(role="assistant"),
     with_message(role="tool", content="42", tool_call_id="call_1"),
     with_part({"type": "text", "text": "", "cache_control": {}}),
+    with_message(role="assistant", content="x", refusal=None, annotations=[], audio=None),
 ]
 
 
@@ -147,23 +154,56 @@ def test_what_is_allowed(body: dict[str, Any]) -> None:
 
 
 def test_limits_and_stops() -> None:
-    request = parse_chat(chat(max_completion_tokens=5, stop="x"))
+    request, _ = parse_chat(chat(max_completion_tokens=5, stop="x"))
     assert (request.token_limit, request.stop_texts) == (5, ("x",))
-    assert parse_chat(chat(max_tokens=4)).token_limit == 4
-    assert parse_chat(chat()).token_limit is None
+    assert parse_chat(chat(max_tokens=4))[1].max_tokens == 4
+    assert parse_chat(chat())[1].max_tokens is None
 
 
-def test_unknown_fields_are_named() -> None:
-    assert list(unknown_fields(chat(unheard_of=1, temperature=1))) == ["unheard_of"]
+@pytest.mark.parametrize(
+    ("ovms", "stream", "asked", "included"),
+    [
+        (False, False, None, False), (False, True, None, False), (False, True, True, True),
+        (True, False, None, False), (True, True, None, True), (True, False, True, True),
+        (True, False, False, False), (True, True, True, True),
+    ],
+)  # fmt: skip
+def test_stop_strings_in_the_answer(
+    ovms: bool, stream: bool, asked: bool | None, included: bool
+) -> None:
+    body = chat(stream=stream, include_stop_str_in_output=asked)
+    assert parse_chat(body, ovms=ovms)[1].include_stop is included
+
+
+def test_on_v3_a_stream_can_t_leave_the_stop_string_out() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(chat(stream=True, include_stop_str_in_output=False), ovms=True)
+    assert caught.value.param == "include_stop_str_in_output"
 
 
 def test_every_harmless_value_passes_and_is_no_wider_than_meant() -> None:
-    for name, values in _HARMLESS.items():
+    for name, values in CHAT.items():
         for value in values:
             parse_chat(chat(**{name: value}))
         with pytest.raises(RequestError) as caught:
             parse_chat(chat(**{name: {"an": "object"}}))
         assert caught.value.param == name
+
+
+def test_history_with_calls_and_their_results() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    _, generate = parse_chat({"messages": [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]},
+        {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": []},
+    ]})  # fmt: skip
+    assert generate.messages == (
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        {"role": "assistant", "content": "so", "reasoning_content": "hm"},
+    )
 
 
 JSON = st.recursive(
@@ -174,7 +214,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@given(st.sampled_from(sorted({*ChatRequest.model_fields, *_HARMLESS})), JSON)
+@given(st.sampled_from(sorted({*ChatRequest.model_fields, *CHAT})), JSON)
 def test_any_value_in_any_field_passes_or_is_a_request_error(name: str, value: Any) -> None:
     try:
         parse_chat(chat(**{name: value}))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.config import Config
+from lmx.supervisor.config import Config, PrefixCacheConfig, SpeculationConfig
 from lmx.supervisor.config_load import load_config, variable_names
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "lmx.example.yaml"
@@ -38,6 +38,25 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: /x, ttl: 3}]", ["models.0.ttl", "unknown key", "max_rows"]),
         ("models: [{id: a, source: /x}, {id: b, source: /y, aliases: [a]}]", ["'a'", "unique"]),
         ("models: [{id: a, source: /x}]\ndefault_model: b", ["default_model", "'b'", "known: a"]),
+        ("models: [{id: a, source: /x, kind: picture}]", ["models.0.kind", "embedding", "picture"]),
+        ("models: [{id: a, source: /x, min_p: 2}]", ["models.0.min_p", "less than or equal to 1"]),
+        ("models: [{id: a, source: /x, tool_parser: A/b}]", ["models.0.tool_parser", "A/b"]),
+        (
+            "models: [{id: a, source: /x, prefix_cache: {size: 1}}]",
+            ["models.0.prefix_cache.size", "unknown key", "disk_bytes"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: prompt_lookup, ngram: 1}}]",
+            ["models.0.speculation.ngram", "unknown key", "max_ngram_size"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model}}]",
+            ["models.0.speculation", "draft", "must be given with method draft_model"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: org/x}}]",
+            ["models.0.speculation.draft", "org/x", "must be a folder"],
+        ),
         ("logs: {level: loud}", ["logs.level", "loud", "debug"]),
         ("server: {port: 1}\nserver: {port: 2}", ["stands twice", "server", "line 2"]),
         ("1: 2", ["the key 1 is not a word", "line 1"]),
@@ -124,7 +143,10 @@ def test_the_example_documents_every_key_with_its_default() -> None:
         assert all(f"# {key}:" in text for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
     fields = set(type(example.models[0]).model_fields)
-    assert all(key in documented or f"# {key}:" in text for key in fields)
+    for section in (PrefixCacheConfig, SpeculationConfig):
+        fields |= set(section.model_fields)
+    lines = {line.strip().lstrip("# ").partition(":")[0] for line in text.splitlines()}
+    assert fields <= documented | lines
 
 
 def test_every_setting_has_a_variable() -> None:

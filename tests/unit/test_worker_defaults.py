@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.data import Sampling
+from lmx.protocol.data import Sampling, TokenBias
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import LogSpec, WorkerSpec
 from lmx.worker.engine import ModelFacts, RowSampling
 from lmx.worker.progress import ProgressClock
 from lmx.worker.queue_estimate import QueueEstimate
-from lmx.worker.sampling_defaults import resolve_max_tokens, resolve_sampling
+from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
 
 SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 1, 1)
-FACTS = ModelFacts(100, frozenset())
+FACTS = ModelFacts(100, frozenset({7}), 50)
+ENDS = FACTS.eos_token_ids
 
 
 @pytest.mark.parametrize(
@@ -33,15 +34,65 @@ def test_temperature_order(
 ) -> None:
     spec = dataclasses.replace(SPEC, temperature=configured)
     facts = dataclasses.replace(FACTS, temperature=file)
-    assert resolve_sampling(Sampling(asked), spec, facts, 9) == RowSampling(expected, 1.0, 9)
+    assert resolve_sampling(Sampling(asked), spec, facts, 9) == RowSampling(
+        expected, 1.0, 9, end_ids=ENDS
+    )
 
 
 def test_top_p_and_seed_order() -> None:
     spec = dataclasses.replace(SPEC, top_p=0.5)
     facts = dataclasses.replace(FACTS, top_p=0.6)
-    assert resolve_sampling(Sampling(1, 0.4, 0), spec, facts, 9) == RowSampling(1, 0.4, 0)
+    assert resolve_sampling(Sampling(1, 0.4, seed=0), spec, facts, 9) == RowSampling(
+        1, 0.4, 0, end_ids=ENDS
+    )
     assert resolve_sampling(Sampling(1), spec, facts, 9).top_p == 0.5
     assert resolve_sampling(Sampling(1), SPEC, facts, 9).top_p == 0.6
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral"),
+    [("top_k", 0), ("min_p", 0.0), ("typical_p", 1.0), ("repetition_penalty", 1.0)],
+)
+def test_values_of_the_request_then_the_config_then_the_file(field: str, neutral: float) -> None:
+    def resolved(asked: Sampling, spec: WorkerSpec, facts: ModelFacts) -> float:
+        value: float = getattr(resolve_sampling(asked, spec, facts, 9), field)
+        return value
+
+    facts = dataclasses.replace(FACTS, **{field: 3})
+    assert resolved(Sampling(), SPEC, FACTS) == neutral
+    assert resolved(Sampling(), SPEC, facts) == 3
+    if field != "typical_p":
+        spec = dataclasses.replace(SPEC, **{field: 2})
+        assert resolved(Sampling(), spec, facts) == 2
+        assert resolved(dataclasses.replace(Sampling(), **{field: 1}), spec, facts) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (Sampling(logit_bias=(TokenBias(49, 1.0), TokenBias(50, 1.0))), "logit_bias"),
+        (Sampling(stop_token_ids=(-1,)), "stop_token_ids"),
+    ],
+)
+def test_tokens_that_the_model_has_not_are_refused(asked: Sampling, param: str) -> None:
+    with pytest.raises(RequestError, match="0 to 49") as raised:
+        resolve_sampling(asked, SPEC, FACTS, 9)
+    assert raised.value.param == param
+
+
+def test_what_ends_an_answer() -> None:
+    asked = Sampling(stop_token_ids=(3,))
+    assert resolve_sampling(asked, SPEC, FACTS, 9).end_ids == {3, 7}
+    asked = dataclasses.replace(asked, ignore_eos=True)
+    assert resolve_sampling(asked, SPEC, FACTS, 9).end_ids == {3}
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1))
+def test_each_answer_has_a_seed_of_its_own(seed: int) -> None:
+    seeds = [answer_seed(seed, index) for index in range(20)]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == 20
+    assert all(abs(other) < 2**64 for other in seeds)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +110,13 @@ def test_max_tokens(
     asked: int | None, default: int | None, limit: int | None, expected: int
 ) -> None:
     spec = dataclasses.replace(SPEC, default_max_tokens=default, max_tokens_limit=limit)
-    assert resolve_max_tokens(asked, spec, 40, 100) == expected
+    assert resolve_max_tokens(asked, spec, 40, 100, "messages") == expected
 
 
 @given(prompt=st.integers(1, 200), asked=st.none() | st.integers(1, 300))
 def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> None:
     try:
-        tokens = resolve_max_tokens(asked, SPEC, prompt, 100)
+        tokens = resolve_max_tokens(asked, SPEC, prompt, 100, "messages")
     except RequestError as error:
         assert prompt >= 100
         assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")

@@ -12,11 +12,30 @@ import structlog.testing
 from scripted_engine import ScriptedEngine
 
 from lmx.protocol.states import FinishReason, LoadPhase
-from lmx.worker.engine import Engine, ModelFacts, RowRequest, RowSampling
+from lmx.worker.engine import (
+    BeamSearch,
+    Engine,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+)
 from lmx.worker.engine_thread import EngineThread
-from lmx.worker.row import Job, Row, RowCancelled, RowFailed, RowFinished, RowOutput
+from lmx.worker.jobs import (
+    AnswerEnded,
+    Job,
+    JobCancelled,
+    JobEnd,
+    JobFailed,
+    JobFinished,
+    JobOutput,
+    Piece,
+    TextRules,
+)
+from lmx.worker.row import Row
 
 DEADLINE_S = 10.0
+GREEDY = RowSampling(0)
 
 
 class Recorder:
@@ -24,7 +43,8 @@ class Recorder:
 
     def __init__(self, max_rows: int, options: dict[str, Any]) -> None:
         self.engine = ScriptedEngine(options)
-        self.outputs: list[RowOutput] = []
+        self.outputs: list[JobOutput] = []
+        self.results: dict[int, Any] = {}
         self.batches = 0
         self.phases: list[LoadPhase] = []
         self.facts: ModelFacts | None = None
@@ -42,28 +62,53 @@ class Recorder:
     def load_failed(self, error: Exception) -> None:
         self.error = error
 
-    def deliver(self, outputs: list[RowOutput]) -> None:
+    def deliver(self, outputs: list[JobOutput]) -> None:
         self.batches += 1
         self.outputs += outputs
         for output in outputs:
-            if output.end is not None:
+            if isinstance(output, JobEnd):
                 self.thread.clock.end()
+
+    def computed(self, task_id: int, result: Any) -> None:
+        self.results[task_id] = result
 
     def engine_broke(self, error: Exception) -> None:
         self.error = error
 
-    def submit(self, max_tokens: int = 100_000, stop: tuple[str, ...] = (), **script: Any) -> int:
-        row_id = next(self._ids)
-        prompt = self.engine.encode([{"content": json.dumps(script)}], {})
-        row = RowRequest(row_id, prompt, max_tokens, RowSampling(0, 1, 0))
-        self.thread.submit(Job(f"req-{row_id}", row, stop, time.monotonic()))
-        return row_id
+    def submit(
+        self,
+        max_tokens: int = 100_000,
+        stop: tuple[str, ...] = (),
+        n: int = 1,
+        beam: BeamSearch | None = None,
+        rules: TextRules | None = None,
+        **script: Any,
+    ) -> int:
+        job_id = next(self._ids)
+        encoded = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
+        rows = tuple(
+            RowRequest(1000 * job_id + index, encoded.tokens, max_tokens, GREEDY, beam=beam)
+            for index in range(1 if beam else n)
+        )
+        rules = rules or TextRules(eos=frozenset({0}), stop=stop)
+        self.thread.submit(Job(job_id, f"req-{job_id}", rows, rules, n, time.monotonic()))
+        return job_id
 
-    def of(self, row_id: int) -> list[RowOutput]:
-        return [output for output in self.outputs if output.row_id == row_id]
+    def of(self, job_id: int) -> list[JobOutput]:
+        return [output for output in self.outputs if output.job_id == job_id]
 
-    def text(self, row_id: int) -> str:
-        return "".join(output.text for output in self.of(row_id))
+    def pieces(self, job_id: int, index: int = 0) -> list[Piece]:
+        return [o for o in self.of(job_id) if isinstance(o, Piece) and o.answer == index]
+
+    def text(self, job_id: int, index: int = 0) -> str:
+        return "".join(piece.text for piece in self.pieces(job_id, index))
+
+    def reason(self, job_id: int) -> FinishReason:
+        (end,) = [o for o in self.of(job_id) if isinstance(o, AnswerEnded)]
+        return end.reason
+
+    def ends(self, job_id: int) -> list[JobOutput]:
+        return [output for output in self.of(job_id) if isinstance(output, JobEnd)]
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         async with asyncio.timeout(DEADLINE_S):
@@ -71,10 +116,8 @@ class Recorder:
                 await asyncio.sleep(0.002)
         return found
 
-    async def end(self, row_id: int) -> Any:
-        return await self.until(
-            lambda: next((o.end for o in self.of(row_id) if o.end is not None), None)
-        )
+    async def end(self, job_id: int) -> Any:
+        return (await self.until(lambda: self.ends(job_id)))[0]
 
 
 Start = Callable[..., Any]
@@ -102,8 +145,8 @@ async def test_load_reports_and_then_rows_run(start: Start) -> None:
     assert recorder.phases[-1] is LoadPhase.WARMUP
     row = recorder.submit(tokens=5)
     end = await recorder.end(row)
-    assert isinstance(end, RowFinished)
-    assert end.reason is FinishReason.STOP
+    assert isinstance(end, JobFinished)
+    assert recorder.reason(row) is FinishReason.STOP
     assert end.usage.completion_tokens == 5
     assert recorder.text(row) == "word " * 5
 
@@ -117,7 +160,8 @@ async def test_length_ends_at_the_limit(start: Start) -> None:
     recorder = await start()
     row = recorder.submit(max_tokens=3, tokens=10)
     end = await recorder.end(row)
-    assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, 3)
+    assert recorder.reason(row) is FinishReason.LENGTH
+    assert end.usage.completion_tokens == 3
     assert recorder.text(row) == "word " * 3
 
 
@@ -127,7 +171,8 @@ async def test_length_ends_at_the_limit(start: Start) -> None:
 async def test_stop_strings_across_tokens(start: Start, stop: str, expected: str) -> None:
     recorder = await start()
     row = recorder.submit(tokens=6, stop=(stop,))
-    assert (await recorder.end(row)).reason is FinishReason.STOP
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.STOP
     assert recorder.text(row) == expected
     await recorder.until(lambda: recorder.thread.rows == 0)
 
@@ -135,14 +180,16 @@ async def test_stop_strings_across_tokens(start: Start, stop: str, expected: str
 async def test_a_stop_string_on_the_last_token_counts_as_stop(start: Start) -> None:
     recorder = await start()
     row = recorder.submit(max_tokens=2, stop=("word word",), tokens=10)
-    assert (await recorder.end(row)).reason is FinishReason.STOP
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.STOP
     assert recorder.text(row) == ""
 
 
 async def test_held_text_is_given_out_at_the_limit(start: Start) -> None:
     recorder = await start()
     row = recorder.submit(max_tokens=2, stop=("word word word",), tokens=10)
-    assert (await recorder.end(row)).reason is FinishReason.LENGTH
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.LENGTH
     assert recorder.text(row) == "word word "
 
 
@@ -156,15 +203,13 @@ def test_what_the_detokenizer_held_may_complete_a_stop_string() -> None:
         def flush(self) -> str:
             return "abcd"
 
-    request = RowRequest(1, [0], 2, RowSampling(0, 1, 0))
-    row = Row(Job("req", request, ("bc",), 0.0), Late(), frozenset({9}), 1.0)
-    assert row.advance(5, 2.0) is None
-    output = row.advance(5, 4.0)
-    assert output is not None
-    assert isinstance(output.end, RowFinished)
-    assert (output.text, output.tokens, output.end.reason) == ("a", 2, FinishReason.STOP)
-    timings = output.end.timings
-    assert (timings.queue_s, timings.prefill_s, timings.decode_s) == (1, 1, 2)
+    request = RowRequest(1, [0], 2, GREEDY)
+    rules = TextRules(eos=frozenset({9}), stop=("bc",))
+    out: list[JobOutput] = []
+    row = Row(Job(1, "req", (request,), rules, 1, 0.0), 0, Late(), lambda token: b"")
+    assert not row.advance(5, None, out)
+    assert row.advance(5, None, out)
+    assert out == [Piece(1, 0, "a", 2), AnswerEnded(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
 
 
 async def test_held_text_is_given_out_at_the_end(start: Start) -> None:
@@ -172,7 +217,7 @@ async def test_held_text_is_given_out_at_the_end(start: Start) -> None:
     row = recorder.submit(tokens=2, stop_text="<", stop=("<|end|>",))
     await recorder.end(row)
     assert recorder.text(row) == "word word <"
-    assert sum(output.tokens for output in recorder.of(row)) == 3
+    assert sum(piece.tokens for piece in recorder.pieces(row)) == 3
 
 
 async def test_rows_advance_together(start: Start) -> None:
@@ -181,7 +226,7 @@ async def test_rows_advance_together(start: Start) -> None:
     second = recorder.submit(tokens=50, step_s=0.002)
     await recorder.end(first)
     await recorder.end(second)
-    order = [output.row_id for output in recorder.outputs]
+    order = [output.job_id for output in recorder.outputs]
     switches = sum(a != b for a, b in itertools.pairwise(order))
     assert switches > 50
     assert recorder.engine.calls["step"] < 70
@@ -192,7 +237,7 @@ async def test_rows_are_admitted_in_order_of_arrival(start: Start) -> None:
     rows = [recorder.submit(tokens=length) for length in (30, 3, 20, 1)]
     for row in rows:
         await recorder.end(row)
-    assert [output.row_id for output in recorder.outputs if output.end] == rows
+    assert [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)] == rows
 
 
 async def test_timings_add_up(start: Start) -> None:
@@ -221,11 +266,11 @@ async def test_cancel_ends_a_row_before_the_next_step(start: Start, where: str) 
         if where == "decode":
             await recorder.until(lambda: recorder.text(row))
         recorder.thread.cancel(row)
-        assert isinstance(await recorder.end(row), RowCancelled)
+        assert isinstance(await recorder.end(row), JobCancelled)
     (event,) = [entry for entry in logs if entry["event"] == "stream.cancelled"]
     assert event["where"] == where
     assert 0 <= event["step_when_freed"] - event["step_at_cancel"] <= 1
-    assert len([output for output in recorder.of(row) if output.end]) == 1
+    assert len(recorder.ends(row)) == 1
     if where != "queued":
         await recorder.until(lambda: recorder.thread.rows == 0)
         assert recorder.engine.calls["remove"] >= 1
@@ -242,15 +287,15 @@ async def test_cancel_of_an_ended_row_is_ignored(start: Start) -> None:
     recorder.thread.cancel(row)
     after = recorder.submit(tokens=1)
     await recorder.end(after)
-    assert len([output for output in recorder.of(row) if output.end]) == 1
+    assert len(recorder.ends(row)) == 1
 
 
 async def test_a_row_that_raises_fails_alone(start: Start) -> None:
     recorder = await start()
     good = recorder.submit(tokens=30, step_s=0.002)
     bad = recorder.submit(tokens=30, raise_at=2)
-    assert isinstance(await recorder.end(bad), RowFailed)
-    assert isinstance(await recorder.end(good), RowFinished)
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(good), JobFinished)
     assert recorder.text(good) == "word " * 30
     await recorder.until(lambda: recorder.thread.rows == 0)
 
@@ -258,8 +303,8 @@ async def test_a_row_that_raises_fails_alone(start: Start) -> None:
 async def test_a_row_that_cannot_be_admitted_fails_alone(start: Start) -> None:
     recorder = await start()
     bad = recorder.submit(tokens=2, raise_at=50)
-    assert isinstance(await recorder.end(bad), RowFailed)
-    assert isinstance(await recorder.end(recorder.submit(tokens=1)), RowFinished)
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
 
 
 async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
@@ -274,7 +319,7 @@ async def test_a_hang_shows_as_a_stall_and_long_steps_do_not_add_up(start: Start
     clock = recorder.thread.clock
     row = recorder.submit(tokens=10, step_s=0.05)
     worst = 0.0
-    while not any(output.end for output in recorder.of(row)):
+    while not recorder.ends(row):
         worst = max(worst, clock.stalled_for_s(time.monotonic()))
         await asyncio.sleep(0.002)
     assert worst < 0.4
@@ -317,3 +362,81 @@ async def test_a_loop_that_lags_holds_up_the_engine_not_memory(
     await recorder.end(row)
     assert recorder.text(row) == "word " * 500
     assert recorder.batches < 500
+
+
+async def test_several_answers_are_rows_of_one_job(start: Start) -> None:
+    recorder = await start(max_rows=2)
+    job = recorder.submit(tokens=5, n=3)
+    end = await recorder.end(job)
+    assert isinstance(end, JobFinished)
+    assert [recorder.text(job, index) for index in range(3)] == ["word " * 5] * 3
+    assert end.usage.completion_tokens == 15
+    assert end.usage.prompt_tokens == len(json.dumps({"tokens": 5}))
+    assert sorted(o.answer for o in recorder.of(job) if isinstance(o, AnswerEnded)) == [0, 1, 2]
+    assert recorder.of(job)[-1] is end
+
+
+async def test_one_bad_answer_takes_the_whole_job(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    other = recorder.submit(tokens=30, step_s=0.002)
+    job = recorder.submit(tokens=10, n=3, fail_at=4)
+    assert isinstance(await recorder.end(job), JobFailed)
+    assert isinstance(await recorder.end(other), JobFinished)
+    await recorder.until(lambda: recorder.thread.rows == 0)
+    assert len(recorder.ends(job)) == 1
+
+
+async def test_cancel_takes_all_rows_of_a_job(start: Start) -> None:
+    recorder = await start(max_rows=2)
+    job = recorder.submit(tokens=10_000, step_s=0.005, n=4)
+    after = recorder.submit(tokens=1)
+    await recorder.until(lambda: recorder.text(job, 1))
+    recorder.thread.cancel(job)
+    assert isinstance(await recorder.end(job), JobCancelled)
+    assert isinstance(await recorder.end(after), JobFinished)
+
+
+async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start) -> None:
+    recorder = await start(max_rows=3)
+    first = recorder.submit(tokens=10, step_s=0.01)
+    beam = recorder.submit(tokens=4, n=2, beam=BeamSearch(3, 1.0, frozenset({0})))
+    last = recorder.submit(tokens=1)
+    for job in (first, beam, last):
+        assert isinstance(await recorder.end(job), JobFinished)
+    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    assert ends == [first, beam, last]
+    assert recorder.text(beam, 0) == "word " * 4
+    assert recorder.text(beam, 1) == "word " * 4
+    (usage,) = [o.usage for o in recorder.of(beam) if isinstance(o, JobFinished)]
+    assert usage.completion_tokens == 8
+
+
+async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
+    recorder = await start()
+    job = recorder.submit(tokens=50, step_s=0.002)
+
+    def refuse(task: Any) -> Any:
+        if task == "bad":
+            raise ValueError(task)
+        return task
+
+    recorder.engine.compute = refuse
+    for task_id, request in enumerate(["one", "bad", "two"]):
+        recorder.thread.submit_task(task_id, request)
+    await recorder.until(lambda: len(recorder.results) == 3)
+    assert not recorder.ends(job), "a task waits for no row"
+    assert (recorder.results[0], recorder.results[2]) == ("one", "two")
+    assert isinstance(recorder.results[1], ValueError)
+    assert isinstance(await recorder.end(job), JobFinished)
+    assert recorder.thread.clock.in_flight == 0
+
+
+async def test_a_cancelled_task_is_not_computed(start: Start) -> None:
+    recorder = await start()
+    recorder.submit(prefill_s=0.2, tokens=1)
+    await recorder.until(lambda: recorder.thread.rows == 1)
+    recorder.thread.submit_task(1, "a")
+    recorder.thread.submit_task(2, "b")
+    recorder.thread.cancel_task(2)
+    await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
+    assert recorder.results == {1: "a", 2: None}

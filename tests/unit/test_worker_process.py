@@ -33,6 +33,7 @@ from lmx.protocol.control import (
 from lmx.protocol.data import (
     Accepted,
     Cancel,
+    ChoiceEnded,
     Credit,
     Delta,
     Failed,
@@ -131,7 +132,7 @@ class Peer:
         for message in self.outputs:
             items.append(message)
             if isinstance(message, Outputs):
-                items += (*message.deltas, *message.finished, *message.failed)
+                items += (*message.deltas, *message.ended, *message.finished, *message.failed)
         return [item for item in items if isinstance(item, kind) and item.stream_id == stream_id]
 
     def answer(self, kind: type, stream_id: int) -> Any:
@@ -235,7 +236,9 @@ def start() -> Iterator[Start]:
 def ask(stream_id: int = 1, credit: int = 1000, stop: tuple[str, ...] = (), **script: Any) -> Any:
     content = json.dumps(script) if script else "Say something."
     message = {"role": "user", "content": content}
-    return Generate(stream_id, f"req-{stream_id}", (message,), Sampling(), credit, stop=stop)
+    return Generate(
+        stream_id, f"req-{stream_id}", Sampling(), credit, messages=(message,), stop=stop
+    )
 
 
 def test_life_from_hello_to_sigterm(start: Start) -> None:
@@ -283,7 +286,7 @@ def test_answers_a_stream(start: Start) -> None:
     peer.say(ask())
     finished = peer.answer(Finished, 1)
     assert peer.text(1) == "The quick brown fox jumps over the lazy dog."
-    assert finished.reason is FinishReason.STOP
+    assert peer.answer(ChoiceEnded, 1).reason is FinishReason.STOP
     accepted = peer.answer(Accepted, 1)
     assert (accepted.prompt_tokens, accepted.queued) == (len("Say something."), 0)
     assert finished.usage.prompt_tokens == accepted.prompt_tokens

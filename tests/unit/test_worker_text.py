@@ -1,14 +1,19 @@
 """Streams, stop strings, detokenizing: text in equals text out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmx.protocol.data import Delta
+from lmx.protocol.data import Delta, TokenLogprob, ToolCallPart
+from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.detokenize import Decode, IncrementalDetokenizer
+from lmx.worker.jobs import AnswerEnded, Piece
+from lmx.worker.logprob_track import LogprobTrack
+from lmx.worker.ranking import Ranking
 from lmx.worker.stops import StopMatcher
 from lmx.worker.streams import Stream
 
@@ -27,24 +32,110 @@ def test_a_stream_loses_no_text_and_overdraws_no_credit(
     given_credit, added, sent = credit, 0, list[Delta]()
     for move in moves:
         if isinstance(move, str):
-            delta = stream.add(move, 1)
+            delta = stream.add(Piece(1, 0, move, 1))
+            sent += [delta] if delta else []
             added += 1
         else:
-            delta = stream.grant(move)
+            sent += stream.grant(move)
             given_credit += max(0, move)
-        if delta is not None:
-            sent.append(delta)
         assert len(sent) <= given_credit
         # What waits, waits for want of credit alone.
         waiting_tokens = added - sum(delta.tokens for delta in sent)
         assert waiting_tokens == 0 or len(sent) == given_credit
-    if (last := stream.close()) is not None:
+    if last := stream.end(0):
         assert len(sent) == given_credit
-        sent.append(last)
+        assert len(last) == 1
+        sent += last
     texts = [move for move in moves if isinstance(move, str)]
     assert "".join(delta.text for delta in sent) == "".join(texts)
     assert sum(delta.tokens for delta in sent) == len(texts)
     assert all(delta.stream_id == 7 for delta in sent)
+
+
+PIECES = st.builds(
+    Piece,
+    st.just(1),
+    st.integers(0, 2),
+    st.text("xyz", max_size=3),
+    st.just(1),
+    st.sampled_from([DeltaKind.CONTENT, DeltaKind.REASONING]),
+    st.none(),
+    st.just(()),
+)
+CALLS = st.builds(
+    lambda index, call, name, text: Piece(
+        1, index, text, 1, DeltaKind.TOOL_CALL, ToolCallPart(call, name and "id", name)
+    ),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.sampled_from([None, "f"]),
+    st.text("xyz", max_size=3),
+)
+
+
+@given(credit=st.integers(0, 3), moves=st.lists(st.one_of(PIECES, CALLS, st.integers(1, 2))))
+def test_joined_text_keeps_its_answer_its_kind_and_its_call(
+    credit: int, moves: list[Piece | int]
+) -> None:
+    stream = Stream(7, credit)
+    sent: list[Delta] = []
+    for move in moves:
+        if isinstance(move, int):
+            sent += stream.grant(move)
+        elif (delta := stream.add(move)) is not None:
+            sent.append(delta)
+    for index in range(3):
+        sent += stream.end(index)
+    for index in range(3):
+        given = [move for move in moves if isinstance(move, Piece) and move.answer == index]
+        assert flat(given) == flat([delta for delta in sent if delta.index == index])
+
+
+def flat(parts: Sequence[Piece | Delta]) -> list[tuple[Any, ...]]:
+    """Characters with what they belong to, and the calls' beginnings between them."""
+    out: list[tuple[Any, ...]] = []
+    for part in parts:
+        if part.call is not None and part.call.name:
+            out.append(("begins", part.call.index, part.call.name))
+        owner = part.call.index if part.call else None
+        out += [(part.kind, owner, char) for char in part.text]
+    return out
+
+
+def answer(index: int, logprob: float, tokens: int) -> list[Piece | AnswerEnded]:
+    return [
+        Piece(1, index, f"text {index}", tokens),
+        AnswerEnded(1, index, FinishReason.STOP, None, tokens, logprob),
+    ]
+
+
+def test_the_likeliest_answers_by_token_are_returned() -> None:
+    ranking = Ranking(n=2, best_of=4)
+    likely = [(0, -9.0, 3), (1, -8.0, 8), (2, -1.0, 1), (3, -30.0, 2)]
+    *first, last = [answer(*values) for values in likely]
+    for output in (item for pair in first for item in pair):
+        assert ranking.add(output) == ()
+    assert ranking.add(last[0]) == ()
+    going = ranking.add(last[1])
+    assert [(item.answer, item.text) for item in going if isinstance(item, Piece)] == [
+        (0, "text 1"),
+        (1, "text 2"),
+    ]
+    assert [item.answer for item in going if isinstance(item, AnswerEnded)] == [0, 1]
+
+
+def test_logprobs_go_out_with_the_end_of_their_text() -> None:
+    track = LogprobTrack()
+    entries = [TokenLogprob(bytes([n]), -1.0, n) for n in range(4)]
+    track.add(entries[0], 3)
+    track.add(entries[1], None)  # a part of a character
+    assert track.release(2) == []
+    track.add(entries[2], 4)
+    assert track.release(3) == entries[:1]
+    assert track.release(4) == entries[1:3]
+    track.add(entries[3], None)
+    track.close(5)
+    assert track.release(5) == entries[3:]
 
 
 def run_stops(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
@@ -53,6 +144,7 @@ def run_stops(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     for piece in pieces:
         out.append(matcher.add(piece))
         if matcher.matched:
+            assert matcher.matched in stops
             return "".join(out), True
     return "".join([*out, matcher.release()]), False
 
@@ -85,6 +177,19 @@ def test_stops_hold_back_no_more_than_a_stop_could_need(
             return
         held = taken[len(released) :]
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+@given(stops=STOPS, pieces=st.lists(SMALL, max_size=8))
+def test_an_included_stop_is_the_end_of_the_text(stops: list[str], pieces: list[str]) -> None:
+    text, matched = run_stops(stops, pieces)
+    matcher = StopMatcher(stops, include=True)
+    out = ""
+    for piece in pieces:
+        out += matcher.add(piece)
+        if matcher.matched:
+            break
+    assert bool(matcher.matched) == matched
+    assert out + matcher.release() == text + (matcher.matched or "")
 
 
 def test_without_stops_nothing_is_held() -> None:
@@ -184,3 +289,14 @@ def test_garbage_is_not_held_for_ever() -> None:
 def test_special_tokens_are_no_text() -> None:
     ids = BYTE_LEVEL.encode("ab").ids
     assert "".join(pieces_of(decoder_of(BYTE_LEVEL), [*ids, 0, *ids], frozenset({0}))) == "abab"
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_text_that_goes_on_is_decoded_with_what_came_before(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    ids = tokenizer.encode("ab cd ab cd").ids
+    decode = decoder_of(tokenizer)
+    for cut in range(1, len(ids)):
+        detokenizer = IncrementalDetokenizer(decode, frozenset(), ids[:cut])
+        text = "".join([*(detokenizer.add(token) for token in ids[cut:]), detokenizer.flush()])
+        assert decode(ids[:cut]) + text == decode(ids)

@@ -164,11 +164,10 @@ def test_fields_that_are_missing_get_their_default() -> None:
     generate = {
         "stream_id": 1,
         "request_id": "r",
-        "messages": [],
         "sampling": {},
         "credit_deltas": 1,
     }
-    assert decode(frame("Generate", generate)).message == Generate(1, "r", (), Sampling(), 1)
+    assert decode(frame("Generate", generate)).message == Generate(1, "r", Sampling(), 1)
 
 
 def test_an_integer_is_a_number_and_correlation_defaults_to_none() -> None:

@@ -1,0 +1,47 @@
+"""POST /v1/completions, as a stream and as one answer: texts that are gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiohttp import web
+
+from lmx.protocol.states import ModelKind
+from lmx.router.answering import answer_stream, answer_whole, is_ovms, new_identity
+from lmx.router.body import read_object
+from lmx.router.envelope import Form
+from lmx.router.model_kind import require_kind
+from lmx.router.prompt_group import generate_all
+from lmx.router.schemas_completions import CompletionRequest, parse_completion
+from lmx.router.services import SERVICES
+from lmx.router.text_shape import TextShape
+from lmx.router.traffic import RECORD
+from lmx.router.unsupported import COMPLETION, log_ignored
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Go on with one text or several.
+
+    All prompts are accepted before a stream's headers go out: whatever can be refused is
+    refused with its own status.
+    """
+    services, record = request.app[SERVICES], request[RECORD]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted, generates = parse_completion(body, ovms=is_ovms(request))
+    log_ignored(body, CompletionRequest, COMPLETION)
+    model = (await services.supervisor.directory()).resolve(wanted.model)
+    record.model, record.stream = model.model_id, bool(wanted.stream)
+    require_kind(model, ModelKind.CHAT)
+    identity = new_identity("cmpl", services, model)
+    form = Form(
+        choices=len(generates) * generates[0].search.n,
+        logprobs=wanted.logprobs is not None,
+        include_usage=wanted.include_usage,
+        stop=wanted.stop_texts,
+    )
+    named = [replace(generate, request_id=record.request_id) for generate in generates]
+    async with generate_all(services.dispatcher, model, named) as generation:
+        record.prompt_tokens = generation.prompt_tokens
+        if not wanted.stream:
+            return await answer_whole(generation, record, identity, form, TextShape(form))
+        return await answer_stream(request, generation, identity, form, TextShape(form))

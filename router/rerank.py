@@ -1,0 +1,64 @@
+"""POST /v1/rerank: documents sorted by how well they answer a query."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.states import ModelKind
+from lmx.protocol.tasks import Scores, TaskFinished
+from lmx.router.body import read_object
+from lmx.router.model_kind import require_kind
+from lmx.router.schemas_tasks import RERANK, RerankRequest, parse_rerank
+from lmx.router.services import SERVICES
+from lmx.router.traffic import RECORD
+from lmx.router.unsupported import log_ignored
+from lmx.router.worker_task import TaskAnswer
+
+
+async def rerank(request: web.Request) -> web.Response:
+    """Return the documents with their scores, the best first. Served under the names that
+    vLLM, Jina and Cohere have for it."""
+    services, record = request.app[SERVICES], request[RECORD]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted, task = parse_rerank(body)
+    log_ignored(body, RerankRequest, RERANK)
+    model = (await services.supervisor.directory()).resolve(wanted.model)
+    record.model = model.model_id
+    require_kind(model, ModelKind.RERANK)
+    answer = await services.tasks.perform(model, replace(task, request_id=record.request_id))
+    assert isinstance(answer.last, TaskFinished)
+    record.prompt_tokens = answer.last.prompt_tokens
+    whole = {
+        "id": f"rerank-{secrets.token_hex(12)}",
+        "model": model.model_id,
+        "usage": {
+            "prompt_tokens": answer.last.prompt_tokens,
+            "total_tokens": answer.last.prompt_tokens,
+        },
+        "results": _results(wanted, answer),
+    }
+    return web.Response(body=orjson.dumps(whole), content_type="application/json")
+
+
+def _results(wanted: RerankRequest, answer: TaskAnswer) -> list[dict[str, Any]]:
+    scores: dict[int, float] = {}
+    for part in answer.parts:
+        assert isinstance(part, Scores)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    # Equal ones stay in the request's order.
+    order = sorted(scores, key=lambda index: (-scores[index], index))[: wanted.top_n]
+    texts = wanted.texts
+    with_documents = wanted.return_documents is not False
+    return [
+        {
+            "index": index,
+            **({"document": {"text": texts[index]}} if with_documents else {}),
+            "relevance_score": scores[index],
+        }
+        for index in order
+    ]

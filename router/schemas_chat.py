@@ -1,0 +1,90 @@
+"""What a chat request may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lmx.protocol.data import Generate, Thinking
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.invalid import validated
+from lmx.router.schema_types import Count
+from lmx.router.schemas_generation import GenerationFields, check_generation
+from lmx.router.schemas_messages import Messages, check_messages
+from lmx.router.schemas_sampling import assist_of, sampling_of, search_of
+from lmx.router.schemas_structure import structure_of
+from lmx.router.schemas_tools import ToolFields, tool_use_of
+from lmx.router.unsupported import CHAT, refuse_unsupported
+
+
+class ChatRequest(GenerationFields, ToolFields):
+    """The body of POST /v1/chat/completions.
+
+    A field of the API that is not here is either refused (:mod:`lmx.router.unsupported`) or
+    unknown and ignored. None means the same as leaving a field out.
+    """
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Count | None = None
+    thinking_budget: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:
+    """Return the checked request, and what it asks of a worker.
+
+    ``ovms``: by the rules of /v3. The Generate's ids and credit are not this module's to set.
+    Raises :class:`RequestError` (400) for the first fault.
+    """
+    request = validated(ChatRequest, body)
+    check_messages(request.messages)
+    check_generation(request, ovms=ovms)
+    refuse_unsupported(body, CHAT)
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`top_logprobs` needs `logprobs: true`.",
+            param="top_logprobs",
+        )
+    return request, Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        messages=tuple(message.plain() for message in request.messages),
+        sampling=sampling_of(request),
+        max_tokens=request.token_limit,
+        stop=request.stop_texts,
+        include_stop=request.include_stop(ovms=ovms),
+        search=search_of(request),
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        template_kwargs=request.chat_template_kwargs,
+        structure=structure_of(request),
+        tool_use=tool_use_of(request),
+        thinking=_thinking_of(request),
+        assist=assist_of(request),
+        cache_salt=request.cache_salt or "",
+    )
+
+
+def _thinking_of(request: ChatRequest) -> Thinking:
+    new, old = request.thinking_token_budget, request.thinking_budget
+    if new is not None and old is not None and new != old:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`thinking_token_budget` ({new}) and `thinking_budget` ({old}) differ: they are two "
+            "names of one limit, send one of them.",
+            param="thinking_budget",
+        )
+    enabled = request.enable_thinking
+    if enabled is None and request.reasoning_effort == "none":
+        enabled = False
+    return Thinking(
+        effort=request.reasoning_effort,
+        enabled=enabled,
+        budget_tokens=old if new is None else new,
+    )

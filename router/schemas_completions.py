@@ -1,0 +1,123 @@
+"""What a completion request may hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+from pydantic import Discriminator, Field, Tag
+
+from lmx.protocol.data import Generate
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.invalid import validated
+from lmx.router.schema_types import TEXT, Count
+from lmx.router.schemas_generation import GenerationFields, check_generation
+from lmx.router.schemas_sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
+from lmx.router.schemas_structure import structure_of
+from lmx.router.unsupported import COMPLETION, refuse_unsupported
+
+MAX_PROMPTS: Final = 128
+MAX_PROMPT_TOKENS: Final = 2**21
+"""More than any context; the size of the body allows for not many more."""
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's."""
+
+TEXTS: Final = "<texts>"
+IDS: Final = "<ids>"
+ID_LISTS: Final = "<id lists>"
+
+
+def prompt_form(value: object) -> str | None:
+    """Return the tag of a text, of texts, of tokens or of arrays of tokens."""
+    if isinstance(value, str):
+        return TEXT
+    if not isinstance(value, list):
+        return None
+    # An empty array falls to the first form, which says that it must not be empty.
+    first = value[0] if value else ""
+    if isinstance(first, str):
+        return TEXTS
+    if isinstance(first, list):
+        return ID_LISTS
+    return IDS if isinstance(first, int) else None
+
+
+_PROMPTS: Final = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+TokenArray = Annotated[
+    list[Count], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
+]
+
+Prompt = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[list[str], _PROMPTS, Tag(TEXTS)]
+    | Annotated[TokenArray, Tag(IDS)]
+    | Annotated[list[TokenArray], _PROMPTS, Tag(ID_LISTS)],
+    Discriminator(
+        prompt_form,
+        custom_error_type="prompt_type",
+        custom_error_message="a string, or an array of strings or tokens",
+    ),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of POST /v1/completions. ``logprobs`` is a number here, as it was before chat."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or more, all texts or all tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts = [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        return texts or [[token for token in self.prompt if isinstance(token, int)]]
+
+
+def parse_completion(
+    body: dict[str, Any], *, ovms: bool = False
+) -> tuple[CompletionRequest, tuple[Generate, ...]]:
+    """Return the checked request, and what it asks of a worker for each of its prompts.
+
+    ``ovms``: by the rules of /v3. The ids and credit are not this module's to set. Raises
+    :class:`RequestError` (400) for the first fault.
+    """
+    request = validated(CompletionRequest, body)
+    if request.token_limit is None:
+        request = request.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
+    check_generation(request, ovms=ovms)
+    refuse_unsupported(body, COMPLETION)
+    search = search_of(request)
+    prompts = request.prompts
+    if len(prompts) * search.best_of > MAX_ANSWERS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"{len(prompts)} prompts with {search.best_of} answers each are more than "
+            f"{MAX_ANSWERS} answers: send fewer prompts in one request.",
+            param="n" if request.best_of is None else "best_of",
+        )
+    whole = Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        sampling=sampling_of(request),
+        max_tokens=request.token_limit,
+        stop=request.stop_texts,
+        include_stop=request.include_stop(ovms=ovms),
+        search=search,
+        top_logprobs=request.logprobs,
+        echo=bool(request.echo),
+        parse=False,
+        structure=structure_of(request),
+        assist=assist_of(request),
+        cache_salt=request.cache_salt or "",
+    )
+    return request, tuple(
+        replace(whole, prompt=prompt)
+        if isinstance(prompt, str)
+        else replace(whole, prompt_tokens=tuple(prompt))
+        for prompt in prompts
+    )

@@ -1,0 +1,101 @@
+"""What every request that generates text may hold, chat or completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field, Tag
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, NonEmpty, Positive, Strict
+from lmx.router.schemas_sampling import SamplingFields
+from lmx.router.schemas_structure import StructureFields
+
+_MAX_STOPS: Final = 4
+_MAX_SALT: Final = 256
+
+
+class StreamOptions(Strict):
+    """``include_usage``: a last chunk carries the usage, all others ``"usage": null``."""
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(SamplingFields, StructureFields):
+    """The fields that both kinds of request share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    stop: (
+        Annotated[
+            Annotated[NonEmpty, Tag(TEXT)]
+            | Annotated[list[NonEmpty], Field(max_length=_MAX_STOPS), Tag(LIST)],
+            TEXT_OR_LIST,
+        ]
+        | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
+    user: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """How many tokens the answer may have, under either of the two names."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop strings, none to four."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def include_stop(self, *, ovms: bool) -> bool:
+        """Return whether a stop string stays in the answer. ``ovms``: by the rules of /v3."""
+        if self.include_stop_str_in_output is None:
+            return ovms and bool(self.stream)
+        return self.include_stop_str_in_output
+
+
+def check_generation(request: GenerationFields, *, ovms: bool) -> None:
+    """Raise :class:`RequestError` for the first fields that contradict each other."""
+    _check_token_limits(request)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`stream_options` is allowed with `stream: true` only: remove it, or stream.",
+            param="stream_options",
+        )
+    if ovms and request.stream and request.include_stop_str_in_output is False:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`include_stop_str_in_output` can't be false in a stream on /v3: leave it out, or "
+            "use /v1.",
+            param="include_stop_str_in_output",
+        )
+
+
+def _check_token_limits(request: GenerationFields) -> None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ: they are two "
+            "names of one limit, send one of them.",
+            param="max_tokens",
+        )
+    limit, least = request.token_limit, request.min_tokens
+    if limit is not None and least is not None and least > limit:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`min_tokens` ({least}) is more than the answer may have ({limit}).",
+            param="min_tokens",
+        )

@@ -1,0 +1,162 @@
+"""The form that an answer must have, under all the names that it is asked for by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Field
+
+from lmx.protocol.data import Structure
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import StructureKind
+from lmx.router.body import MAX_DEPTH, too_deep
+from lmx.router.schema_types import NonEmpty, Strict, TextOrObject
+
+MAX_CHOICES: Final = 10_000
+
+
+class JsonSchemaFormat(Strict):
+    """OpenAI's wrapping of a schema. It is always kept to the letter, ``strict`` or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Strict):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+_Choices = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to ask for one of several forms."""
+
+    json_: Annotated[TextOrObject | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: NonEmpty | None = None
+    choice: _Choices | None = None
+    grammar: NonEmpty | None = None
+
+
+class StructureFields(Strict):
+    """At most one of these may ask for a form. The ``guided`` ones are vLLM's older names."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: TextOrObject | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: NonEmpty | None = None
+
+
+def structure_of(fields: StructureFields) -> Structure | None:
+    """Return the form that is asked for, None for free text.
+
+    What is inside a schema, an expression or a grammar is the worker's to judge. Raises
+    :class:`RequestError`: more than one form, or a wrapping without its content.
+    """
+    asked = list(_all_asked(fields))
+    if len(asked) > 1:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{asked[1].param}` can't be combined with `{asked[0].param}`: "
+            "an answer has one form.",
+            param=asked[1].param,
+        )
+    return asked[0] if asked else None
+
+
+def _all_asked(fields: StructureFields) -> Iterator[Structure]:
+    if fields.response_format is not None:
+        yield from _of_response_format(fields.response_format)
+    if (outputs := fields.structured_outputs) is not None:
+        found = list(
+            _of_values(
+                "structured_outputs.",
+                outputs.json_,
+                outputs.regex,
+                outputs.choice,
+                outputs.grammar,
+            )
+        )
+        if outputs.json_object:
+            found.append(Structure(StructureKind.JSON_OBJECT, "", "structured_outputs.json_object"))
+        if not found:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                "`structured_outputs` must hold one of json, json_object, regex, choice and "
+                "grammar.",
+                param="structured_outputs",
+            )
+        yield from found
+    yield from _of_values(
+        "guided_",
+        fields.guided_json,
+        fields.guided_regex,
+        fields.guided_choice,
+        fields.guided_grammar,
+    )
+
+
+def _of_response_format(wanted: ResponseFormat) -> Iterator[Structure]:
+    if wanted.type == "json_object":
+        yield Structure(StructureKind.JSON_OBJECT, "", "response_format")
+    elif wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                "`response_format.json_schema` is required with the type 'json_schema'.",
+                param="response_format.json_schema",
+            )
+        yield Structure(
+            StructureKind.JSON_SCHEMA,
+            _json(wanted.json_schema.schema_),
+            "response_format.json_schema.schema",
+        )
+
+
+def _of_values(
+    prefix: str,
+    schema: str | dict[str, Any] | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[Structure]:
+    if schema is not None:
+        param = f"{prefix}json"
+        text = _schema_text(schema, param) if isinstance(schema, str) else _json(schema)
+        yield Structure(StructureKind.JSON_SCHEMA, text, param)
+    if regex is not None:
+        yield Structure(StructureKind.REGEX, regex, f"{prefix}regex")
+    if choice is not None:
+        yield Structure(StructureKind.CHOICE, _json(choice), f"{prefix}choice")
+    if grammar is not None:
+        yield Structure(StructureKind.GRAMMAR, grammar, f"{prefix}grammar")
+
+
+def _schema_text(text: str, param: str) -> str:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"`{param}` is not valid JSON: {error.msg}.", param=param
+        ) from error
+    if not isinstance(value, dict) or too_deep(text.encode(), value):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` must be a JSON schema: an object, nested at most {MAX_DEPTH} levels deep.",
+            param=param,
+        )
+    return text
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

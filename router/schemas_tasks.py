@@ -1,0 +1,189 @@
+"""What the requests may hold that generate nothing: embeddings, reranking, tokenizing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
+from lmx.router.invalid import validated
+from lmx.router.schema_types import OBJECT, TEXT, TEXT_OR_OBJECT, Count, NonEmpty, Positive, Strict
+from lmx.router.schemas_completions import (
+    ID_LISTS,
+    IDS,
+    MAX_PROMPT_TOKENS,
+    TEXTS,
+    TokenArray,
+    prompt_form,
+)
+from lmx.router.schemas_messages import Messages, check_messages
+from lmx.router.schemas_tools import ToolFields, tool_use_of
+from lmx.router.tasks import COMPUTE_DEADLINE_S, TOKENIZE_DEADLINE_S
+from lmx.router.unsupported import refuse_unsupported
+
+MAX_INPUTS: Final = 2048
+"""OpenAI's limit."""
+
+_INPUTS: Final = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
+
+_Input = Annotated[
+    Annotated[NonEmpty, Tag(TEXT)]
+    | Annotated[list[NonEmpty], _INPUTS, Tag(TEXTS)]
+    | Annotated[TokenArray, Tag(IDS)]
+    | Annotated[list[TokenArray], _INPUTS, Tag(ID_LISTS)],
+    Discriminator(
+        prompt_form,
+        custom_error_type="prompt_type",
+        custom_error_message="a string, or an array of strings or tokens",
+    ),
+]
+
+EMBEDDING: Final[dict[str, tuple[Any, ...]]] = {
+    "add_special_tokens": (True,),
+    "normalize": (True,),
+    "truncate_prompt_tokens": (),
+}
+"""Field -> the values that mean the same as leaving it out, as in :mod:`unsupported`."""
+
+RERANK: Final[dict[str, tuple[Any, ...]]] = {
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "rank_fields": (["text"], []),
+    "truncate_prompt_tokens": (),
+}
+TOKENIZE: Final[dict[str, tuple[Any, ...]]] = {
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": ({},),
+}
+
+
+class EmbeddingRequest(Strict):
+    """The body of POST /v1/embeddings."""
+
+    model: str | None = None
+    input: _Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    user: str | None = None
+
+
+class Document(Strict):
+    """A document as an object."""
+
+    text: NonEmpty
+
+
+class RerankRequest(Strict):
+    """The body of POST /v1/rerank. ``return_documents`` is on unless it is switched off."""
+
+    model: str | None = None
+    query: NonEmpty
+    documents: Annotated[
+        list[
+            Annotated[
+                Annotated[NonEmpty, Tag(TEXT)] | Annotated[Document, Tag(OBJECT)], TEXT_OR_OBJECT
+            ]
+        ],
+        _INPUTS,
+    ]
+    top_n: Positive | None = None
+    return_documents: bool | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The documents' texts."""
+        return tuple(
+            document if isinstance(document, str) else document.text for document in self.documents
+        )
+
+
+class TokenizeRequest(ToolFields):
+    """The body of POST /tokenize: ``prompt``, or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[Count], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+
+
+def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:
+    """Return the checked request, and what it asks of a worker; its id is not set here.
+
+    Raises :class:`RequestError` (400) for the first fault, as the others here do.
+    """
+    request = validated(EmbeddingRequest, body)
+    refuse_unsupported(body, EMBEDDING)
+    inputs = request.input
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    texts = tuple(item for item in inputs if isinstance(item, str))
+    tokens: tuple[tuple[int, ...], ...] = tuple(
+        tuple(item) for item in inputs if isinstance(item, list)
+    )
+    if not texts and not tokens:
+        tokens = (tuple(item for item in inputs if isinstance(item, int)),)
+    return request, Embed(0, "", COMPUTE_DEADLINE_S, texts, tokens, request.dimensions)
+
+
+def parse_rerank(body: dict[str, Any]) -> tuple[RerankRequest, Rerank]:
+    """Return the checked request, and what it asks of a worker."""
+    request = validated(RerankRequest, body)
+    refuse_unsupported(body, RERANK)
+    return request, Rerank(0, "", COMPUTE_DEADLINE_S, request.query, request.texts)
+
+
+def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
+    """Return the checked request, and what it asks of a worker."""
+    request = validated(TokenizeRequest, body)
+    refuse_unsupported(body, TOKENIZE)
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError(
+            ErrorCode.MISSING_PARAMETER if request.prompt is None else ErrorCode.INVALID_VALUE,
+            "Give either `prompt` or `messages`, one of the two.",
+            param="prompt",
+        )
+    if request.messages is None:
+        return request, Tokenize(
+            0,
+            "",
+            TOKENIZE_DEADLINE_S,
+            text=request.prompt,
+            add_special_tokens=request.add_special_tokens is not False,
+            pieces=bool(request.return_token_strs),
+        )
+    check_messages(request.messages)
+    if request.add_special_tokens:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`add_special_tokens` is for `prompt`: with `messages` the chat template has them.",
+            param="add_special_tokens",
+        )
+    return request, Tokenize(
+        0,
+        "",
+        TOKENIZE_DEADLINE_S,
+        messages=tuple(message.plain() for message in request.messages),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        template_kwargs=request.chat_template_kwargs,
+        tool_use=tool_use_of(request),
+        pieces=bool(request.return_token_strs),
+    )
+
+
+def parse_detokenize(body: dict[str, Any]) -> tuple[DetokenizeRequest, Detokenize]:
+    """Return the checked request, and what it asks of a worker."""
+    request = validated(DetokenizeRequest, body)
+    return request, Detokenize(0, "", TOKENIZE_DEADLINE_S, tuple(request.tokens))

@@ -1,0 +1,77 @@
+"""One task's way to a worker and back: embeddings, reranking, tokenizing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from lmx.protocol.control import ModelView
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.tasks import Embed, Rerank, Task
+from lmx.router.directory import ready_instance
+from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.worker_links import WorkerLinks
+from lmx.router.worker_task import TaskAnswer
+
+COMPUTE_DEADLINE_S: Final = 600.0
+"""For thousands of inputs on a CPU. A worker that is stuck is found sooner, by its progress."""
+
+TOKENIZE_DEADLINE_S: Final = 60.0
+
+_ANSWER_GRACE_S: Final = 5.0
+"""A worker answers by the deadline; later it is lost."""
+
+_WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
+
+_log = structlog.get_logger()
+
+
+class TaskDispatcher:
+    """Finds a worker for a task. Holds no state of its own."""
+
+    def __init__(self, supervisor: SupervisorLink, workers: WorkerLinks) -> None:
+        self._supervisor = supervisor
+        self._workers = workers
+
+    async def perform(self, model: ModelView, task: Task) -> TaskAnswer:
+        """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
+
+        Raises the error that it is refused with. A task whose worker is on its way out, or is
+        not there any more, is sent once more, through the supervisor.
+        """
+        instance = ready_instance(model)
+        if instance is None:
+            instance = await self._supervisor.acquire(model.model_id, task.request_id)
+        try:
+            return await self._perform(instance, task)
+        except LmxError as error:
+            if error.code not in _WORTH_ANOTHER_WORKER:
+                raise
+            _log.info("task.retried", model=model.model_id, reason=error.message)
+        instance = await self._supervisor.acquire(model.model_id, task.request_id)
+        return await self._perform(instance, task)
+
+    async def _perform(self, instance: str, task: Task) -> TaskAnswer:
+        link = self._workers.link_to(instance)
+        pending = link.submit_task(lambda number: replace(task, stream_id=number), _inputs(task))
+        try:
+            return await pending.answer(task.deadline_s + _ANSWER_GRACE_S)
+        except TimeoutError as error:
+            raise GenerationError(
+                ErrorCode.WORKER_LOST,
+                f"The model's worker did not answer in {task.deadline_s:g} s.",
+            ) from error
+        finally:
+            link.close_task(pending)
+
+
+def _inputs(task: Task) -> int:
+    match task:
+        case Embed():
+            return len(task.texts) or len(task.tokens)
+        case Rerank():
+            return len(task.documents)
+        case _:
+            return 0

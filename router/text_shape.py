@@ -1,0 +1,50 @@
+"""What a choice of a text completion looks like, in chunks and whole. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lmx.protocol.data import ChoiceEnded, Delta
+from lmx.router.envelope import Form, end_object
+from lmx.router.gathering import GatheredChoice
+from lmx.router.logprobs import TextLogprobs
+
+
+class TextShape:
+    """See :class:`lmx.router.chunks.ChoiceShape`. One object for one answer."""
+
+    chunk_object: Final = "text_completion"
+    whole_object: Final = "text_completion"
+    text_key: Final = "text"
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._logprobs = [TextLogprobs() for _ in range(form.choices)]
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """Return nothing: a text has no role."""
+        return None
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """Return a choice with an empty text."""
+        return _choice(index, "")
+
+    def rich(self, delta: Delta) -> dict[str, Any]:
+        """Return the choice for text with logprobs."""
+        logprobs = self._logprobs[delta.index].lists(delta.logprobs)
+        return _choice(delta.index, delta.text) | {"logprobs": logprobs}
+
+    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+        """Return the choice that says why it ended."""
+        return _choice(fact.index, "") | end_object(fact, self._form)
+
+    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+        """Return a choice that does not stream."""
+        choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
+        if self._form.logprobs:
+            choice["logprobs"] = self._logprobs[fact.index].lists(gathered.logprobs)
+        return choice
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,113 @@
+"""A worker's decode throughput against mlx-vlm's bare batch loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from report import Section
+from worker_bench import LMX_PARENT, BenchWorker, bench_worker, decode_rate, sampling
+
+BATCHES = {1: 96, 8: 64, 32: 32}
+"""Rows -> tokens that each makes."""
+ROUNDS = 3
+PROMPT_TOKENS = 8
+FIRST_TOKEN = 300
+
+
+class BareLoop:
+    """The process of ``bare_loop.py``."""
+
+    def __init__(self, model: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "bare_loop.py"), str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(LMX_PARENT)},
+        )
+        self._read()
+
+    def run(self, prompts: list[list[int]], max_tokens: int, temperature: float) -> float:
+        """Return decode tokens per second."""
+        assert self._process.stdin
+        asked = {"prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["decode_tokens_per_s"])
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def _read(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+
+def prompts_for(rows: int) -> list[list[int]]:
+    """Return different prompts of one length."""
+    return [[FIRST_TOKEN + 97 * row + step for step in range(PROMPT_TOKENS)] for row in range(rows)]
+
+
+def worker_rate(worker: BenchWorker, prompts: list[list[int]], max_tokens: int, t: float) -> float:
+    """Return a worker's decode tokens per second for the same work."""
+    traces = [
+        worker.start(
+            "",
+            max_tokens,
+            messages=None,
+            prompt_tokens=tuple(prompt),
+            parse=False,
+            sampling=sampling(temperature=t, seed=row),
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    worker.wait(traces)
+    return decode_rate(traces)
+
+
+def measure(model: Path) -> Section:
+    """Measure at each batch size, bare loop and worker in turns."""
+    rows = [["rows", "sampling", "bare loop, tokens/s", "worker, tokens/s", "ratio"]]
+    bare = BareLoop(model)
+    try:
+        with bench_worker(model) as worker:
+            for batch, max_tokens in BATCHES.items():
+                for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+                    prompts = prompts_for(batch)
+                    rates: dict[str, list[float]] = {"bare": [], "worker": []}
+                    for _ in range(ROUNDS):
+                        rates["bare"].append(bare.run(prompts, max_tokens, temperature))
+                        rates["worker"].append(
+                            worker_rate(worker, prompts, max_tokens, temperature)
+                        )
+                    bare_rate = statistics.median(rates["bare"])
+                    ours = statistics.median(rates["worker"])
+                    rows.append(
+                        [
+                            str(batch),
+                            name,
+                            f"{bare_rate:.1f}",
+                            f"{ours:.1f}",
+                            f"{ours / bare_rate:.3f}",
+                        ]
+                    )
+                    print(*rows[-1], flush=True)
+    finally:
+        bare.close()
+    return Section(
+        "Worker against the bare batch loop",
+        "Decode throughput while all rows decode, no end of sequence. The bare loop is mlx-vlm's "
+        "`BatchGenerator` with nothing around it (`tests/bench/bare_loop.py`); the worker is the "
+        "whole process: its sockets, text, and messages included. Both in processes of their "
+        f"own, in turns, median of {ROUNDS}.",
+        rows,
+    )

@@ -1,0 +1,41 @@
+"""What a benchmark found, and the page that it is written to."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks.md"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table: what it shows, how it was measured, its rows (the first is the head)."""
+
+    title: str
+    text: str
+    rows: Sequence[Sequence[str]]
+
+
+def write_page(sections: Sequence[Section], model: str) -> None:
+    """Write all of ``docs/benchmarks.md``."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`: run it on your own machine. Figures of one table come from one "
+        "run, taken in turns, and are medians; compare ratios, not machines.",
+        "",
+        f"Machine: {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
+        f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}; model: {model}.",
+    ]
+    for section in sections:
+        head, *body = section.rows
+        lines += ["", f"## {section.title}", "", section.text, ""]
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        lines += [f"| {' | '.join(row)} |" for row in body]
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,57 @@
+"""Run the benchmarks and write docs/benchmarks.md: ``make bench``.
+
+Names as arguments run a part, without writing: throughput, prefix, stall, sampling.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_prefix
+import bench_sampling
+import bench_stall
+import bench_throughput
+from report import write_page
+
+from lmx.supervisor.fetch_gguf import fetch_gguf
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BENCHES = {
+    "throughput": bench_throughput.measure,
+    "prefix": bench_prefix.measure,
+    "stall": bench_stall.measure,
+    "sampling": bench_sampling.measure,
+}
+AMPLE_MEMORY_BYTES = 64 << 30
+
+
+def demo_model() -> Path:
+    """Return SmolLM2 as a float32 folder, made by the product's own import."""
+    fetch = [sys.executable, str(ROOT / "deploy" / "demo_model.py")]
+    done = subprocess.run(fetch, stdout=subprocess.PIPE, text=True, check=True)
+    gguf = Path(done.stdout.strip())
+    return fetch_gguf(
+        gguf,
+        gguf.parent.parent / "test-models",
+        platform="linux",
+        memory_bytes=AMPLE_MEMORY_BYTES,
+        report=lambda _phase, _fraction, _detail: None,
+    )
+
+
+def main() -> None:
+    """Run what was asked for."""
+    model = demo_model()
+    asked = sys.argv[1:] or list(BENCHES)
+    sections = []
+    for name in asked:
+        print(f"== {name}", flush=True)
+        sections.append(BENCHES[name](model))
+    if not sys.argv[1:]:
+        write_page(sections, "SmolLM2-135M-Instruct, float32")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Embeddings, reranking and tokenizing through real processes, with the official SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai import OpenAI
+from rig import Rig, rig, wait_until
+from tiny_encoders import PlainBert, make_bert
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+
+TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Shares fell sharply today."]
+
+
+@pytest.fixture(scope="module")
+def server(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real embedding model, and a reranker with random weights: no real one can be had."""
+    reranker = make_bert(tmp_path_factory.mktemp("models") / "reranker", labels=1)
+    config = {
+        "models": [
+            {"id": "minilm", "source": str(minilm_dir), "max_queue": 20},
+            {"id": "ranker", "source": str(reranker), "preload": False},
+        ],
+        "timing": {
+            "beat_timeout_s": 6.0,
+            "stall_timeout_s": 60.0,
+            "load_stall_timeout_s": 120.0,
+            "start_timeout_s": 60.0,
+        },
+    }
+    with rig(config) as lmx:
+        lmx.wait_state("minilm", "ready", deadline_s=120)
+        yield lmx
+
+
+@pytest.fixture
+def client(server: Rig) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def post(server: Rig, path: str, **body: Any) -> tuple[int, Any]:
+    root = server.url.removesuffix("/v1")
+    request = urllib.request.Request(
+        f"{root}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_vectors_by_the_sdk_in_both_forms(client: OpenAI) -> None:
+    coded = client.embeddings.create(model="minilm", input=TEXTS)  # base64, the SDK's own choice
+    plain = client.embeddings.create(model="minilm", input=TEXTS, encoding_format="float")
+    first = np.array([item.embedding for item in coded.data])
+    second = np.array([item.embedding for item in plain.data])
+    assert first.shape == (3, 384)
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
+    alike = first @ first.T
+    assert alike[0, 1] > alike[0, 2] + 0.3
+    assert (coded.usage.prompt_tokens, coded.usage.total_tokens) == (25, 25)
+
+
+def test_fewer_dimensions(client: OpenAI) -> None:
+    answer = client.embeddings.create(model="minilm", input="a", dimensions=64)
+    vector = np.array(answer.data[0].embedding)
+    assert vector.shape == (64,)
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+def test_what_cannot_be_embedded_is_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="minilm", input=["a", "word " * 300])
+    assert caught.value.param == "input[1]"
+    assert caught.value.code == "context_length_exceeded"
+    assert "302" in str(caught.value)
+    assert "256" in str(caught.value)
+    with pytest.raises(openai.BadRequestError, match="385") as caught:
+        client.embeddings.create(model="minilm", input="a", dimensions=385)
+    assert caught.value.param == "dimensions"
+
+
+def test_an_embedding_model_does_not_chat(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="/v1/embeddings") as caught:
+        client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "x"}])
+    assert caught.value.param == "model"
+
+
+def test_the_kinds_are_known_before_a_model_is_loaded(server: Rig) -> None:
+    kinds = {worker["model"]: worker["kind"] for worker in server.status()["workers"]}
+    assert kinds == {"minilm": "embedding", "ranker": "rerank"}
+
+
+def test_rerank_loads_its_model_and_sorts(server: Rig) -> None:
+    documents = ["one", {"text": "the other one"}, "x"]
+    status, answer = post(server, "/v1/rerank", model="ranker", query="q?", documents=documents)
+    assert status == 200, answer
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 3
+    assert sorted(result["index"] for result in answer["results"]) == [0, 1, 2]
+    texts = ["one", "the other one", "x"]
+    for result in answer["results"]:
+        assert result["document"]["text"] == texts[result["index"]]
+    _, best = post(server, "/rerank", model="ranker", query="q?", documents=documents, top_n=1)
+    assert best["results"] == answer["results"][:1]
+
+
+def test_tokenize_and_back(server: Rig, minilm_dir: Path) -> None:
+    status, answer = post(
+        server, "/tokenize", model="minilm", prompt="hello world", return_token_strs=True
+    )
+    assert (status, answer) == (
+        200,
+        {
+            "count": 4,
+            "max_model_len": 256,
+            "tokens": [101, 7592, 2088, 102],
+            "token_strs": ["[CLS]", "hello", "world", "[SEP]"],
+        },
+    )
+    _, back = post(server, "/detokenize", model="minilm", tokens=answer["tokens"][1:3])
+    assert back == {"prompt": "hello world"}
+    by_tokens = post(server, "/v1/embeddings", model="minilm", input=answer["tokens"])[1]
+    states = PlainBert(minilm_dir).hidden(answer["tokens"]).mean(0)
+    vector = np.array(by_tokens["data"][0]["embedding"])
+    assert vector @ states / np.linalg.norm(states) > 0.99999
+
+
+async def test_a_client_that_leaves_frees_the_worker(server: Rig) -> None:
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    async with client:
+        # Minutes of work, if nobody stopped it.
+        large = asyncio.create_task(
+            client.embeddings.create(model="minilm", input=["word " * 250] * 400)
+        )
+        while not server.worker("minilm")["requests_queued"]:
+            await asyncio.sleep(0.05)
+        # Another client's turn comes in between.
+        small = await client.embeddings.create(model="minilm", input="a")
+        assert len(small.data) == 1
+        assert not large.done()
+        large.cancel()
+        await asyncio.gather(large, return_exceptions=True)
+    wait_until(lambda: not server.worker("minilm")["requests_queued"], "the worker to be idle")
+    assert server.log_events("worker-minilm", "task.cancelled")
+
+
+def test_a_worker_that_dies_answers_with_an_error_and_comes_back(server: Rig) -> None:
+    outcome: list[tuple[int, Any]] = []
+    thread = threading.Thread(
+        target=lambda: outcome.append(
+            post(server, "/v1/embeddings", model="minilm", input=["word " * 250] * 400)
+        )
+    )
+    thread.start()
+    wait_until(lambda: server.worker("minilm")["requests_queued"], "the work to have begun")
+    os.kill(server.worker("minilm")["pid"], signal.SIGKILL)
+    thread.join(60)
+    status, answer = outcome[0]
+    assert (status, answer["error"]["code"]) == (500, "worker_crashed")
+    server.wait_state("minilm", "ready", deadline_s=60)
+    assert post(server, "/v1/embeddings", model="minilm", input="a")[0] == 200

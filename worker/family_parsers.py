@@ -1,0 +1,56 @@
+"""mlx-vlm's tool parsers, without the rest of mlx-vlm."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+_PREFIX: Final = "lmx_mlx_vlm_tools_"
+
+
+@functools.cache
+def family_registry() -> ModuleType:
+    """Return the table that tells a family by its chat template."""
+    return _load("registry")
+
+
+@functools.cache
+def family_parser(name: str) -> ModuleType:
+    """Return the parser of one family, by its name in the registry."""
+    return _load(f"parsers/{name}")
+
+
+def parse_call(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the calls in ``text``, which is what comes between the family's two markers.
+
+    Their form is the parser's. Raises ``ValueError`` when it takes the text for no call.
+    """
+    try:
+        parsed = family_parser(name).parse_tool_call(text, tools)
+    except Exception as error:
+        # They are written for whole, well-formed calls, and raise anything for others.
+        raise ValueError(f"not a call: {error}") from error
+    return parsed if isinstance(parsed, list) else [parsed]
+
+
+def _load(path: str) -> ModuleType:
+    """Load one file of the package. Importing the package itself takes 1.8 s and brings mlx,
+    transformers and a web framework; each of these files needs nothing of it."""
+    package = importlib.util.find_spec("mlx_vlm")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    file = Path(package.submodule_search_locations[0], "tools", f"{path}.py")
+    name = _PREFIX + path.replace("/", "_")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their own module up.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,186 @@
+"""Beam search over one prompt: several beams that decode as a batch of their own.
+
+A beam's score is made of the model's own logprobs: log-softmax of the raw logits. A constraint
+takes tokens away without raising the others' chances, as in Transformers; no other sampling
+parameter has a part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from lmx.worker.beam_ranking import Continuation, choose, considered, is_settled, score
+from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, TokenScores
+from lmx.worker.mlx_filters import candidates
+from lmx.worker.mlx_forward import PromptCache, cache_states
+from lmx.worker.mlx_mask import fit_mask, mask_rows
+
+Decode = Callable[[mx.array, PromptCache], mx.array]
+"""Feeds a token to each row, [rows, 1], and returns the logits after it, [rows, vocabulary]."""
+
+
+class _Tail(NamedTuple):
+    """A beam's last token; ``before`` is what the beam was without it, None: empty."""
+
+    token: int
+    scores: TokenScores | None
+    before: _Tail | None
+
+
+class _Beam(NamedTuple):
+    tail: _Tail | None
+    total: float
+    constraint: Constraint | None
+
+
+class _Ranking(NamedTuple):
+    """What may follow the running beams. ``logprobs`` are by beam and token; ``tops`` by beam,
+    the likeliest tokens, empty where nobody asked."""
+
+    continuations: Sequence[Continuation]
+    logprobs: dict[tuple[int, int], float]
+    tops: Sequence[Sequence[tuple[int, float]]]
+
+
+class BeamGroup:
+    """A beam search. Engine thread.
+
+    ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1,
+    vocabulary] are those of its end. ``constraint`` is used up as well. At least one token is
+    made, and ``max_tokens`` at most.
+    """
+
+    def __init__(
+        self,
+        forward: Decode,
+        prompt_cache: PromptCache,
+        first_logits: mx.array,
+        beam: BeamSearch,
+        max_tokens: int,
+        constraint: Constraint | None,
+        top_logprobs: int | None,
+    ) -> None:
+        self._forward = forward
+        self._prompt_cache = prompt_cache
+        self._first_logits: mx.array | None = first_logits
+        self._beam = beam
+        self._max_tokens = max_tokens
+        self._top_logprobs = top_logprobs
+        self._length = 0
+        self._running = [_Beam(None, 0.0, constraint)]
+        self._kept: list[Hypothesis] = []
+
+    def step(self) -> Sequence[Hypothesis] | None:
+        """Make one more token for each beam. Blocks.
+
+        Returns the hypotheses when the search is over, the best first: as many as its width,
+        or fewer where no more are possible. None before. Raises what a constraint raises, and
+        ValueError when it allows nothing: the search has failed then.
+        """
+        ranking = self._rank(self._decode())
+        self._length += 1
+        last = self._length == self._max_tokens
+        ended, running = choose(ranking.continuations, self._beam, last)
+        self._keep(ended, ranking)
+        if running and not self._is_settled(running[0].total):
+            self._go_on(running, ranking)
+            return None
+        if not self._kept:
+            raise ValueError("the constraint allows no token in any beam")
+        return self._kept
+
+    def _decode(self) -> mx.array:
+        if self._first_logits is not None:
+            logits, self._first_logits = self._first_logits, None
+            return logits
+        tokens = [[cast(_Tail, beam.tail).token] for beam in self._running]
+        return self._forward(mx.array(tokens), self._prompt_cache)
+
+    def _rank(self, logits: mx.array) -> _Ranking:
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        values, tokens = candidates(self._masked(logprobs), considered(self._beam))
+        tops = list(candidates(logprobs, self._top_logprobs)) if self._top_logprobs else []
+        # What no logit depends on, such as a cache's offsets, would never be evaluated.
+        mx.eval(values, tokens, tops, cache_states(self._prompt_cache))
+        found = {
+            (beam, token): logprob
+            for beam, row in enumerate(_pairs(tokens, values))
+            for token, logprob in row
+            if logprob > -float("inf")
+        }
+        continuations = [
+            Continuation(self._running[beam].total + logprob, beam, token)
+            for (beam, token), logprob in found.items()
+        ]
+        ranked = _pairs(tops[1], tops[0]) if tops else [()] * len(self._running)
+        return _Ranking(continuations, found, ranked)
+
+    def _masked(self, logprobs: mx.array) -> mx.array:
+        masks = {}
+        for index, beam in enumerate(self._running):
+            mask = None if beam.constraint is None else beam.constraint.mask()
+            if mask is not None:
+                masks[index] = fit_mask(mask, logprobs.shape[-1])
+        return mask_rows(logprobs, masks) if masks else logprobs
+
+    def _keep(self, ended: Sequence[Continuation], ranking: _Ranking) -> None:
+        for one in ended:
+            tail: _Tail | None = self._extend(one, ranking)
+            tails = []
+            while tail is not None:
+                tails.append(tail)
+                tail = tail.before
+            tails.reverse()
+            self._kept.append(
+                Hypothesis(
+                    [tail.token for tail in tails],
+                    score(one.total, self._length, self._beam.length_penalty),
+                    [tail.scores for tail in tails if tail.scores is not None],
+                )
+            )
+        # Stable: of equal scores, the first found stays first.
+        self._kept.sort(key=lambda kept: -kept.score)
+        del self._kept[self._beam.width :]
+
+    def _is_settled(self, best_total: float) -> bool:
+        scores = [kept.score for kept in self._kept]
+        return is_settled(scores, best_total, self._length, self._beam)
+
+    def _go_on(self, chosen: Sequence[Continuation], ranking: _Ranking) -> None:
+        parents = [one.beam for one in chosen]
+        heirs = {beam: index for index, beam in enumerate(parents)}
+        running = []
+        for index, one in enumerate(chosen):
+            constraint = self._running[one.beam].constraint
+            if constraint is not None and heirs[one.beam] != index:
+                # The last of a beam's successors takes the constraint itself.
+                constraint = constraint.fork()
+            running.append(_Beam(self._extend(one, ranking), one.total, constraint))
+        for beam in running:
+            if beam.constraint is not None:
+                beam.constraint.accept(cast(_Tail, beam.tail).token)
+        if self._length == 1:
+            self._prompt_cache = [
+                layer.merge([layer] * len(parents)) for layer in self._prompt_cache
+            ]
+        elif parents != list(range(len(self._running))):
+            rows = mx.array(parents)
+            for layer in self._prompt_cache:
+                layer.filter(rows)
+        self._running = running
+
+    def _extend(self, one: Continuation, ranking: _Ranking) -> _Tail:
+        scores = None
+        if self._top_logprobs is not None:
+            logprob = ranking.logprobs[one.beam, one.token]
+            scores = TokenScores(logprob, ranking.tops[one.beam])
+        return _Tail(one.token, scores, self._running[one.beam].tail)
+
+
+def _pairs(tokens: mx.array, values: mx.array) -> list[tuple[tuple[int, float], ...]]:
+    rows = zip(cast("list[Any]", tokens.tolist()), cast("list[Any]", values.tolist()), strict=True)
+    return [tuple(zip(*row, strict=True)) for row in rows]

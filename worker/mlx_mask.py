@@ -1,0 +1,63 @@
+"""Bit masks over the vocabulary, as grammars give them, applied to logits.
+
+With plain array operations: the same on a CPU and on Metal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+_BITS: Final = 32
+
+
+def fit_mask(mask: npt.NDArray[np.uint32], vocabulary: int) -> npt.NDArray[np.uint32]:
+    """Return a copy with exactly the bits of ``vocabulary``: [ceil(vocabulary / 32)].
+
+    Tokens that the mask doesn't reach (a model may have more logits than its tokenizer has
+    tokens) are not allowed. Raises ValueError for what is no packed mask.
+    """
+    if mask.ndim != 1 or mask.dtype != np.uint32:
+        raise ValueError(f"a mask must be a row of uint32, not {mask.dtype} {mask.shape}")
+    words = np.zeros(-(-vocabulary // _BITS), np.uint32)
+    used = min(len(words), len(mask))
+    words[:used] = mask[:used]
+    if vocabulary % _BITS:
+        words[-1] &= np.uint32((1 << vocabulary % _BITS) - 1)
+    return words
+
+
+def allows_other_than(words: npt.NDArray[np.uint32], tokens: frozenset[int]) -> bool:
+    """Return whether a fitted mask allows a token that is not among ``tokens``."""
+    rest = words.copy()
+    for token in tokens:
+        if 0 <= token < len(rest) * _BITS:
+            rest[token // _BITS] &= ~np.uint32(1 << token % _BITS)
+    return bool(rest.any())
+
+
+def mask_rows(logits: mx.array, masks: Mapping[int, npt.NDArray[np.uint32]]) -> mx.array:
+    """Return logits [rows, vocabulary] that are -inf where a row's fitted mask has no bit.
+
+    ``masks`` are by row; rows without one stay as they are.
+    """
+    words = mx.array(np.stack(list(masks.values())))
+    if len(masks) == logits.shape[0]:
+        return _apply(logits, words)
+    rows = mx.array(list(masks))
+    masked = _apply(logits[rows], words)
+    # A copy: an item of the caller's array must not change.
+    logits = mx.array(logits)
+    logits[rows] = masked
+    return logits
+
+
+def _apply(logits: mx.array, words: mx.array) -> mx.array:
+    rows, vocabulary = logits.shape
+    bits = mx.left_shift(mx.array(1, mx.uint32), mx.arange(_BITS, dtype=mx.uint32))
+    allowed = (words[:, :, None] & bits) != 0
+    return mx.where(allowed.reshape(rows, -1)[:, :vocabulary], logits, -mx.inf)

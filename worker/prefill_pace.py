@@ -1,0 +1,71 @@
+"""How many prompt tokens are processed between two tokens of the rows that decode. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEAST_TOKENS: Final = 8
+MOST_TOKENS: Final = 2048
+_FIRST_TOKENS: Final = 16
+# What is left of the limit covers what can't be foreseen: a busy machine, a deeper context.
+_SHARE_OF_STALL: Final = 0.6
+# While no row decodes, only cancelling and the sight of progress wait for a chunk.
+_IDLE_CHUNK_S: Final = 1.0
+# A chunk's cost is at most so many times what was foreseen when the next one doubles.
+_GROWTH: Final = 2.0
+# Attention costs as much as all the rest at about this depth in a model of 0.1 billion
+# parameters, later in larger ones.
+_DEPTH_TOKENS: Final = 4096
+
+
+class PrefillPace:
+    """Chooses the size of each chunk from what the chunks before it took.
+
+    Measurements are carried over from prompt to prompt. Knows no clock and no prompt: the
+    caller measures, and takes less where the prompt ends.
+    """
+
+    def __init__(self, max_stall_s: float) -> None:
+        self._stall_s = _SHARE_OF_STALL * max_stall_s
+        self._decode_s = 0.0
+        self._suggested = _FIRST_TOKENS
+        self._measured_tokens = 0
+        self._token_s = 0.0
+        self._depth_tokens = 0
+
+    def chunk(self, depth_tokens: int, *, decoding: bool) -> int:
+        """Return how many tokens to process next, behind ``depth_tokens`` of context.
+
+        At least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice of what was tried.
+        """
+        self._suggested = self._choose(depth_tokens, decoding)
+        return self._suggested
+
+    def decoded(self, took_s: float) -> None:
+        """A step took so long that advanced the decoding rows alone."""
+        self._decode_s = took_s
+
+    def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
+        """A step took so long in which ``tokens`` were processed behind ``depth_tokens``, and,
+        when ``decoding``, the decoding rows advanced as well."""
+        took_s = max(0.0, took_s - self._decode_s) if decoding else took_s
+        # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
+        if 2 * tokens < self._suggested and took_s <= self._budget_s(decoding):
+            return
+        self._measured_tokens = tokens
+        self._token_s = took_s / tokens
+        self._depth_tokens = depth_tokens
+
+    def _choose(self, depth_tokens: int, decoding: bool) -> int:
+        if self._measured_tokens == 0:
+            return _FIRST_TOKENS
+        deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
+        token_s = self._token_s * max(1.0, deeper)
+        fitting = self._budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
+        most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
+        return int(max(LEAST_TOKENS, min(fitting, most)))
+
+    def _budget_s(self, decoding: bool) -> float:
+        if decoding:
+            return max(0.0, self._stall_s - self._decode_s)
+        return max(_IDLE_CHUNK_S, self._stall_s)

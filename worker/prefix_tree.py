@@ -1,0 +1,211 @@
+"""What is stored of prompts: a tree of token runs, shared by all prompts that begin alike.
+
+Pure bookkeeping: what a segment holds is opaque here, and nothing is read, written or freed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A run of tokens from ``start`` on, or, without tokens, a state of the model at ``start``.
+
+    A segment begins within its parent's run or right after it; what the parent has beyond that
+    point belongs to other prompts. ``payload`` None: it isn't in memory. A segment in the tree
+    is in memory, on disk, or on its way there. ``used`` is when it was used last, in touches of
+    the tree; a parent's is never below its child's.
+    """
+
+    segment_id: bytes
+    parent: Segment | None
+    start: int
+    tokens: Tokens
+    payload: Any | None = None
+    nbytes: int = 0
+    on_disk: bool = False
+    used: int = 0
+    children: list[Segment] = field(default_factory=list)
+    depth: int = 0
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it holds a state in place of a run."""
+        return self.parent is not None and not len(self.tokens)
+
+
+class Match(NamedTuple):
+    """The segments along which some tokens run, and how many tokens agree."""
+
+    path: tuple[Segment, ...]
+    length: int
+
+
+class Hit(NamedTuple):
+    """What ``length`` tokens can be restored from: each segment's run up to where the next one
+    begins, and the state, None for a model whose caches can be cut anywhere."""
+
+    path: tuple[Segment, ...]
+    length: int
+    state: Segment | None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All of it, in the order in which it is needed."""
+        return self.path if self.state is None else (*self.path, self.state)
+
+
+class PrefixTree:
+    """The segments of all salts. Tokens are compared, not their hashes."""
+
+    def __init__(self) -> None:
+        self._roots: dict[bytes, Segment] = {}
+        self._segments: dict[bytes, Segment] = {}
+        self._clock = 0
+
+    def get(self, segment_id: bytes) -> Segment | None:
+        """Return a segment, None when it isn't there."""
+        return self._segments.get(segment_id)
+
+    def match(self, tokens: Tokens, salt: str) -> list[Match]:
+        """Return the ways along which ``tokens`` run, the longest first; not one that is empty.
+
+        More than one only where two workers have cut the same prompt in different places.
+        """
+        root = self._roots.get(root_id(salt))
+        found: list[Match] = []
+        open_ways = [] if root is None else [(root, Match((), 0))]
+        while open_ways:
+            segment, way = open_ways.pop()
+            ended = True
+            for child in segment.children:
+                if child.is_state or child.start > way.length:
+                    continue
+                end = child.start + _common(child.tokens, tokens[child.start :])
+                if end > way.length:
+                    open_ways.append((child, Match((*way.path, child), end)))
+                    ended = False
+            if ended and way.path:
+                found.append(way)
+        return sorted(found, key=lambda way: -way.length)
+
+    def add(self, parent: Segment, start: int, tokens: Tokens) -> Segment:
+        """Add a run, or, of no tokens, a state; ``start`` lies within the parent's run or at its
+        end. Returns the one that is there if there is one."""
+        identity = segment_id(parent.segment_id, start, tokens)
+        known = self._segments.get(identity)
+        if known is not None:
+            return known
+        if parent.parent is None:
+            self._roots.setdefault(parent.segment_id, parent)
+        added = Segment(identity, parent, start, tokens, depth=parent.depth + 1)
+        parent.children.append(added)
+        self._segments[identity] = added
+        return added
+
+    def adopt(self, parent_id: bytes, start: int, tokens: Tokens) -> Segment | None:
+        """Add a segment that was stored before; None when its parent isn't there.
+
+        A run that begins at 0 has no parent but its salt's root.
+        """
+        parent = self._segments.get(parent_id) if start else self._root(parent_id)
+        if parent is None or (start and not parent.start < start <= _end(parent)):
+            return None
+        return self.add(parent, start, tokens)
+
+    def root(self, salt: str) -> Segment:
+        """Return the segment that all runs of a salt grow from."""
+        return self._root(root_id(salt))
+
+    def remove(self, segment: Segment) -> list[Segment]:
+        """Take a segment out, with all that grows from it; return those."""
+        parent = segment.parent
+        if parent is not None:
+            parent.children.remove(segment)
+            if parent.parent is None and not parent.children:
+                del self._roots[parent.segment_id]
+        removed = []
+        waiting = [segment]
+        while waiting:
+            gone = waiting.pop()
+            del self._segments[gone.segment_id]
+            removed.append(gone)
+            waiting.extend(gone.children)
+        return removed
+
+    def touch(self, segments: Sequence[Segment]) -> None:
+        """Note that they are in use; every segment comes with those that it grows from."""
+        self._clock += 1
+        for segment in segments:
+            segment.used = self._clock
+
+    def coldest(self) -> Iterator[Segment]:
+        """Give the segments in memory, the least recently used first, children before parents."""
+        resident = [each for each in self._segments.values() if each.payload is not None]
+        return iter(sorted(resident, key=lambda each: (each.used, -each.depth)))
+
+    def _root(self, identity: bytes) -> Segment:
+        known = self._roots.get(identity)
+        return known or Segment(identity, None, 0, np.empty(0, np.int32))
+
+
+def usable(match: Match, limit: int, *, cuttable: bool, resident: bool) -> Hit | None:
+    """Return the most that can be restored along a match: at most ``limit`` tokens.
+
+    ``resident``: of what is in memory alone. A model that is not ``cuttable`` needs a state.
+    """
+    bounds = [segment.start for segment in match.path[1:]] + [match.length]
+    path: list[Segment] = []
+    best: Hit | None = None
+    for segment, bound in zip(match.path, bounds, strict=True):
+        if segment.start >= limit or (resident and segment.payload is None):
+            break
+        path.append(segment)
+        length = min(bound, limit)
+        if cuttable:
+            best = Hit(tuple(path), length, None)
+            continue
+        states = [
+            child
+            for child in segment.children
+            if child.is_state and child.start <= length and not (resident and child.payload is None)
+        ]
+        if states:
+            state = max(states, key=lambda each: each.start)
+            best = Hit(tuple(path), state.start, state)
+    return best
+
+
+def root_id(salt: str) -> bytes:
+    """Return the identity of a salt's root."""
+    return hashlib.blake2b(salt.encode(), digest_size=32, person=b"lmx prefix salt").digest()
+
+
+def segment_id(parent_id: bytes, start: int, tokens: Tokens) -> bytes:
+    """A cryptographic hash over the salt and all tokens up to the segment's end: no tenant can
+    make up a prompt that meets another one's."""
+    digest = hashlib.blake2b(parent_id, digest_size=32, person=b"lmx prefix run")
+    digest.update(start.to_bytes(8, "little"))
+    digest.update(tokens.astype("<i4").tobytes())
+    return digest.digest()
+
+
+def _common(run: Tokens, tokens: Tokens) -> int:
+    length = min(len(run), len(tokens))
+    if not length or run[0] != tokens[0]:
+        return 0
+    differs = run[:length] != tokens[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _end(segment: Segment) -> int:
+    return segment.start + len(segment.tokens)

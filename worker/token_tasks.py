@@ -1,0 +1,88 @@
+"""Tokenize and Detokenize, for any model that has a tokenizer. Prompt thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
+from lmx.worker.engine import EncodedPrompt, PromptSource, TaskPlan
+
+MAX_CHARACTERS = 4 * 1024 * 1024
+"""Of a text to be tokenized: seconds of work, and a reply that fits a message."""
+
+
+class TokenTasks:
+    """Answers with the model's own tokenizer, which it shares with ``encode``."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocabulary_size: int,
+        context_tokens: int,
+        encode: Callable[[PromptSource], EncodedPrompt],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._context_tokens = context_tokens
+        self._encode = encode
+
+    def plan(self, task: Tokenize | Detokenize) -> TaskPlan:
+        """Return the reply. Raises ``RequestError``."""
+        if isinstance(task, Detokenize):
+            check_tokens(task.tokens, self._vocabulary_size, "tokens")
+            return TaskPlan(0, reply=Detokenized(task.stream_id, self._text(task.tokens)))
+        tokens = self._tokens(task)
+        pieces = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
+        reply = Tokenized(
+            task.stream_id,
+            tuple(tokens),
+            self._context_tokens,
+            # A token that an enlarged vocabulary has no name for.
+            tuple(piece or "" for piece in pieces),
+        )
+        return TaskPlan(0, reply=reply)
+
+    def _tokens(self, task: Tokenize) -> list[int]:
+        if task.text is not None:
+            if len(task.text) > MAX_CHARACTERS:
+                raise RequestError(
+                    ErrorCode.INVALID_VALUE,
+                    f"`prompt` has {len(task.text)} characters, and at most {MAX_CHARACTERS} "
+                    "are tokenized at once: send less.",
+                    param="prompt",
+                )
+            # Not through the engine: there a text must fit the context, here it is only counted.
+            return list(
+                self._tokenizer.encode(
+                    task.text, add_special_tokens=task.add_special_tokens, verbose=False
+                )
+            )
+        source = PromptSource(
+            messages=task.messages,
+            template_kwargs=task.template_kwargs or {},
+            tool_use=task.tool_use,
+            add_generation_prompt=task.add_generation_prompt,
+        )
+        return list(self._encode(source).tokens)
+
+    def _text(self, tokens: tuple[int, ...]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def check_tokens(tokens: Sequence[int], vocabulary_size: int, param: str) -> None:
+    """Raise ``RequestError`` for a token that the model doesn't have: looking one up outside of
+    the table gives whatever lies in memory there."""
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocabulary_size:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{param}[{index}]` is {token}: this model's tokens go from 0 to "
+                f"{vocabulary_size - 1}.",
+                param=f"{param}[{index}]",
+            )
