@@ -115,8 +115,10 @@ class WorkerLink:
 
     def fail_all(self, error: LmxError) -> None:
         """The worker is gone: every open stream's handler gets ``error``."""
-        for lost in (*self._streams.values(), *self._pending.values()):
-            lost.fail(error)
+        for stream in self._streams.values():
+            stream.fail(error)
+        for task in self._pending.values():
+            task.fail(error)
         self._streams.clear()
         self._pending.clear()
 

@@ -217,6 +217,9 @@ class Batch:
                     row.finish(self.outputs)
                 live.completion_tokens += row.tokens
                 live.reasoning_tokens += row.reasoning_tokens
+            # A grammar may allow fewer answers than were asked for: the others are empty.
+            for index in range(len(hypotheses), live.job.answers):
+                self._make_row(engine, live.job, index).finish(self.outputs)
         except Exception as error:
             self._fail(engine, live, error)
         else:

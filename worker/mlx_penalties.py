@@ -152,12 +152,11 @@ def apply_edits(
         for array in (tokens, factors, offsets):
             np.copyto(array, array[:, :1], where=outside)
     # A token may come up several times in a row, always with the same edit, so that it doesn't
-    # matter which of the equal results is written last.
-    where = (mx.array(list(rows))[:, None], mx.array(tokens))
-    factor = mx.array(factors)
-    old = logits[where]
-    edited = mx.where(old > 0, old / factor, old * factor) + mx.array(offsets)
-    # A copy: an item of the caller's array must not change.
-    logits = mx.array(logits)
-    logits[where] = edited
-    return logits
+    # matter which of the equal results is written last. One flat index is half the work of
+    # two, of rows and tokens.
+    tokens += np.array(rows, np.int32)[:, None] * np.int32(logits.shape[-1])
+    where, factor, offset = (mx.array(part.reshape(-1)) for part in (tokens, factors, offsets))
+    flat = logits.reshape(-1)
+    old = flat[where]
+    edited = mx.where(old > 0, old / factor, old * factor) + offset
+    return mx.put_along_axis(flat, where, edited, axis=0).reshape(logits.shape)

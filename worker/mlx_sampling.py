@@ -87,8 +87,7 @@ class RowSampler:
 
     def remove(self, row_id: int) -> None:
         """Forget a row; ignores one that is unknown."""
-        if self._rows.pop(row_id, None) is not None:
-            self._plans.clear()
+        self._rows.pop(row_id, None)
 
     def needs_tokens(self, row_ids: Sequence[int]) -> bool:
         """Return whether some row's next draw depends on the tokens it has made: ``accept``

@@ -29,8 +29,8 @@ class OutputParser:
 
     Reasoning is what is between the model's two marks, wherever they are; without its end it
     goes on to the end of the text. Line breaks right inside the marks, and between the last
-    mark and the content, are dropped, as DeepSeek's and Qwen's own servers do. A lone end mark
-    is dropped.
+    mark and the content, are dropped: models write them around the marks, not for the reader.
+    A lone end mark is dropped.
 
     Calls are looked for only with ``tools``. Their arguments come in fragments where the form
     allows it, else in one. White space before, after and between calls is dropped, but for what
@@ -213,12 +213,12 @@ class OutputParser:
             self._trim = not self._wrote
 
     def _write(self, text: str) -> None:
-        """Add content. White space at its end waits: a call may follow."""
+        """Add content. White space at its end waits where a call may follow."""
         if self._trim:
             text = text.lstrip(_BREAKS)
             self._trim = not text
         text = self._space + text
-        body = text.rstrip()
+        body = text.rstrip() if self._forms else text
         self._space = text[len(body) :]
         if body:
             self._sink.content(body)

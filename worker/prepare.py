@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from lmx.protocol.data import Generate
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -23,6 +24,15 @@ from lmx.worker.engine import (
 from lmx.worker.jobs import Job, TextRules
 from lmx.worker.output_parser import OutputParser
 from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
+
+_NOT_WITH_BEAMS: Final[dict[str, object]] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": (),
+    "min_tokens": 0,
+}
+"""What beams can't be held to, and the values that ask nothing."""
 
 
 def prepare(
@@ -82,6 +92,14 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSea
     search = request.search
     if not search.beam:
         return None
+    for name, neutral in _NOT_WITH_BEAMS.items():
+        if getattr(request.sampling, name) not in (None, neutral):
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{name}` has no meaning in a beam search: leave it out, or sample with "
+                "a `temperature` above 0.",
+                param=name,
+            )
     width = max(search.best_of, search.n)
     if width > spec.max_rows:
         raise RequestError(

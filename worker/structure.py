@@ -30,10 +30,14 @@ from lmx.worker.tool_grammar import HARMONY, Tool, harmony_answer, tools_grammar
 _LIMITS: Final = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
 # The engine thread pays it for each row: a slower one would stop everybody's streams.
 _SLOWEST_FIRST_MASK_S: Final = 1.0
-_LONGEST_REASON_CHARS: Final = 300
+_LONGEST_REASON_CHARS: Final = 200
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-# What a function has that names no parameters: none.
-_NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
+# OpenAI's meaning of a function without parameters.
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
 
 
 class ConstraintCompiler:
@@ -119,7 +123,7 @@ class ConstraintCompiler:
     def _parameters(
         self, parameters: Mapping[str, Any] | None, param: str, strict: bool
     ) -> Mapping[str, Any]:
-        if not parameters:
+        if parameters is None:
             return _NO_ARGUMENTS
         # Arguments are an object, whatever else the schema says.
         schema = {"type": "object", **parameters}
@@ -181,6 +185,8 @@ class ConstraintCompiler:
 
 
 def _reason(error: str) -> str:
-    """Return the first lines of llguidance's error, on one line: the rest is the grammar."""
-    text = " ".join(error.replace("<non-verbose/>", "").split())
-    return text if len(text) <= _LONGEST_REASON_CHARS else text[:_LONGEST_REASON_CHARS] + " ..."
+    """Return what llguidance says is wrong, without the grammar that it shows with it."""
+    first, *others = error.replace("<non-verbose/>", "").strip().splitlines()
+    # A regular expression's error is below a picture of where it is.
+    cause = next((line for line in others if line.startswith("error:")), "")
+    return f"{first[:_LONGEST_REASON_CHARS]} {cause}".strip()

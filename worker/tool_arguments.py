@@ -1,4 +1,4 @@
-"""Grammars for a call's arguments in the forms that are not plain JSON. Pure.
+"""Grammars for a call's arguments between tags, and what all forms but JSON share. Pure.
 
 Each function returns None where its form can't say what the schema asks for, or where the
 family's parser would not read it back as that: the call is then written as JSON.
@@ -7,7 +7,6 @@ family's parser would not read it back as that: the call is then written as JSON
 from __future__ import annotations
 
 import json
-import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from lmx.worker.structure_grammar import guided, quoted
 
 Schema = Mapping[str, Any]
 
-_ANNOTATIONS: Final = frozenset(
+ANNOTATIONS: Final = frozenset(
     {"description", "title", "$comment", "default", "examples", "deprecated", "readOnly"}
 )
-_OBJECT: Final = _ANNOTATIONS | {
+_OBJECT: Final = ANNOTATIONS | {
     "type",
     "properties",
     "required",
@@ -29,11 +28,9 @@ _OBJECT: Final = _ANNOTATIONS | {
     "definitions",
     "$schema",
 }
-_TEXT: Final = _ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
+_TEXT: Final = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
 # Without an exponent: a family's parser takes 1e999 for infinity.
-_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
-# Backslash and u stands for another character in Python, where it is half of a pair.
-_PYTHON_ESCAPES: Final = 'nrbtf\\"'
+PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
 
 
 @dataclass(slots=True)
@@ -127,19 +124,48 @@ def _tagged_value(
 ) -> str | None:
     kind = schema.get("type")
     if kind == "string":
-        return _tagged_text(rules, schema, form, text)
+        return text_value(rules, schema, form, text)
     close = text(form.close)
-    if kind == "number" and _is_bare(schema):
-        return f"{rules.terminal(_NUMBER)} {close}"
-    simple = kind in ("integer", "number", "boolean", "object", "array")
-    if simple or form.any_json:
-        return f"%json {json.dumps(guided(schema))} {close}"
+    if kind == "number" and is_bare(schema):
+        return f"{rules.terminal(PLAIN_NUMBER)} {close}"
+    if form.any_json or kind in ("integer", "number", "boolean", "object", "array"):
+        untagged = _untagged(schema)
+        if untagged is not None:
+            return f"%json {json.dumps(guided(untagged))} {close}"
     return None
 
 
-def _tagged_text(
+def _untagged(schema: Any) -> dict[str, Any] | None:
+    """Return a schema none of whose strings has an end tag in it: that would end the value."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        return schema if "</" not in json.dumps(values) else None
+    if "anyOf" in schema:
+        options = [_untagged(one) for one in schema["anyOf"]]
+        return None if None in options else {**schema, "anyOf": options}
+    match schema.get("type"):
+        case "integer" | "number" | "boolean" | "null":
+            return schema
+        case "string" if not {"pattern", "format"}.intersection(schema):
+            return {**schema, "pattern": "^([^<]|<+[^</])*<*$"}
+        case "array" if "prefixItems" not in schema:
+            items = _untagged(schema.get("items"))
+            return items and {**schema, "items": items}
+        case "object" if schema.get("additionalProperties") is False:
+            inner = members(schema)
+            if inner is None or any("</" in one.name for one in inner):
+                return None
+            properties = {one.name: _untagged(one.schema) for one in inner}
+            return None if None in properties.values() else {**schema, "properties": properties}
+    return None
+
+
+def text_value(
     rules: Rules, schema: Schema, form: TagForm, text: Callable[[str], str]
 ) -> str | None:
+    """Return a string without quotes, and what closes it."""
     if not (_TEXT | {"$defs", "definitions"}).issuperset(schema):
         return None
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -178,49 +204,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"([^\w])", r"\\\1", text).replace("\\<", "<").replace("\\>", ">")
 
 
-def python_arguments(rules: Rules, parameters: Schema) -> str | None:
-    """Return the arguments as Python writes them: ``a="b", c=1``."""
-    arguments = members(parameters)
-    if arguments is None:
-        return None
-    items = []
-    for one in arguments:
-        if not one.name.isidentifier() or keyword.iskeyword(one.name):
-            return None
-        if _is_bare(one.schema) and one.schema["type"] == "boolean":
-            value = '("True" | "False")'
-        elif _is_bare(one.schema) and one.schema["type"] == "number":
-            value = rules.terminal(_NUMBER)
-        elif _same_in_python(one.schema):
-            value = f"%json {json.dumps(guided(one.schema, escapes=_PYTHON_ESCAPES))}"
-        else:
-            return None
-        items.append((f"{quoted(one.name + '=')} {value}", one.required))
-    return separated(rules, items, '", "')
-
-
-def _is_bare(schema: Schema) -> bool:
-    return schema.keys() - _ANNOTATIONS - {"$defs", "definitions"} == {"type"}
-
-
-def _same_in_python(schema: Any) -> bool:
-    """Return whether JSON of this schema is Python too: true, false and null are not."""
-    if not isinstance(schema, dict):
-        return False
-    match schema.get("type"):
-        case "string":
-            return all(isinstance(one, str) for one in schema.get("enum", []))
-        case "integer":
-            return True
-        case "number":
-            return "enum" in schema or {"minimum", "maximum"} <= schema.keys()
-        case "array":
-            return _same_in_python(schema.get("items"))
-        case "object":
-            inner = members({**schema, "additionalProperties": False})
-            closed = schema.get("additionalProperties") is False
-            return closed and inner is not None and all(_same_in_python(m.schema) for m in inner)
-    return False
+def is_bare(schema: Schema) -> bool:
+    """Return whether a schema asks for a type and nothing else."""
+    return schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"type"}
 
 
 def separated(rules: Rules, items: Sequence[tuple[str, bool]], separator: str) -> str:
@@ -236,53 +222,3 @@ def separated(rules: Rules, items: Sequence[tuple[str, bool]], separator: str) -
             begun = rules.rule(f"{with_it} | {begun}")
             fresh = rules.rule(f"{alone} | {fresh}")
     return fresh
-
-
-_GEMMA_STRING: Final = TagForm("", '<|"|>', '<|"|>', strips=False, any_json=True)
-
-
-def gemma_arguments(rules: Rules, schema: Schema, text: Callable[[str], str]) -> str | None:
-    """Return an object as Gemma 4 writes it: ``{a:<|"|>b<|"|>,c:[1,2]}``."""
-    found = members(schema)
-    if found is None:
-        return None
-    items = []
-    for one in found:
-        value = _gemma_value(rules, one.schema, text)
-        if value is None or not re.fullmatch(r"[\w.$-]+", one.name):
-            return None
-        items.append((f"{quoted(one.name + ':')} {value}", one.required))
-    return f'"{{" {separated(rules, items, quoted(","))} "}}"'
-
-
-def _gemma_value(rules: Rules, schema: Schema, text: Callable[[str], str]) -> str | None:
-    if schema.get("type") == "string":
-        body = _tagged_text(rules, schema, _GEMMA_STRING, text)
-        if body is not None:
-            return f"{text(_GEMMA_STRING.closing)} {body}"
-    if _has_no_object(schema):
-        return f"%json {json.dumps(guided(schema))}"
-    if schema.get("type") == "object":
-        return gemma_arguments(rules, schema, text)
-    items = schema.get("items")
-    if schema.get("type") == "array" and isinstance(items, dict):
-        if not (_ANNOTATIONS | {"type", "items", "$defs", "definitions"}).issuperset(schema):
-            return None
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        one = _gemma_value(rules, {**items, **shared}, text)
-        return one and f'"[" ({one} ("," {one})*)? "]"'
-    return None
-
-
-def _has_no_object(schema: Any) -> bool:
-    """Return whether a value can't be an object, whose keys Gemma 4 writes without quotes."""
-    if not isinstance(schema, dict):
-        return False
-    match schema.get("type"):
-        case "string" | "integer" | "number" | "boolean" | "null":
-            return True
-        case "array":
-            return _has_no_object(schema.get("items"))
-        case list() as types:
-            return not {"object", "array"}.intersection(types)
-    return "anyOf" in schema and all(_has_no_object(one) for one in schema["anyOf"])

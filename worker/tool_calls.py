@@ -10,7 +10,7 @@ from lmx.worker import harmony
 from lmx.worker.calls_block import read_block
 from lmx.worker.calls_gemma import GEMMA_END, GEMMA_QUOTE, read_gemma_call
 from lmx.worker.calls_header import read_kimi_calls, read_mistral_calls
-from lmx.worker.calls_json import COHERE_KEYS, read_json_calls
+from lmx.worker.calls_json import COHERE_KEYS, JSON_END, JSON_START, read_json_calls
 from lmx.worker.calls_xml import GLM, LONGCAT, MINIMAX_M2, QWEN3_CODER, read_xml_calls
 from lmx.worker.engine import ReasoningMarkers
 from lmx.worker.family_parsers import family_registry
@@ -42,9 +42,7 @@ def _block(parser: str, start: str, end: str, prefix: str = "", tokens: Any = ()
     return CallForm(start, end, partial(read_block, parser=parser, end=end, prefix=prefix), tokens)
 
 
-_JSON_FORM: Final = CallForm(
-    "<tool_call>", "</tool_call>", partial(read_json_calls, end="</tool_call>")
-)
+_JSON_FORM: Final = CallForm(JSON_START, JSON_END, partial(read_json_calls, end=JSON_END))
 _FORMS: Final[Mapping[str, CallForm]] = {
     JSON_TOOLS: _JSON_FORM,
     "qwen3_coder": CallForm(

@@ -15,13 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from lmx.worker import harmony
 from lmx.worker.structure_grammar import Grammar, guided, quoted
-from lmx.worker.tool_arguments import (
-    Rules,
-    TagForm,
-    gemma_arguments,
-    python_arguments,
-    tagged_arguments,
-)
+from lmx.worker.tool_arguments import Rules, TagForm, tagged_arguments
+from lmx.worker.tool_literals import gemma_arguments, python_arguments
 
 HARMONY: Final = "harmony"
 

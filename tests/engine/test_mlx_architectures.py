@@ -112,9 +112,7 @@ def test_a_prompts_logprobs_are_those_of_one_forward(runner: EngineRunner, plain
     assert [one.top[0][0] for one in scores] == best
 
 
-def test_a_search_beside_rows_finds_what_it_finds_alone(
-    runner: EngineRunner, plain: Plain
-) -> None:
+def test_a_search_beside_rows_finds_what_it_finds_alone(runner: EngineRunner, plain: Plain) -> None:
     beam = BeamSearch(3, 1.0, frozenset())
     alone = runner.admit(prompt_of(24), GREEDY, 8, beam=beam)
     runner.finish()
@@ -149,9 +147,7 @@ def test_a_next_turn_begins_with_what_the_last_one_computed(folder: Path, plain:
         assert answer == plain.likeliest(turn, answer)
 
 
-def test_the_second_answer_to_a_prompt_needs_no_second_prefill(
-    folder: Path, plain: Plain
-) -> None:
+def test_the_second_answer_to_a_prompt_needs_no_second_prefill(folder: Path, plain: Plain) -> None:
     runner = EngineRunner(spec_of(folder, prefix_cache=PrefixCacheSpec(64 << 20)))
     prompt = prompt_of(90)
     rows = [runner.admit(prompt, GREEDY, 6, cache_salt=salt) for salt in ("a", "a", "b")]

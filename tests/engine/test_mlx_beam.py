@@ -250,7 +250,13 @@ def test_every_beam_keeps_to_the_constraint(width: int, max_tokens: int) -> None
     beam = BeamSearch(width, 1.0, frozenset({END}))
     expected = reference_search(table_logprobs, beam, max_tokens, rising)
     assert expected
-    assert_same(table_search(beam, max_tokens, Grammar(rising)), expected)
+    found = table_search(beam, max_tokens, Grammar(rising), 2)
+    assert_same(found, expected)
+    # The alternatives are what the model would say, allowed or not.
+    for one in found:
+        for index, scores in enumerate(one.scores):
+            best = np.argsort(-table_logprobs(tuple(one.tokens[:index])))[:2]
+            assert [token for token, _ in scores.top] == best.tolist()
 
 
 def test_fewer_hypotheses_where_a_constraint_allows_no_more() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, dynamic_module_utils
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.worker.engine import ModelFacts, PromptSource
 from lmx.worker.mlx_config import declared_context, effective_context, read_folder
 from lmx.worker.mlx_guard import forbid_checkpoint_code
 from lmx.worker.mlx_prompt import PromptEncoder
@@ -18,9 +20,18 @@ pytestmark = pytest.mark.engine
 USER = {"role": "user", "content": "hé"}
 
 
+def encoder(template: str | None, **facts: Any) -> PromptEncoder:
+    facts = {"context_tokens": 1000, "vocabulary_size": 260, **facts}
+    return PromptEncoder(make_tokenizer(template), ModelFacts(eos_token_ids=frozenset(), **facts))
+
+
 def rendered(template: str | None, messages: list[Any], **template_kwargs: Any) -> str:
-    tokenizer = make_tokenizer(template)
-    return str(tokenizer.decode(PromptEncoder(tokenizer, 1000).encode(messages, template_kwargs)))
+    return shown(template, PromptSource(messages=messages, template_kwargs=template_kwargs))
+
+
+def shown(template: str | None, source: PromptSource, **facts: Any) -> str:
+    tokens = encoder(template, **facts).encode(source).tokens
+    return str(make_tokenizer(template).decode(tokens))
 
 
 def refusal(template: str | None, messages: list[Any], **template_kwargs: Any) -> RequestError:
@@ -34,21 +45,25 @@ def test_renders_up_to_the_answer() -> None:
 
 
 def test_special_tokens_of_the_template_are_single_tokens() -> None:
-    tokenizer = make_tokenizer()
-    tokens = PromptEncoder(tokenizer, 1000).encode([USER], {})
-    assert tokens[0] == tokenizer.convert_tokens_to_ids("<|user|>")
+    tokens = encoder(CHAT_TEMPLATE).encode(PromptSource(messages=[USER])).tokens
+    assert tokens[0] == make_tokenizer().convert_tokens_to_ids("<|user|>")
     assert len(tokens) == 1 + len("hé".encode()) + 2
 
 
-def test_what_can_not_fit_is_refused_before_it_is_tokenized() -> None:
+@pytest.mark.parametrize("param", ["messages", "prompt"])
+def test_what_can_not_fit_is_refused_before_it_is_tokenized(param: str) -> None:
     tokenizer = make_tokenizer(CHAT_TEMPLATE)
-    longest = max(len(token.encode()) for token in tokenizer.get_vocab())
+    text = "x" * 101 * max(len(token.encode()) for token in tokenizer.get_vocab())
     tokenizer.encode = None  # Never reached.
+    facts = ModelFacts(context_tokens=100, eos_token_ids=frozenset(), vocabulary_size=260)
+    messages = [{"role": "user", "content": text}]
+    source = PromptSource(messages=messages) if param == "messages" else PromptSource(text=text)
     with pytest.raises(RequestError) as caught:
-        PromptEncoder(tokenizer, 100).encode([{"role": "user", "content": "x" * 101 * longest}], {})
-    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
-    assert "at least 10" in caught.value.message
-    assert "context is 100" in caught.value.message
+        PromptEncoder(tokenizer, facts).encode(source)
+    error = caught.value
+    assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
+    assert "at least 10" in error.message
+    assert "context is 100" in error.message
 
 
 def test_template_kwargs_reach_the_template() -> None:
@@ -60,8 +75,9 @@ def test_template_kwargs_reach_the_template() -> None:
     ["chat_template", "tokenize", "add_generation_prompt", "messages", "tools", "conversations"],
 )
 def test_template_kwargs_do_not_reach_the_tokenizer(name: str) -> None:
+    source = PromptSource(messages=[USER], template_kwargs={name: "{{ 1 }}"})
     with pytest.raises(RequestError) as caught:
-        PromptEncoder(make_tokenizer(CHAT_TEMPLATE), 1000).encode([USER], {name: "{{ 1 }}"})
+        encoder(CHAT_TEMPLATE).encode(source)
     error = caught.value
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "chat_template_kwargs")
     assert name in error.message
@@ -83,6 +99,42 @@ def test_a_template_refuses_in_its_own_words() -> None:
 )
 def test_a_template_that_stumbles_is_a_refusal(template: str) -> None:
     assert refusal(template, [USER]).code is ErrorCode.INVALID_VALUE
+
+
+# Text and tokens
+
+
+def test_a_text_gets_what_the_tokenizer_adds() -> None:
+    tokenizer = make_tokenizer(None)
+    plain = tokenizer.encode("hé")
+    assert encoder(None).encode(PromptSource(text="hé")).tokens == plain
+    tokenizer.add_special_tokens({"bos_token": "<|user|>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A", special_tokens=[("<|user|>", 258)]
+    )
+    facts = ModelFacts(context_tokens=9, eos_token_ids=frozenset(), vocabulary_size=260)
+    prompts = PromptEncoder(tokenizer, facts)
+    assert prompts.encode(PromptSource(text="hé")).tokens == [258, *plain]
+    assert prompts.encode(PromptSource(text="")).tokens == [258]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (PromptSource(text=""), "empty"),
+        (PromptSource(tokens=[]), "no tokens"),
+        (PromptSource(tokens=[0, 260]), "token 260.*0 to 259"),
+        (PromptSource(tokens=[-1]), "token -1"),
+    ],
+)
+def test_prompts_that_can_not_be(source: PromptSource, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        encoder(None).encode(source)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_VALUE, "prompt")
+
+
+def test_tokens_are_taken_as_they_are() -> None:
+    assert encoder(None).encode(PromptSource(tokens=(0, 259))).tokens == (0, 259)
 
 
 def test_a_model_file_is_refused(tmp_path: Path) -> None:

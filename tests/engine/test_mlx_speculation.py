@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from engine_rig import EngineRunner, spec_of
 from mlx_vlm.utils import load
 from tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
 
 from lmx.protocol.data import Assist
 from lmx.protocol.errors import OperationError
-from lmx.protocol.specs import SpeculationSpec
-from lmx.worker.engine import Constraint, RowDrafts, RowRequest, RowSampling, RowToken
+from lmx.protocol.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.engine import Constraint, RowDrafts, RowRequest, RowSampling, RowToken, StepOutput
 from lmx.worker.mlx_decode import DecodeBatch, DecodeRow, Joining
 from lmx.worker.mlx_draft import DraftModel, DraftRow, load_draft
 from lmx.worker.mlx_forward import Forward
@@ -26,6 +27,8 @@ from lmx.worker.mlx_prefill import PromptPrefill
 from lmx.worker.mlx_rollback import can_roll_back
 from lmx.worker.mlx_sampling import RowSampler
 from lmx.worker.mlx_speculation import Speculation
+
+pytestmark = pytest.mark.engine
 
 GREEDY = RowSampling(0.0)
 KINDS = ["llama", "qwen3", "gemma3"]
@@ -131,7 +134,7 @@ def compare(
 ) -> Rig:
     """Run one row with and without; return the run with it. ``told``: with guesses that are
     right at most times."""
-    request = {"prompt": PROMPT, "max_tokens": 40, "sampling": GREEDY} | row
+    request: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "sampling": GREEDY} | row
     plain = Rig(forward)
     plain.begin(RowRequest(1, constraint=constrain() if constrain else None, **request))
     plain.finish()
@@ -421,3 +424,64 @@ def test_a_draft_model_must_speak_the_same_tokens(
         load_draft(folder("qwen3"), odd)
     with pytest.raises(OperationError, match="state that can't be taken back"):
         load_draft(folder("lfm2"), tokenizer)
+
+
+def test_an_engine_guesses_and_keeps_exactly_what_was_said(folder: Callable[[str], Path]) -> None:
+    """The next turn begins with the cache of the last one, out of which guesses were taken."""
+    draft = SpeculationSpec(draft_path=str(folder("qwen3")), num_assistant_tokens=3)
+    cache = PrefixCacheSpec(memory_bytes=64 << 20)
+    plain = EngineRunner(spec_of(folder("llama")))
+    ahead = EngineRunner(spec_of(folder("llama"), prefix_cache=cache, speculation=draft))
+    first = plain.alone(PROMPT, GREEDY, 30)
+    assert ahead.alone(PROMPT, GREEDY, 30) == first
+    turn = [*PROMPT, *first, 7, 8, 9]
+    expected = plain.alone(turn, GREEDY, 20)
+    row = ahead.admit(turn, GREEDY, 20)
+    drafted = sum(
+        drafts.drafted_tokens for output in _steps(ahead, row) for drafts in output.drafts
+    )
+    assert ahead.tokens[row] == expected
+    assert ahead.started[row].cached_tokens >= len(PROMPT) + 30 - 1
+    assert drafted > 0
+
+
+def _steps(runner: EngineRunner, row: int) -> Iterator[StepOutput]:
+    while row in runner.live:
+        yield runner.step()
+
+
+def test_an_engine_refuses_a_draft_model_that_cannot_guess(folder: Callable[[str], Path]) -> None:
+    spec = SpeculationSpec(draft_path=str(folder("lfm2")))
+    with pytest.raises(OperationError, match="can't be taken back"):
+        EngineRunner(spec_of(folder("llama"), speculation=spec))
+
+
+class Raising(EvenOnly):
+    """Breaks at its sixth token."""
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.taken) == 6:
+            raise RuntimeError("sixth")
+
+
+def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Forward]) -> None:
+    other = RowRequest(2, [50, 51] * 9, 25, GREEDY)
+    alone = Rig(forward("llama"))
+    alone.begin(other)
+    alone.finish()
+    rig = Rig(forward("llama"), guessing())
+    rig.begin(RowRequest(1, PROMPT, 25, GREEDY, constraint=Raising()))
+    rig.begin(other)
+    assert rig.ahead is not None
+    failed: list[tuple[int, Exception]] = []
+    while rig.batch.rows:
+        step = rig.ahead.step(rig.batch, alone=True)
+        failed += step.failed
+        for token in step.tokens:
+            rig.made[token.row_id].append(token)
+        over = [row.row_id for row in rig.batch.rows if row.left_tokens == 0]
+        rig.leave([*over, *(row_id for row_id, _ in step.failed)])
+    assert [row_id for row_id, _ in failed] == [1]
+    assert len(rig.made[1]) < 6
+    assert rig.tokens(2) == alone.tokens(2)

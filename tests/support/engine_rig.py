@@ -3,7 +3,7 @@ say without it."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_vlm.models.cache import make_prompt_cache
@@ -170,5 +170,5 @@ class Plain:
         """Return the likeliest token in each place of an answer, after those before it. It is
         the answer itself exactly if that is the greedy one."""
         logits = self.logits([*prompt, *answer])
-        best: list[int] = mx.argmax(logits[len(prompt) - 1 : -1], axis=-1).tolist()
-        return best
+        best = mx.argmax(logits[len(prompt) - 1 : -1], axis=-1)
+        return cast(list[int], best.tolist())

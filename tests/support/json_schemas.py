@@ -66,7 +66,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "pattern": {
         "type": "object",
-        "properties": {"plate": {"type": "string", "pattern": "^[A-Z]{1,3}-[A-Z]{1,2} [1-9]\\d{0,3}$"}},
+        "properties": {
+            "plate": {"type": "string", "pattern": "^[A-Z]{1,3}-[A-Z]{1,2} [1-9]\\d{0,3}$"}
+        },
         "required": ["plate"],
         "additionalProperties": False,
     },

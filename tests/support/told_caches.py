@@ -6,11 +6,15 @@ a state has the number of its tokens and a hash of them all.
 
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import ArraysCache, KVCache
+
+from lmx.protocol.specs import PrefixCacheSpec
+from lmx.worker.mlx_prefix_cache import PrefixCache
 
 LAYERS = 2
 BYTES_A_TOKEN = LAYERS * 2 * 2 * 4
@@ -60,3 +64,34 @@ def check(cache: Sequence[Any], tokens: Sequence[int]) -> None:
         else:
             assert layer[0].item() == len(tokens)
             assert layer[1].item() == zlib.crc32(np.asarray(tokens, np.int32).tobytes())
+
+
+PLAIN = ToldModel()
+MIXED = ToldModel(states=True)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Return tokens that no other seed's prompt has."""
+    return [seed * 1000 + n for n in range(length)]
+
+
+def keep(cache: PrefixCache, model: ToldModel, tokens: Sequence[int], salt: str = "") -> None:
+    """Store these tokens as if they had been computed."""
+    cache.store(tokens, held_by(model, tokens), salt)
+
+
+def find(cache: PrefixCache, tokens: Sequence[int], salt: str = "") -> int:
+    """Return how many tokens were found, having checked what was given for them."""
+    warm = cache.lookup(tokens, salt)
+    if warm is None:
+        return 0
+    assert 0 < warm.cached_tokens < len(tokens)
+    check(warm.prompt_cache, tokens[: warm.cached_tokens])
+    return warm.cached_tokens
+
+
+def on_disk(
+    folder: Path, memory_bytes: int = 1 << 24, disk_bytes: int = 1 << 24
+) -> PrefixCacheSpec:
+    """Return a spec with a disk; ample by default."""
+    return PrefixCacheSpec(memory_bytes, str(folder), disk_bytes)

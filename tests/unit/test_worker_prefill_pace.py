@@ -124,3 +124,12 @@ def test_when_decoding_alone_takes_too_long_prefill_goes_on() -> None:
     pace.decoded(1.0)
     steps = prefill(pace, Machine(0.0, 0.001, 1e9), 100, 1.0)
     assert {tokens for tokens, _ in steps[1:-1]} == {LEAST_TOKENS}
+
+
+def test_a_step_that_took_less_than_decoding_before_makes_no_chunk_free() -> None:
+    pace = PrefillPace(1.0)
+    pace.decoded(0.5)
+    for _ in range(20):
+        pace.prefilled(pace.chunk(0, decoding=True), 0.4, 0, decoding=True)
+    # So far a chunk's time was the same whatever its size; a token's must have been something.
+    assert pace.chunk(0, decoding=True) < MOST_TOKENS

@@ -1,0 +1,315 @@
+"""What a request can ask of a real model, through the official SDK: streamed equals whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel, Field
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass
+class Joined:
+    """One choice, put together from its chunks."""
+
+    content: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    finish: str | None = None
+    logprobs: list[Any] = field(default_factory=list)
+
+
+def whole(client: OpenAI, **settings: Any) -> Any:
+    settings.setdefault("messages", FRANCE)
+    return client.chat.completions.create(model="smollm2", **settings)
+
+
+def streamed(client: OpenAI, **settings: Any) -> dict[int, Joined]:
+    joined: dict[int, Joined] = {}
+    chunks: Iterable[Any] = whole(client, stream=True, **settings)
+    for chunk in chunks:
+        for choice in chunk.choices:
+            into = joined.setdefault(choice.index, Joined())
+            into.content += choice.delta.content or ""
+            into.finish = choice.finish_reason or into.finish
+            into.logprobs += choice.logprobs.content if choice.logprobs else []
+            for part in choice.delta.tool_calls or []:
+                call = into.calls.setdefault(part.index, {"name": "", "arguments": ""})
+                call["name"] += part.function.name or ""
+                call["arguments"] += part.function.arguments or ""
+    return joined
+
+
+def test_several_answers_are_different_and_reproducible(client: OpenAI) -> None:
+    settings = {"n": 3, "temperature": 1.3, "seed": 11, "max_tokens": 12}
+    answer = whole(client, **settings)
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    again = streamed(client, **settings)
+    assert [again[index].content for index in range(3)] == texts
+    alone = whole(client, **{**settings, "n": 1})
+    assert alone.choices[0].message.content == texts[0]
+    assert answer.usage.completion_tokens <= 36
+    assert answer.usage.prompt_tokens == 37
+
+
+def test_logprobs_streamed_and_not(client: OpenAI) -> None:
+    settings = {"temperature": 0, "logprobs": True, "top_logprobs": 3, "max_tokens": 8}
+    choice = whole(client, **settings).choices[0]
+    entries = choice.logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token, "greedy takes the likeliest"
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-3)
+    again = streamed(client, **settings)[0].logprobs
+    assert [entry.token for entry in again] == [entry.token for entry in entries]
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=150)
+    hobbies: list[str] = Field(max_length=2)
+
+
+def test_parse_gives_a_model_whatever_the_temperature(client: OpenAI) -> None:
+    ask: Any = [{"role": "user", "content": "Describe a person named Anna as JSON."}]
+    for seed in (1, 2):
+        parsed = client.chat.completions.parse(
+            model="smollm2", messages=ask, response_format=Person, temperature=1.5, seed=seed,
+            max_tokens=200,
+        )  # fmt: skip
+        choice = parsed.choices[0]
+        if choice.finish_reason == "stop":
+            assert isinstance(choice.message.parsed, Person)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"choice": ["👩‍👩‍👧 日本語 Ünï", "🇫🇷 français 🎉"]}, None),
+        ({"regex": r"(Paris|Lyon), [0-9]{2}"}, None),
+        ({"grammar": 'start: "yes" | "no"'}, ("yes", "no")),
+    ],
+)
+def test_the_form_of_an_answer_streamed_and_not(
+    client: OpenAI, form: dict[str, Any], expected: tuple[str, ...] | None
+) -> None:
+    settings = {"temperature": 1.5, "seed": 5, "extra_body": {"structured_outputs": form}}
+    text = whole(client, **settings).choices[0].message.content
+    if "choice" in form:
+        assert text in form["choice"]
+    elif "regex" in form:
+        assert text.startswith(("Paris, ", "Lyon, "))
+        assert text[-2:].isdigit()
+    else:
+        assert text in (expected or ())
+    assert streamed(client, **settings)[0].content == text
+
+
+def test_a_json_object_is_one(client: OpenAI) -> None:
+    settings = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 120}
+    choice = whole(client, **settings).choices[0]
+    if choice.finish_reason == "stop":
+        assert isinstance(json.loads(choice.message.content), dict)
+    assert streamed(client, **settings)[0].content == choice.message.content
+
+
+@pytest.mark.parametrize(
+    ("param", "settings"),
+    [
+        (
+            "response_format.json_schema.schema",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+                }
+            },
+        ),
+        ("structured_outputs.regex", {"extra_body": {"structured_outputs": {"regex": "(a"}}}),
+        ("structured_outputs.grammar", {"extra_body": {"structured_outputs": {"grammar": "%%"}}}),
+        ("logit_bias", {"logit_bias": {"9999999": 1}}),
+        ("max_tokens", {"max_tokens": -1}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_met_is_refused_before_anything_runs(
+    client: OpenAI, param: str, settings: dict[str, Any], stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        whole(client, stream=stream, **settings)
+    assert refused.value.param is not None
+    assert refused.value.param.startswith(param)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_tools_are_called_when_they_must_be(client: OpenAI, choice: Any) -> None:
+    ask = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    settings = {
+        "messages": ask,
+        "tools": [WEATHER] if choice == "required" else [WEATHER, CLOCK],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 1.0,
+        "seed": 3,
+        "max_tokens": 120,
+    }
+    answer = whole(client, **settings).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert not answer.message.content
+    (call,) = answer.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "get_weather"
+    assert call.id.startswith("call_")
+    assert set(arguments) == {"city", "unit"}
+    assert arguments["unit"] in ("celsius", "fahrenheit")
+    again = streamed(client, **settings)[0]
+    assert again.calls == {0: {"name": "get_weather", "arguments": call.function.arguments}}
+    assert (again.finish, again.content) == ("tool_calls", "")
+
+
+def test_tool_results_in_the_history(client: OpenAI) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Oslo", "unit": "celsius"}'},
+    }
+    history = [
+        {"role": "user", "content": "How is the weather in Oslo?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees, rain"},
+    ]
+    settings = {"messages": history, "tools": [WEATHER], "tool_choice": "none", "max_tokens": 16}
+    answer = whole(client, temperature=0, **settings).choices[0]
+    assert answer.message.content
+    assert not answer.message.tool_calls
+
+
+def test_biases_penalties_and_limits(client: OpenAI) -> None:
+    greedy = {"temperature": 0, "max_tokens": 20}
+    plain = whole(client, **greedy).choices[0].message.content
+    ids = client.post("/../tokenize", body={"model": "smollm2", "prompt": " Paris"}, cast_to=object)
+    token = ids["tokens"][-1]  # type: ignore[index]
+    banned = whole(client, logit_bias={str(token): -100}, **greedy).choices[0].message.content
+    assert "Paris" in plain
+    assert "Paris" not in banned
+    forced = whole(client, logit_bias={str(token): 100}, **{**greedy, "max_tokens": 3})
+    assert forced.choices[0].message.content == " Paris Paris Paris"
+    endless = whole(client, extra_body={"ignore_eos": True}, **greedy)
+    assert endless.choices[0].finish_reason == "length"
+    assert endless.usage.completion_tokens == 20
+    longer = whole(client, extra_body={"min_tokens": 15}, **greedy)
+    assert longer.usage.completion_tokens >= 15
+    penalized = whole(client, frequency_penalty=2, logit_bias={str(token): 3}, **greedy)
+    assert penalized.choices[0].message.content.count("Paris") <= 2
+
+
+def test_beams_and_best_of(client: OpenAI) -> None:
+    settings = {"max_tokens": 10, "n": 2, "extra_body": {"best_of": 4}}
+    first = whole(client, **settings)
+    second = streamed(client, **settings)
+    texts = [choice.message.content for choice in first.choices]
+    assert len(set(texts)) == 2
+    assert [second[index].content for index in range(2)] == texts, "a search has no chance in it"
+    sampled = whole(client, temperature=1.0, seed=1, **settings)
+    assert len(sampled.choices) == 2
+
+
+def test_completions_echo_and_logprobs(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0,
+        echo=True, logprobs=2,
+    )  # fmt: skip
+    choice = answer.choices[0]
+    assert choice.text.startswith("The capital of France is")
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    assert answer.usage is not None
+    assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    plain = client.completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
+    )
+    assert choice.text.endswith(plain.choices[0].text)
+    assert plain.choices[0].text.startswith(" "), "text that goes on keeps its space"
+
+
+def test_completions_of_several_prompts_streamed_and_not(client: OpenAI) -> None:
+    settings: dict[str, Any] = {
+        "model": "smollm2",
+        "prompt": ["One, two,", "Monday, Tuesday,"],
+        "n": 2,
+        "max_tokens": 6,
+        "seed": 2,
+        "temperature": 0.8,
+    }
+    answer = client.completions.create(**settings)
+    texts = [choice.text for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    joined = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(stream=True, **settings):
+        for choice in chunk.choices:
+            joined[choice.index] += choice.text
+    assert list(joined.values()) == texts
+
+
+def test_the_second_turn_finds_the_first(client: OpenAI) -> None:
+    story = "Once there was a lighthouse keeper who counted ships. " * 6
+    turns: list[Any] = [{"role": "user", "content": story + "How does it go on?"}]
+    first = whole(client, messages=turns, temperature=0, max_tokens=24)
+    turns += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = whole(client, messages=turns, temperature=0, max_tokens=4)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached > first.usage.prompt_tokens, "the answer is found too"
+    other = whole(
+        client, messages=turns, temperature=0, max_tokens=4, extra_body={"cache_salt": "tenant"}
+    )
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert other.choices[0].message.content == second.choices[0].message.content
+
+
+def test_a_prompt_beyond_the_context_names_both_numbers(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        whole(client, messages=[{"role": "user", "content": "word " * 9000}])
+    assert refused.value.code == "context_length_exceeded"
+    assert "8192" in refused.value.message

@@ -1,0 +1,298 @@
+"""Calls that must be made: in every family's form, and read back by the output parser."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from grammar_walk import allowed_tokens, feed, walk
+from jsonschema import Draft202012Validator
+from tiny_models import make_tokenizer
+from tokenizers import AddedToken
+
+from lmx.protocol.data import Structure, Thinking, ToolUse
+from lmx.protocol.errors import RequestError
+from lmx.protocol.states import DeltaKind, StructureKind, ToolChoice
+from lmx.worker.engine import Constraint, ConstraintSource
+from lmx.worker.output_parser import OutputParser
+from lmx.worker.structure import ConstraintCompiler
+
+_STRING = {"type": "string"}
+_NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+    "required": ["v"],
+    "additionalProperties": False,
+}
+
+
+def closed(properties: dict[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+PARAMETERS: dict[str, dict[str, Any] | None] = {
+    "weather": closed(
+        {"city": _STRING, "days": {"type": "integer", "minimum": 1, "maximum": 14}}, ["city"]
+    ),
+    "typed": closed(
+        {
+            "a": {"type": "number"},
+            "b": {"type": "boolean"},
+            "c": {"type": "string", "enum": ["x y", "z", "ü"]},
+            "d": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+            "e": closed({"k": _STRING, "n": {"type": "integer"}}, ["n"]),
+            "f": {"type": "string", "maxLength": 6},
+        },
+        ["b", "c", "d"],
+    ),
+    "nothing": None,
+    # What few forms can say but JSON.
+    "hard": closed(
+        {
+            "when": {"type": "string", "format": "date"},
+            "who": {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 4}]},
+            "hex": {"type": "string", "pattern": "^[a-f]{2,3}$"},
+        },
+        ["when", "who"],
+    ),
+    "linked": {"$defs": {"node": _NODE}, **closed({"n": {"$ref": "#/$defs/node"}}, ["n"])},
+    "listed": closed({"l": {"type": "array", "items": closed({"q": _STRING}, ["q"])}}, ["l"]),
+    "free": {"type": "object"},
+}
+TOOLS: dict[str, dict[str, Any]] = {
+    name: {
+        "type": "function",
+        "function": {"name": name} | ({} if schema is None else {"parameters": schema}),
+    }
+    for name, schema in PARAMETERS.items()
+}
+
+# The special tokens of each family, and what its calls begin with.
+FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
+    "unknown": (None, [], '<tool_call>\n{"name": "'),
+    "json_tools": ("json_tools", ["<tool_call>", "</tool_call>"], '<tool_call>\n{"name": "'),
+    "mistral": ("mistral", ["[TOOL_CALLS]", "[ARGS]"], "[TOOL_CALLS]weather[ARGS]{"),
+    "mistral v3": ("mistral", ["[TOOL_CALLS]"], '[TOOL_CALLS] [{"name": "'),
+    "kimi_k2": (
+        "kimi_k2",
+        [
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ],
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:",
+    ),
+    "cohere2_moe": (
+        "cohere2_moe",
+        ["<|START_ACTION|>", "<|END_ACTION|>"],
+        '<|START_ACTION|>[\n    {"tool_call_id": "',
+    ),
+    "pythonic": (
+        "pythonic",
+        ["<|tool_call_start|>", "<|tool_call_end|>"],
+        '<|tool_call_start|>[weather(city="',
+    ),
+    "glm47": (
+        "glm47",
+        [
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ],
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>",
+    ),
+    "longcat": (
+        "longcat",
+        ["<longcat_tool_call>", "</longcat_tool_call>"],
+        "<longcat_tool_call>weather\n<longcat_arg_key>city</longcat_arg_key>\n",
+    ),
+    "qwen3_coder": (
+        "qwen3_coder",
+        ["<tool_call>", "</tool_call>"],
+        "<tool_call>\n<function=weather>\n<parameter=city>\n",
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        ["<minimax:tool_call>", "</minimax:tool_call>"],
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">',
+    ),
+    "gemma4": (
+        "gemma4",
+        ["<|tool_call>", "<tool_call|>", '<|"|>'],
+        '<|tool_call>call:weather{city:<|"|>',
+    ),
+    "harmony": (
+        "harmony",
+        ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>", "<|constrain|>"],
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{",
+    ),
+    "minimax_m3": ("minimax_m3", [], '<tool_call>\n{"name": "'),
+}
+# What ends a text where no token does.
+PHRASES = ["\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"]
+
+
+class Family:
+    """A tokenizer with a family's special tokens, and the compiler for it."""
+
+    def __init__(self, name: str) -> None:
+        self.parser, special, self.begins = FAMILIES[name]
+        self.tokenizer = make_tokenizer()
+        self.tokenizer.add_tokens([AddedToken(one, special=True) for one in special])
+        ends = ["<|end|>", *(one for one in ("<|call|>", "<|return|>") if one in special)]
+        self.eos = frozenset(self.tokenizer.convert_tokens_to_ids(ends))
+        self.compiler = ConstraintCompiler(
+            self.tokenizer, len(self.tokenizer), self.eos, None, self.parser
+        )
+
+    def constraint(self, use: ToolUse, structure: Structure | None = None) -> Constraint:
+        maker = self.compiler.compile(ConstraintSource(structure, use, Thinking(), False))
+        assert maker is not None
+        return maker()
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def draw(self, use: ToolUse, seed: int) -> str:
+        drawn = walk(self.constraint(use), self.tokenizer, self.eos, seed, PHRASES)
+        return str(self.tokenizer.decode(drawn, skip_special_tokens=False))
+
+    def calls(self, text: str, tools: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
+        """Return the calls that a client gets of this text, which must be nothing else."""
+        parser = OutputParser(None, False, self.parser, tools)
+        names: dict[int, str] = {}
+        arguments: dict[int, str] = {}
+        for part in [*parser.add(text), *parser.finish()]:
+            assert part.kind is DeltaKind.TOOL_CALL, f"{part} of {text!r}"
+            assert part.call
+            names.setdefault(part.call.index, part.call.name or "")
+            arguments[part.call.index] = arguments.get(part.call.index, "") + part.text
+        return [(name, json.loads(arguments[index])) for index, name in names.items()]
+
+
+def required(names: Sequence[str], function: str | None = None, parallel: bool = True) -> ToolUse:
+    return ToolUse(tuple(TOOLS[one] for one in names), ToolChoice.REQUIRED, function, parallel)
+
+
+def check(calls: list[tuple[str, Any]]) -> None:
+    for name, arguments in calls:
+        schema = PARAMETERS[name] or {"const": {}}
+        checker = Draft202012Validator.FORMAT_CHECKER
+        Draft202012Validator(schema, format_checker=checker).validate(arguments)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("names", [[name] for name in PARAMETERS] + [["weather", "typed"]])
+def test_whatever_is_drawn_is_a_call_with_valid_arguments(family: str, names: list[str]) -> None:
+    it = Family(family)
+    for seed in range(3):
+        use = required(names)
+        calls = it.calls(it.draw(use, seed), use.tools)
+        assert calls
+        check(calls)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_in_the_family_s_own_form(family: str) -> None:
+    it = Family(family)
+    feed(it.constraint(required(["weather", "typed"])), it.tokens(it.begins))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_parallel_there_is_one_call(family: str) -> None:
+    it = Family(family)
+    use = required(["weather", "typed"], parallel=False)
+    for seed in range(4):
+        assert len(it.calls(it.draw(use, seed), use.tools)) == 1
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+def test_with_parallel_there_may_be_more(family: str) -> None:
+    it = Family(family)
+    use = required(["typed", "nothing"])
+    assert any(len(it.calls(it.draw(use, seed), use.tools)) > 1 for seed in range(10))
+
+
+def test_a_named_function_is_the_one_that_is_called() -> None:
+    it = Family("json_tools")
+    use = required(list(PARAMETERS), "listed")
+    for seed in range(3):
+        assert {name for name, _ in it.calls(it.draw(use, seed), use.tools)} == {"listed"}
+
+
+def test_a_text_argument_keeps_what_looks_like_tags() -> None:
+    it = Family("qwen3_coder")
+    text = (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nA <b>\nC</b> <function=x>\n"
+        "</parameter>\n</function>\n</tool_call>"
+    )
+    feed(it.constraint(required(["weather"])), it.tokens(text))
+    assert it.calls(text, [TOOLS["weather"]]) == [
+        ("weather", {"city": "A <b>\nC</b> <function=x>"})
+    ]
+
+
+def test_a_tag_inside_json_is_not_for_the_grammar_to_write() -> None:
+    it = Family("qwen3_coder")
+    begun = '<tool_call>\n<function=listed>\n<parameter=l>\n[{"q": "a < b <i> <'
+    one = it.constraint(required(["listed"]))
+    feed(one, it.tokens(begun))
+    assert it.tokens("/")[0] not in allowed_tokens(one)  # type: ignore[operator]
+
+
+def test_tools_that_may_be_called_leave_the_answer_its_structure() -> None:
+    it = Family("json_tools")
+    use = ToolUse((TOOLS["nothing"],), ToolChoice.AUTO)
+    structure = Structure(StructureKind.REGEX, "(yes|no)", "p")
+    call = '<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>'
+    for text in ("yes", call):
+        one = it.constraint(use, structure)
+        feed(one, it.tokens(text))
+        assert it.eos <= set(allowed_tokens(one))  # type: ignore[arg-type]
+    none = ToolUse((TOOLS["nothing"],), ToolChoice.NONE)
+    assert it.tokens(call)[0] not in allowed_tokens(it.constraint(none, structure))  # type: ignore[operator]
+
+
+def test_a_structure_is_in_the_final_channel_of_gpt_oss() -> None:
+    it = Family("harmony")
+    structure = Structure(StructureKind.JSON_SCHEMA, '{"type": "boolean"}', "p")
+    maker = it.compiler.compile(ConstraintSource(structure, None, Thinking(), False))
+    assert maker
+    one = maker()
+    feed(one, it.tokens("<|channel|>final<|message|>true"))
+    assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "array"}, "arguments are an object"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        ({"type": "object", "properties": {f"p{n}": {} for n in range(9000)}}, "too large"),
+    ],
+)
+def test_arguments_that_cannot_be_enforced_are_an_error(schema: Any, said: str) -> None:
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    it = Family("json_tools")
+    with pytest.raises(RequestError, match=said) as raised:
+        it.constraint(ToolUse((TOOLS["weather"], bad), ToolChoice.REQUIRED))
+    assert raised.value.param == "tools[1].function.parameters"
+    # Not where another is the one to call, nor where none must be.
+    it.constraint(ToolUse((TOOLS["weather"], bad), ToolChoice.REQUIRED, "weather"))
+    it.constraint(ToolUse((bad,)), Structure(StructureKind.REGEX, "a", "p"))
+
+
+def test_an_unknown_function_is_an_error() -> None:
+    with pytest.raises(RequestError, match="gone") as raised:
+        Family("json_tools").constraint(required(["weather"], "gone"))
+    assert raised.value.param == "tool_choice"
