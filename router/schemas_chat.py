@@ -81,6 +81,11 @@ def _thinking_of(request: ChatRequest) -> Thinking:
             param="thinking_budget",
         )
     enabled = request.enable_thinking
+    if enabled is None:
+        # Said in so many words, it goes before what an effort implies.
+        kwargs = request.chat_template_kwargs or {}
+        said = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
+        enabled = next((value for value in said if isinstance(value, bool)), None)
     if enabled is None and request.reasoning_effort == "none":
         enabled = False
     return Thinking(

@@ -109,7 +109,10 @@ class Batch:
         now = time.monotonic()
         for started in result.started:
             if (live := self._job_of.get(started.row_id)) is not None:
-                self._started(engine, live, started)
+                try:
+                    self._started(engine, live, started)
+                except Exception as error:
+                    self._fail(engine, live, error)
         for drafts in result.drafts:
             if (live := self._job_of.get(drafts.row_id)) is not None:
                 live.drafted_tokens += drafts.drafted_tokens
@@ -162,9 +165,10 @@ class Batch:
         return sum(self._places.values()) + row.places <= self._max_places
 
     def _begin(self, engine: Engine, live: _Live, index: int, row: RowRequest) -> None:
+        # Before its place is taken: a request whose row can't even be made must not keep one.
+        live.rows[row.row_id] = self._make_row(engine, live.job, index)
         self._job_of[row.row_id] = live
         self._places[row.row_id] = row.places
-        live.rows[row.row_id] = self._make_row(engine, live.job, index)
         engine.admit(row)
 
     def _make_row(self, engine: Engine, job: Job, index: int) -> Row:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from lmx.worker.calls_json import object_of
+from lmx.worker.calls_json import json_text, object_of
 from lmx.worker.family_parsers import parse_call
 from lmx.worker.parts import PartSink
 from lmx.worker.text_feed import Steps, TextFeed
@@ -39,4 +38,4 @@ def _checked(call: Any) -> tuple[str, str]:
         arguments = object_of(arguments)
     if not isinstance(arguments, dict):
         raise TypeError("arguments are no object")
-    return call["name"].strip(), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return call["name"].strip(), json_text(arguments)

@@ -19,7 +19,8 @@ from lmx.worker.text_feed import Steps, TextFeed
 GEMMA_END: Final = "<tool_call|>"
 GEMMA_QUOTE: Final = '<|"|>'
 
-_NAME: Final = re.compile(r"(?:call)?:?\s*(.+?)")
+# The name begins with no space: else a long row of them took time that grows with its square.
+_NAME: Final = re.compile(r"(?:call)?:?\s*(\S.*)")
 _DEEPEST: Final = 100
 
 _Give = Callable[[str], Any]

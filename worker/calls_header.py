@@ -16,7 +16,7 @@ _KIMI_BEGIN: Final = "<|tool_call_begin|>"
 _KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _KIMI_END: Final = "<|tool_call_end|>"
 _KIMI_SECTION_END: Final = "<|tool_calls_section_end|>"
-_KIMI_HEADER: Final = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*")
+_KIMI_HEADER: Final = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
 
 
 def read_mistral_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
@@ -44,7 +44,7 @@ def read_kimi_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
             return sink.calls > begun
         header: list[str] = []
         marker = yield from feed.until((_KIMI_ARGUMENTS, _KIMI_END), header.append)
-        match = _KIMI_HEADER.fullmatch("".join(header))
+        match = _KIMI_HEADER.fullmatch("".join(header).strip())
         name = match.group(1) if match else ""
         yield from feed.skip()
         if marker == _KIMI_ARGUMENTS and (yield from feed.starts((_KIMI_END,))):

@@ -164,7 +164,10 @@ def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[st
     function = json.loads(members.get("function", "null"))
     if isinstance(function, dict):
         # The form that OpenAI's API has in its history.
-        members = {key: json.dumps(value, ensure_ascii=False) for key, value in function.items()}
+        try:
+            members = {key: json_text(value) for key, value in function.items()}
+        except ValueError:
+            return None  # 1e999 has become infinity.
     name = next((_name(members[key]) for key in keys.name if key in members), None)
     arguments = next((members[key] for key in keys.arguments if key in members), None)
     if name is None or (arguments is None and bare):
@@ -176,6 +179,18 @@ def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[st
     elif value is None:
         return name, "{}"
     return (name, arguments) if isinstance(value, dict) and arguments else None
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON that can be sent: half of a surrogate pair, which a model may write
+    as an escape, stays one. Raises ``ValueError`` for infinity, ``TypeError`` for what JSON
+    doesn't have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def object_of(text: str) -> dict[str, Any] | None:

@@ -6,12 +6,11 @@ as they come, the others when they are whole, converted by the family's own pars
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmx.worker.calls_json import read_json_calls
+from lmx.worker.calls_json import json_text, read_json_calls
 from lmx.worker.family_parsers import parse_call
 from lmx.worker.parts import PartSink
 from lmx.worker.text_feed import Steps, TextFeed, discard
@@ -183,10 +182,10 @@ class _Value:
             if "null".startswith(begins.strip().lower()):
                 return
             self._held = self._held.lstrip() if self._form.strip else begins
-            self._sink.arguments(f'{self._separator}{_json(self._key)}: "')
+            self._sink.arguments(f'{self._separator}{json_text(self._key)}: "')
             self._opened = True
         kept = self._held.rstrip() if self._form.strip else self._held.removesuffix("\n")
-        self._sink.arguments(_json(kept)[1:-1])
+        self._sink.arguments(json_text(kept)[1:-1])
         self._held = self._held[len(kept) :]
 
     def close(self) -> None:
@@ -194,17 +193,17 @@ class _Value:
             self._sink.arguments('"')
         else:
             value = self._converted()
-            self._sink.arguments(f"{self._separator}{_json(self._key)}: {value}")
+            self._sink.arguments(f"{self._separator}{json_text(self._key)}: {value}")
 
     def _converted(self) -> str:
         """Return the value as JSON: a string when the parser can't make anything else of it."""
         example = self._form.example(self._name, self._key, self._held)
         try:
             call = parse_call(self._form.parser, example, self._sink.tools)[0]
-            return _json(call["arguments"][self._key])
-        except (ValueError, TypeError, KeyError):
+            return json_text(call["arguments"][self._key])
+        except (ValueError, TypeError, LookupError):
             text = self._held
-            return _json(text.strip() if self._form.strip else text.strip("\n"))
+            return json_text(text.strip() if self._form.strip else text.strip("\n"))
 
 
 def _is_string(sink: PartSink, name: str, key: str) -> bool:
@@ -213,7 +212,3 @@ def _is_string(sink: PartSink, name: str, key: str) -> bool:
             schema = tool["function"]["parameters"]["properties"].get(key)
             return isinstance(schema, dict) and schema.get("type") == "string"
     return False
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)

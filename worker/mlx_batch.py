@@ -31,6 +31,7 @@ from lmx.worker.engine import (
     StepOutput,
     TaskPlan,
 )
+from lmx.worker.mlx_batching import can_batch
 from lmx.worker.mlx_draft import load_draft
 from lmx.worker.mlx_load import LoadedModel, load_model
 from lmx.worker.mlx_prefix_cache import PrefixCache
@@ -68,9 +69,13 @@ class MlxEngine:
             _wire_share(self._spec.memory_limit_bytes)
             advanced(LoadPhase.WARMUP, None, "")
             pace = PrefillPace(self._spec.max_decode_stall_s)
-            _warm_up(RowSet(loaded.forward, sampler, pace, None, None), loaded.facts)
+            forward = loaded.forward
+            _warm_up(RowSet(forward, sampler, pace, None, None, batching=True), loaded.facts)
             self._prefixes = self._make_prefix_cache(loaded)
-            self._rows = RowSet(loaded.forward, sampler, pace, self._prefixes, speculation)
+            batching = can_batch(forward)
+            self._rows = RowSet(
+                forward, sampler, pace, self._prefixes, speculation, batching=batching
+            )
         self.rest()
         return loaded.facts
 
@@ -106,7 +111,8 @@ class MlxEngine:
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """Return whether no other prompt is in prefill."""
+        """Return whether no other prompt is in prefill, and no row lives of a model that
+        can't batch."""
         return self._rows.can_admit()
 
     def admit(self, row: RowRequest) -> None:

@@ -61,6 +61,7 @@ class RowSet:
 
     Called in mlx-vlm's generation stream. What rows compute is kept in ``prefixes``, and rows
     begin with what is found there. ``speculation`` steps the batch, where there is one.
+    Without ``batching`` rows run one after the other.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class RowSet:
         pace: PrefillPace,
         prefixes: PrefixCache | None,
         speculation: Speculation | None,
+        *,
+        batching: bool,
     ) -> None:
+        self._batching = batching
         self._forward = forward
         self._sampler = sampler
         self._pace = pace
@@ -85,12 +89,12 @@ class RowSet:
     @property
     def idle(self) -> bool:
         """Whether no row lives."""
-        return self.can_admit() and not self._decoding
+        return not self._filling and not self._decoding
 
     def can_admit(self) -> bool:
         """One prompt at a time: prefill of several at once is wrong for some models, and none
         of them would have its first token sooner."""
-        return self._arrival is None and self._prefill is None
+        return not self._filling and (self._batching or not self._decoding)
 
     def admit(self, row: RowRequest) -> None:
         """Embed the prompt, lazily."""
@@ -133,6 +137,10 @@ class RowSet:
             self._end([row_id], keep=True)
 
     @property
+    def _filling(self) -> bool:
+        return self._arrival is not None or self._prefill is not None
+
+    @property
     def _decoding(self) -> bool:
         return bool(self._batch.rows or self._searches)
 
@@ -147,7 +155,7 @@ class RowSet:
     def _step_batch(self) -> DecodeStep:
         if self._speculation is None:
             return self._batch.step()
-        alone = self.can_admit() and not self._searches
+        alone = not self._filling and not self._searches
         return self._speculation.step(self._batch, alone=alone)
 
     def _search(self, row_id: int, made: _Made) -> None:

@@ -23,7 +23,7 @@ from lmx.worker.mlx_sampling import RowSampler
 from lmx.worker.mlx_verify import Guesses
 from lmx.worker.prefill_pace import PrefillPace
 from lmx.worker.prompt_lookup import PromptLookup
-from lmx.worker.speculation_pace import PlainSteps, SpeculationPace
+from lmx.worker.speculation_pace import Experience, SpeculationPace
 
 MOST_ASSISTANT_TOKENS: Final = 32
 MOST_NGRAM_SIZE: Final = 8
@@ -31,8 +31,6 @@ MOST_NGRAM_SIZE: Final = 8
 
 # The draft model's share of the time that running streams may wait for a prompt.
 _READING_SHARE: Final = 0.25
-# So many tokens as they would have been guessed: reason enough to end a pause.
-_WAKING_STREAK: Final = 6
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ class Speculation:
         self._end_ids = end_ids
         self._clock = clock
         self._rows: dict[int, _Row] = {}
-        self._plain = PlainSteps()
+        self._experience = Experience()
         self._reading = PrefillPace(_READING_SHARE * max_decode_stall_s)
         # When the last step ended, and whether it was one with guesses. None: the time until
         # the next one ends says nothing.
@@ -84,7 +82,7 @@ class Speculation:
         if threshold is None:
             threshold = self._spec.assistant_confidence_threshold
         self._rows[row_id] = _Row(
-            SpeculationPace(self._plain, min(tokens, MOST_ASSISTANT_TOKENS)),
+            SpeculationPace(self._experience, min(tokens, MOST_ASSISTANT_TOKENS)),
             threshold,
             None if self._draft else PromptLookup(min(ngram_size, MOST_NGRAM_SIZE)),
             self._draft.open_row() if self._draft else None,
@@ -185,7 +183,7 @@ class Speculation:
         step = batch.step()
         took_s = self._took_s(tried=False)
         if took_s is not None:
-            self._plain.measured(len(rows), took_s)
+            self._experience.measured(len(rows), took_s)
         for row in rows:
             mine = self._rows[row.row_id]
             if mine.pace.pausing and mine.lookup is not None:
@@ -208,13 +206,11 @@ def _rest(row: DecodeRow, drawn: int, begin: int) -> list[int]:
 
 
 def _look_back(row: _Row, lookup: PromptLookup, tokens: Sequence[int]) -> None:
-    """End a row's pause when its tokens come as they would have been guessed."""
-    for token in tokens[len(lookup) :]:
-        row.streak = row.streak + 1 if lookup.propose(1) == [token] else 0
-        lookup.extend([token])
-    if row.streak >= _WAKING_STREAK:
-        row.streak = 0
-        row.pace.wake()
+    """Compare a pausing row's last token with what would have been guessed."""
+    new = tokens[len(lookup) :]
+    row.streak = row.streak + 1 if new and lookup.propose(1) == new else 0
+    lookup.extend(new)
+    row.pace.foreseen(row.streak)
 
 
 def _joined(guessed: Sequence[mx.array | None]) -> Guesses | None:

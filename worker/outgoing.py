@@ -1,12 +1,19 @@
-"""What one delivery of the engine thread has for each router: one message, however many rows."""
+"""What one delivery of the engine thread has for each router: one message, however many rows,
+but for what would be too large for one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lmx.protocol.data import ChoiceEnded, Delta, Failed, Finished, Outputs
+
+# A message over the protocol's limit costs the connection, and with it every stream of the router.
+# Answers that are chosen from come all at once, with logprobs a kilobyte a token.
+_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+_LOGPROB_BYTES: Final = 64
+"""Of one token, or one alternative: 45, and the bytes of the token."""
 
 
 @dataclass(slots=True)
@@ -35,14 +42,32 @@ class Outgoing:
         return found
 
     def send(self, send: Callable[[bytes, Any], None]) -> None:
-        """Send each router its message."""
+        """Send each router its message; of several, the last has the ends."""
         for router, part in self._by_router.items():
+            *before, deltas = _cut(part.deltas)
+            for some in before:
+                send(router, Outputs(some))
             send(
                 router,
                 Outputs(
-                    tuple(part.deltas),
+                    deltas,
                     tuple(part.ended),
                     tuple(part.finished),
                     tuple(part.failed),
                 ),
             )
+
+
+def _cut(deltas: Iterable[Delta]) -> Iterator[tuple[Delta, ...]]:
+    going: list[Delta] = []
+    size_bytes = 0
+    for delta in deltas:
+        delta_bytes = len(delta.text)
+        if delta.logprobs:
+            delta_bytes += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+        if going and size_bytes + delta_bytes > _MESSAGE_BYTES:
+            yield tuple(going)
+            going, size_bytes = [], 0
+        going.append(delta)
+        size_bytes += delta_bytes
+    yield tuple(going)

@@ -85,10 +85,12 @@ def _index(part: Part) -> int | None:
 
 
 def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tool with what the family parsers read, which not all take for optional."""
+    """Return the tool with what the family parsers read, which not all take for optional. What
+    is no schema (``"properties": [1]``) tells them nothing: it is checked only for enforcing."""
     function = tool["function"]
     parameters = dict(function.get("parameters") or {})
-    parameters["properties"] = dict(parameters.get("properties") or {})
+    properties = parameters.get("properties")
+    parameters["properties"] = dict(properties) if isinstance(properties, dict) else {}
     return {
         "type": "function",
         "function": {"name": function["name"], "parameters": parameters},

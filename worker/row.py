@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lmx.protocol.data import TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.engine import Detokenizer, TokenScores
 from lmx.worker.jobs import AnswerEnded, Job, JobOutput, Piece
 from lmx.worker.logprob_track import LogprobTrack, TokenBytes, describe
 from lmx.worker.stops import StopMatcher
+
+# Of a prompt that is given out, in one piece: a long one with logprobs is too much for a message.
+_ECHO_TOKENS: Final = 4096
 
 
 class Row:
@@ -61,8 +66,11 @@ class Row:
 
         Its ``entries`` are logprobs, empty when nobody asked. Stop strings are not looked for.
         """
-        text = "".join([self._detokenizer.add(token) for token in tokens])
-        out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=tuple(entries)))
+        for start in range(0, len(tokens), _ECHO_TOKENS):
+            end = start + _ECHO_TOKENS
+            text = "".join([self._detokenizer.add(token) for token in tokens[start:end]])
+            logprobs = tuple(entries[start:end])
+            out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=logprobs))
 
     def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
         """Take the answer's next token; add what became final to ``out``.

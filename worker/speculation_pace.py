@@ -13,18 +13,25 @@ _TRIAL_STEPS: Final = 4
 _SUCCESS_STEPS: Final = 16
 _FIRST_PAUSE_STEPS: Final = 16
 _LONGEST_PAUSE_STEPS: Final = 256
+# Of the next pause's length, which has doubled when this one began.
+_FORESEEN_SHARE: Final = 4
+_DISCOURAGING_TRIALS: Final = 8
 # Plain steps are measured anew after so many of the others: a context grows, a machine heats up.
 _REFRESH_STEPS: Final = 256
 _PLAIN_SAMPLES: Final = 2
 _NEW_SHARE: Final = 0.25
 # Measurements scatter: a draw is no reason to pause.
 _MARGIN: Final = 1.05
+# So much slower than plain steps, a trial ends at once.
+_HOPELESS: Final = 2.0
 
 
-class PlainSteps:
-    """How long a plain step takes, by the number of rows. One for all rows of an engine."""
+class Experience:
+    """What the rows of an engine have in common: how long a plain step takes, by the number of
+    rows, and how many trials on end were in vain."""
 
     def __init__(self) -> None:
+        self.vain_trials = 0
         self._average_s: dict[int, float] = {}
         self._samples: dict[int, int] = {}
 
@@ -45,14 +52,19 @@ class PlainSteps:
 
 
 class SpeculationPace:
-    """One row's pace. A pause is short at first and doubles each time it ends in vain."""
+    """One row's pace. A pause is short at first and doubles each time it ends in vain.
 
-    def __init__(self, plain: PlainSteps, most_tokens: int) -> None:
-        self._plain = plain
+    A row begins with a pause where the rows before it tried in vain. So a draft model that is
+    too slow for this device doesn't read every prompt for nothing.
+    """
+
+    def __init__(self, experience: Experience, most_tokens: int) -> None:
+        self._experience = experience
         self._most_tokens = most_tokens
         self._accepted = float(most_tokens)
         self._pause_steps = _FIRST_PAUSE_STEPS
-        self._left_steps = 0
+        discouraged = experience.vain_trials >= _DISCOURAGING_TRIALS
+        self._left_steps = _LONGEST_PAUSE_STEPS if discouraged else 0
         self._begin_trial()
 
     @property
@@ -62,7 +74,7 @@ class SpeculationPace:
 
     def tokens(self, rows: int) -> int:
         """Return how many tokens to guess in the next step, of ``rows`` rows; 0: none."""
-        if self.pausing or self._plain.average_s(rows) is None:
+        if self.pausing or self._experience.average_s(rows) is None:
             return 0
         # One more than what is accepted as a rule, so that it can become more.
         return min(self._most_tokens, int(self._accepted + 0.5) + 1)
@@ -71,9 +83,11 @@ class SpeculationPace:
         """A step went by without an attempt."""
         self._left_steps = max(0, self._left_steps - 1)
 
-    def wake(self) -> None:
-        """End a pause: there is reason to think that guesses are right now."""
-        self._left_steps = 0
+    def foreseen(self, tokens: int) -> None:
+        """So many tokens on end came as they would have been guessed. Ends a pause when that is
+        many for its length."""
+        if tokens >= self._pause_steps // _FORESEEN_SHARE:
+            self._left_steps = 0
 
     def tried(self, rows: int, guessed: int, accepted: int, took_s: float | None) -> None:
         """A step of ``rows`` rows took so long, with ``guessed`` tokens for this row, maybe
@@ -92,17 +106,20 @@ class SpeculationPace:
         self._judge(rows)
 
     def _judge(self, rows: int) -> None:
-        plain_s = self._plain.average_s(rows)
-        if plain_s is None or self._steps < _TRIAL_STEPS:
+        plain_s = self._experience.average_s(rows)
+        if plain_s is None:
             return
-        if self._took_s > _MARGIN * plain_s * self._made:
+        margin = _MARGIN if self._steps >= _TRIAL_STEPS else _HOPELESS
+        if self._took_s > margin * plain_s * self._made:
             self._left_steps = self._pause_steps
             self._pause_steps = min(2 * self._pause_steps, _LONGEST_PAUSE_STEPS)
+            self._experience.vain_trials += 1
             self._begin_trial()
         elif self._steps >= _SUCCESS_STEPS:
             self._pause_steps = _FIRST_PAUSE_STEPS
+            self._experience.vain_trials = 0
             if self._steps % _REFRESH_STEPS == 0:
-                self._plain.renew(rows)
+                self._experience.renew(rows)
 
     def _begin_trial(self) -> None:
         self._steps = 0

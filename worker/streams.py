@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from lmx.protocol.data import Delta, TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind
 from lmx.worker.jobs import Piece
+
+# With twenty alternatives each, four megabytes: well within one message.
+_MOST_LOGPROBS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -22,7 +26,7 @@ class _Waiting:
 
     def takes(self, piece: Piece) -> bool:
         """Whether a piece of the same answer can be joined."""
-        if piece.kind is not self.kind:
+        if piece.kind is not self.kind or len(self.logprobs) >= _MOST_LOGPROBS:
             return False
         if self.call is None or piece.call is None:
             return True

@@ -16,13 +16,14 @@ from lmx.worker import harmony
 from lmx.worker.constraints import GrammarConstraint
 from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
+from lmx.worker.schema_cost import too_costly
 from lmx.worker.structure_grammar import (
     ONE_LINE_SPACE,
     Grammar,
     invalid,
-    is_small,
     schema_grammar,
     structure_grammar,
+    without_prose,
 )
 from lmx.worker.thinking_constraint import ThinkingConstraint, ThinkingRules
 from lmx.worker.tool_grammar import HARMONY, Tool, harmony_answer, tools_grammar
@@ -130,13 +131,15 @@ class ConstraintCompiler:
         try:
             if schema["type"] != "object":
                 raise invalid(param, "arguments are an object")
-            if not is_small(schema):
-                raise invalid(param, "the schema is too large to be enforced")
+            if reason := too_costly(without_prose(schema)):
+                raise invalid(param, reason)
             self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
         except RequestError:
             if strict:
                 raise
             return _ANY_OBJECT
+        except RecursionError as error:
+            raise invalid(param, "it is nested too deeply") from error
         return schema
 
     def _matcher(self, grammars: Sequence[Grammar], param: str) -> LLMatcher:

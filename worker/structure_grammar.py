@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from lmx.protocol.data import Structure
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import StructureKind
+from lmx.worker.schema_cost import MOST_INTERSECTIONS, VALUES, too_costly
 
 Grammar = dict[str, Any]
 """One of llguidance's grammars: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
@@ -22,16 +24,15 @@ _JSON_SPACE: Final = r"\x20|\n\x20{0,32}"
 # Calls are written in one line, as chat templates do.
 ONE_LINE_SPACE: Final = r"\x20"
 
-# A grammar of n rules that all name each other costs n^4: these are 1.3 s (a schema) and 1.6 s
-# (Lark) at worst, on one core of a Linux server. What is not of that kind is far cheaper.
-_MOST_SCHEMA_CHARS: Final = 65_536
+# Rules that all name each other: 1 s for so many characters of Lark.
 _MOST_GRAMMAR_CHARS: Final = 16_384
 _MOST_PATTERN_CHARS: Final = 262_144
 
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
-_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+# What is between quotes or slashes in Lark.
+_LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
 
 
 def structure_grammar(structure: Structure) -> Grammar:
@@ -77,16 +78,11 @@ def without_prose(schema: Any) -> Any:
         # Of the second 60, which llguidance allows in every minute, no reader knows what to make.
         schema = {"pattern": _SECOND_BELOW_60, **schema}
     return {
-        key: value if key in _VALUES else without_prose(value)
+        key: value if key in VALUES else without_prose(value)
         for key, value in schema.items()
         # A property may have such a name; its schema is no string.
         if not (key in _PROSE and isinstance(value, str))
     }
-
-
-def is_small(schema: Any) -> bool:
-    """Return whether a schema can be compiled in bounded time."""
-    return len(json.dumps(without_prose(schema))) <= _MOST_SCHEMA_CHARS
 
 
 def _schema(structure: Structure) -> Grammar:
@@ -94,12 +90,8 @@ def _schema(structure: Structure) -> Grammar:
         schema = json.loads(structure.text)
         if not isinstance(schema, dict):
             raise invalid(structure.param, "a JSON schema is a JSON object")
-        if not is_small(schema):
-            raise invalid(
-                structure.param,
-                f"the schema has more than {_MOST_SCHEMA_CHARS} characters without its "
-                "descriptions",
-            )
+        if reason := too_costly(without_prose(schema)):
+            raise invalid(structure.param, reason)
         return schema_grammar(schema, _JSON_SPACE)
     except ValueError as error:
         raise invalid(structure.param, f"it is no JSON: {error}") from error
@@ -129,10 +121,18 @@ def quoted(text: str) -> str:
 def _grammar(structure: Structure) -> Grammar:
     text = _at_most(structure, _MOST_GRAMMAR_CHARS)
     try:
-        return {"lark_grammar": any_to_lark(text)}
+        lark = any_to_lark(text)
     except Exception as error:
         # The converter from GBNF raises bare exceptions, all of them about the grammar.
         raise invalid(structure.param, f"it is neither Lark nor GBNF: {error}") from error
+    intersections = _LITERAL.sub("", lark).count("&")
+    if "%json" in lark:
+        intersections += lark.count('"pattern"') + lark.count('"format"')
+    if intersections > MOST_INTERSECTIONS:
+        raise invalid(
+            structure.param, f"it has more than {MOST_INTERSECTIONS} intersections or patterns"
+        )
+    return {"lark_grammar": lark}
 
 
 def _at_most(structure: Structure, most_chars: int) -> str:

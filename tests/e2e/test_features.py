@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -23,7 +23,7 @@ WEATHER = {
         "parameters": {
             "type": "object",
             "properties": {
-                "city": {"type": "string", "maxLength": 12},
+                "city": {"enum": ["Oslo", "Bergen"]},
                 "unit": {"enum": ["celsius", "fahrenheit"]},
             },
             "required": ["city", "unit"],
@@ -69,7 +69,7 @@ def streamed(client: OpenAI, **settings: Any) -> dict[int, Joined]:
 
 
 def test_several_answers_are_different_and_reproducible(client: OpenAI) -> None:
-    settings = {"n": 3, "temperature": 1.3, "seed": 11, "max_tokens": 12}
+    settings = {"n": 3, "temperature": 1.3, "seed": 11, "max_tokens": 8}
     answer = whole(client, **settings)
     texts = [choice.message.content for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -78,7 +78,7 @@ def test_several_answers_are_different_and_reproducible(client: OpenAI) -> None:
     assert [again[index].content for index in range(3)] == texts
     alone = whole(client, **{**settings, "n": 1})
     assert alone.choices[0].message.content == texts[0]
-    assert answer.usage.completion_tokens <= 36
+    assert answer.usage.completion_tokens <= 24
     assert answer.usage.prompt_tokens == 37
 
 
@@ -97,21 +97,18 @@ def test_logprobs_streamed_and_not(client: OpenAI) -> None:
 
 
 class Person(BaseModel):
-    name: str = Field(max_length=12)
+    initial: Literal["A", "B", "C"]
     age: int = Field(ge=0, le=150)
-    hobbies: list[str] = Field(max_length=2)
+    married: bool
 
 
 def test_parse_gives_a_model_whatever_the_temperature(client: OpenAI) -> None:
-    ask: Any = [{"role": "user", "content": "Describe a person named Anna as JSON."}]
-    for seed in (1, 2):
-        parsed = client.chat.completions.parse(
-            model="smollm2", messages=ask, response_format=Person, temperature=1.5, seed=seed,
-            max_tokens=200,
-        )  # fmt: skip
-        choice = parsed.choices[0]
-        if choice.finish_reason == "stop":
-            assert isinstance(choice.message.parsed, Person)
+    ask: Any = [{"role": "user", "content": "Describe a person as JSON."}]
+    parsed = client.chat.completions.parse(
+        model="smollm2", messages=ask, response_format=Person, temperature=1.5, seed=1,
+        max_tokens=60,
+    )  # fmt: skip
+    assert isinstance(parsed.choices[0].message.parsed, Person)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +135,7 @@ def test_the_form_of_an_answer_streamed_and_not(
 
 
 def test_a_json_object_is_one(client: OpenAI) -> None:
-    settings = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 120}
+    settings = {"response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 40}
     choice = whole(client, **settings).choices[0]
     if choice.finish_reason == "stop":
         assert isinstance(json.loads(choice.message.content), dict)
@@ -185,7 +182,7 @@ def test_tools_are_called_when_they_must_be(client: OpenAI, choice: Any) -> None
         "parallel_tool_calls": False,
         "temperature": 1.0,
         "seed": 3,
-        "max_tokens": 120,
+        "max_tokens": 60,
     }
     answer = whole(client, **settings).choices[0]
     assert answer.finish_reason == "tool_calls"
@@ -238,7 +235,7 @@ def test_biases_penalties_and_limits(client: OpenAI) -> None:
 
 
 def test_beams_and_best_of(client: OpenAI) -> None:
-    settings = {"max_tokens": 10, "n": 2, "extra_body": {"best_of": 4}}
+    settings = {"max_tokens": 5, "n": 2, "extra_body": {"best_of": 3}}
     first = whole(client, **settings)
     second = streamed(client, **settings)
     texts = [choice.message.content for choice in first.choices]
@@ -293,7 +290,9 @@ def test_completions_of_several_prompts_streamed_and_not(client: OpenAI) -> None
 def test_the_second_turn_finds_the_first(client: OpenAI) -> None:
     story = "Once there was a lighthouse keeper who counted ships. " * 6
     turns: list[Any] = [{"role": "user", "content": story + "How does it go on?"}]
-    first = whole(client, messages=turns, temperature=0, max_tokens=24)
+    first = whole(
+        client, messages=turns, temperature=0, max_tokens=24, extra_body={"min_tokens": 20}
+    )
     turns += [
         {"role": "assistant", "content": first.choices[0].message.content},
         {"role": "user", "content": "And then?"},

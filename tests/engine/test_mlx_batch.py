@@ -226,7 +226,7 @@ def test_a_removed_rows_memory_comes_back(tiny: EngineRunner) -> None:
         assert mx.get_active_memory() > before
         tiny.remove(row)
         tiny.engine.rest()
-        assert mx.get_active_memory() == before
+        assert mx.get_active_memory() <= before
 
 
 @pytest.mark.parametrize(
@@ -352,3 +352,22 @@ def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
     with pytest.raises(OperationError, match="nonsense") as caught:
         engine.load(lambda *_: None)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_model_that_cannot_batch_serves_one_row_after_the_other(
+    tmp_path: Path, tiny: EngineRunner
+) -> None:
+    """And one that can has several."""
+    folder = make_tiny_model(tmp_path, "gemma2")
+    runner = EngineRunner(spec_of(folder))
+    row = runner.admit("a", GREEDY, 4)
+    tiny.admit("a", GREEDY, 4)
+    for one in (runner, tiny):
+        while not any(one.tokens[row] for row in one.live):
+            one.step()
+    assert tiny.engine.can_admit()
+    assert not runner.engine.can_admit()
+    runner.finish()
+    assert runner.engine.can_admit()
+    answer = runner.tokens[row]
+    assert answer == Plain(folder).likeliest(runner.encode("a"), answer)

@@ -159,7 +159,7 @@ class Plain:
         output = language_model(
             mx.array([list(tokens)]), cache=make_prompt_cache(language_model), **arguments
         )
-        logits: mx.array = output.logits[0]
+        logits: mx.array = getattr(output, "logits", output)[0]
         return logits
 
     def logprobs(self, tokens: Sequence[int]) -> mx.array:

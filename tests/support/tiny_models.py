@@ -98,11 +98,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Wrong in a batch, in mlx-vlm 0.7.10.
+UNBATCHED_CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma2": _COMMON
+    | {
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
+
 
 def make_tiny_model(folder: Path, kind: str) -> Path:
-    """Write the model ``kind`` (a key of CONFIGS) into ``folder``, and return that."""
+    """Write the model ``kind`` (a key of the configs) into ``folder``, and return that."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = CONFIGS[kind] | {"eos_token_id": 256}
+    config = (CONFIGS | UNBATCHED_CONFIGS)[kind] | {"eos_token_id": 256}
     (folder / "config.json").write_text(json.dumps(config))
     module, _ = get_model_and_args(dict(config))
     model = module.Model(module.ModelConfig.from_dict(dict(config)))

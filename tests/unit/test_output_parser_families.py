@@ -132,6 +132,43 @@ def test_a_parameter_that_is_not_of_its_type_stays_text() -> None:
     assert parsed.objects == [("save", {"size": "many", "path": "x"})]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json_tools", r'{"function": {"name": "save", "arguments": {"options": {"a": "\ud800"}}}}'),
+        ("qwen3_coder", r'<function=save><parameter=options>{"a": "\ud800"}</parameter></function>'),
+        ("pythonic", r"""[save(options={"a": "\ud800"})]"""),
+    ],
+)
+def test_half_of_a_surrogate_pair_stays_an_escape(name: str, text: str) -> None:
+    form = call_forms(name)[0]
+    parsed = parse(f"{form.start}{text}{form.end}", name, tools=TOOLS)
+    ((_, arguments),) = parsed.calls
+    arguments.encode()  # Anything else could not be sent, nor what others said in that step.
+    assert json.loads(arguments) == {"options": {"a": "\ud800"}}
+
+
+def test_infinity_is_no_call() -> None:
+    text = '<tool_call>{"function": {"name": "save", "arguments": {"size": 1e999}}}</tool_call>'
+    parsed = parse(text, "json_tools", tools=TOOLS)
+    assert (parsed.calls, parsed.content) == ([], text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gemma4", f"call:{' ' * 300_000}a\nb{{}}"),
+        (
+            "kimi_k2",
+            f"<|tool_call_begin|>a{' ' * 300_000}b<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+        ),
+    ],
+)
+def test_a_row_of_spaces_for_a_name_takes_no_minutes(name: str, text: str) -> None:
+    form = call_forms(name)[0]
+    assert parse(f"{form.start}{text}{form.end}", name, tools=TOOLS, cuts=[]).calls == []
+
+
 def test_strings_stream_out_of_tags() -> None:
     one = OutputParser(None, False, "qwen3_coder", TOOLS)
     one.add("<tool_call>\n<function=save>\n<parameter=text>\nab")

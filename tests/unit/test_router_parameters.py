@@ -301,6 +301,20 @@ THINKING: list[tuple[dict[str, Any], Thinking]] = [
     ({"reasoning_effort": "none"}, Thinking(effort="none", enabled=False)),
     ({"enable_thinking": True, "reasoning_effort": "none"}, Thinking("none", enabled=True)),
     ({"enable_thinking": False}, Thinking(enabled=False)),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(enabled=False)),
+    (
+        {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},
+        Thinking("none", enabled=True),
+    ),
+    (
+        {"chat_template_kwargs": {"thinking": False}, "reasoning_effort": "high"},
+        Thinking("high", enabled=False),
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
+        Thinking(enabled=True),
+    ),
+    ({"chat_template_kwargs": {"enable_thinking": "no"}}, Thinking()),
     ({"thinking_budget": 0}, Thinking(budget_tokens=0)),
     ({"thinking_token_budget": 7}, Thinking(budget_tokens=7)),
     ({"thinking_token_budget": 7, "thinking_budget": 7}, Thinking(budget_tokens=7)),

@@ -2,16 +2,16 @@
 
 import pytest
 
-from lmx.worker.speculation_pace import PlainSteps, SpeculationPace
+from lmx.worker.speculation_pace import Experience, SpeculationPace
 
 PLAIN_S = 0.010
 
 
-def measured(rows: int = 1) -> PlainSteps:
-    plain = PlainSteps()
-    plain.measured(rows, PLAIN_S)
-    plain.measured(rows, PLAIN_S)
-    return plain
+def measured(rows: int = 1) -> Experience:
+    experience = Experience()
+    experience.measured(rows, PLAIN_S)
+    experience.measured(rows, PLAIN_S)
+    return experience
 
 
 def steps_tried(pace: SpeculationPace, steps: int, accepted: int, took_s: float) -> int:
@@ -24,17 +24,17 @@ def steps_tried(pace: SpeculationPace, steps: int, accepted: int, took_s: float)
             tried += 1
         else:
             pace.rested()
-            pace._plain.measured(1, PLAIN_S)
+            pace._experience.measured(1, PLAIN_S)
     return tried
 
 
 def test_plain_steps_are_measured_first() -> None:
-    plain = PlainSteps()
-    pace = SpeculationPace(plain, 4)
+    experience = Experience()
+    pace = SpeculationPace(experience, 4)
     assert pace.tokens(1) == 0
-    plain.measured(1, PLAIN_S)
+    experience.measured(1, PLAIN_S)
     assert pace.tokens(1) == 0
-    plain.measured(1, PLAIN_S)
+    experience.measured(1, PLAIN_S)
     assert pace.tokens(1) == 4
     assert pace.tokens(2) == 0
 
@@ -60,19 +60,33 @@ def test_what_never_pays_is_hardly_tried() -> None:
     assert steps_tried(pace, 2000, 0, 3 * PLAIN_S) < 60
 
 
+def test_what_is_far_too_slow_is_tried_once() -> None:
+    pace = SpeculationPace(measured(), 4)
+    assert steps_tried(pace, 16, 0, 2.1 * PLAIN_S) == 1
+    pace = SpeculationPace(measured(), 4)
+    assert steps_tried(pace, 16, 0, 1.9 * PLAIN_S) == 4
+
+
 def test_what_pays_again_is_found_again() -> None:
     pace = SpeculationPace(measured(), 4)
     steps_tried(pace, 2000, 0, 3 * PLAIN_S)
     assert steps_tried(pace, 1000, 4, 2 * PLAIN_S) > 700
 
 
-def test_a_pause_can_be_ended() -> None:
+def test_tokens_that_were_foreseen_end_a_pause() -> None:
     pace = SpeculationPace(measured(), 4)
-    steps_tried(pace, 5, 0, 3 * PLAIN_S)
-    assert pace.pausing
-    assert pace.tokens(1) == 0
-    pace.wake()
-    assert pace.tokens(1) > 0
+    needed: list[int] = []
+    for _ in range(3):
+        while not pace.pausing:
+            pace.tried(1, 4, 0, 3 * PLAIN_S)
+        assert pace.tokens(1) == 0
+        for tokens in range(1000):
+            pace.foreseen(tokens)
+            if not pace.pausing:
+                needed.append(tokens)
+                break
+        assert pace.tokens(1) > 0
+    assert needed == [8, 16, 32]
 
 
 def test_as_many_are_guessed_as_are_right_and_one_more() -> None:
@@ -96,3 +110,14 @@ def test_a_step_of_unknown_length_counts_only_what_was_right() -> None:
         pace.tried(1, pace.tokens(1), 0, None)
     assert not pace.pausing
     assert pace.tokens(1) == 1
+
+
+def test_a_row_learns_from_those_before_it() -> None:
+    experience = measured()
+    for _ in range(8):
+        steps_tried(SpeculationPace(experience, 4), 10, 0, 3 * PLAIN_S)
+    discouraged = SpeculationPace(experience, 4)
+    assert steps_tried(discouraged, 256, 0, 3 * PLAIN_S) == 0
+    assert steps_tried(discouraged, 1, 4, PLAIN_S) == 1
+    steps_tried(discouraged, 16, 4, PLAIN_S)
+    assert SpeculationPace(experience, 4).tokens(1) == 4

@@ -307,6 +307,28 @@ async def test_a_row_that_cannot_be_admitted_fails_alone(start: Start) -> None:
     assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
 
 
+async def test_a_row_that_cannot_be_made_fails_alone_and_keeps_no_place(start: Start) -> None:
+    def raises() -> Any:
+        raise ValueError("no such parser")
+
+    recorder = await start(max_rows=1)
+    rules = TextRules(frozenset({0}), make_parser=raises)
+    for _ in range(2):
+        assert isinstance(await recorder.end(recorder.submit(rules=rules)), JobFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+    await recorder.until(lambda: recorder.thread.rows == 0)
+
+
+async def test_an_echo_that_raises_fails_alone(start: Start) -> None:
+    recorder = await start()
+    good = recorder.submit(tokens=30, step_s=0.002)
+    # Its row asks for no logprobs of the prompt, so that there are none to echo.
+    bad = recorder.submit(rules=TextRules(frozenset({0}), logprobs=True, echo=True))
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(good), JobFinished)
+    assert recorder.text(good) == "word " * 30
+
+
 async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
     recorder = await start()
     recorder.submit(step_raise_at=1)
