@@ -221,10 +221,14 @@ def _optional(hint: Any) -> tuple[_Pack | None, _Unpack]:
 
 def _sequence(item: Any) -> tuple[_Pack | None, _Unpack]:
     pack, unpack = _converters(item)
+    # Millions of tokens may come at once: a check of each by itself took a second for two.
+    plain = frozenset({item}) if item in _SCALARS else None
 
     def unpack_items(value: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise ProtocolError(f"{path}: expected an array, got {type(value).__name__}")
+        if plain is not None and plain.issuperset(map(type, value)):
+            return tuple(value)
         return tuple(unpack(entry, f"{path}[{index}]") for index, entry in enumerate(value))
 
     return (None if pack is None else lambda value: [pack(entry) for entry in value]), unpack_items

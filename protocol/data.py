@@ -291,7 +291,8 @@ class Failed:
 @message
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """All that one engine step produced for one router: one message, however many rows."""
+    """All that one engine step produced for one router: one message, however many rows. What is
+    large goes in several, the ends with the last."""
 
     deltas: tuple[Delta, ...] = ()
     ended: tuple[ChoiceEnded, ...] = ()

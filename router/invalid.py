@@ -39,6 +39,7 @@ _LENGTHS: Final = {
     "string_too_short": "must not be empty",
     "too_short": "must hold at least {min_length} element(s), got {actual_length}",
     "too_long": "must hold at most {max_length} elements, got {actual_length}",
+    "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
     "string_too_long": "must hold at most {max_length} characters",
     "string_pattern_mismatch": "must match {pattern}",
 }

@@ -7,12 +7,17 @@ from typing import Annotated, Final
 from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, NonEmpty, Positive, Strict
+from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, Positive, Strict
 from lmx.router.schemas_sampling import SamplingFields
 from lmx.router.schemas_structure import StructureFields
 
 _MAX_STOPS: Final = 4
+_MAX_STOP_CHARS: Final = 4096
+"""The end of the answer is compared with all beginnings of a stop string at each token."""
+
 _MAX_SALT: Final = 256
+
+_Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
 class StreamOptions(Strict):
@@ -31,8 +36,8 @@ class GenerationFields(SamplingFields, StructureFields):
     max_completion_tokens: Positive | None = None
     stop: (
         Annotated[
-            Annotated[NonEmpty, Tag(TEXT)]
-            | Annotated[list[NonEmpty], Field(max_length=_MAX_STOPS), Tag(LIST)],
+            Annotated[_Stop, Tag(TEXT)]
+            | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
             TEXT_OR_LIST,
         ]
         | None

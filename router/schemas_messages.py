@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, Strict
@@ -13,8 +14,10 @@ from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, Strict
 MAX_MESSAGES: Final = 10_000
 MAX_PARTS: Final = 1_000
 MAX_CALLS: Final = 1_000
-"""Checking happens on the event loop, a few microseconds an item, and an array that fails, fails
-at its first wrong item: 15 MiB of zeros took a minute otherwise, in which no stream moved."""
+MAX_ITEMS: Final = 20_000
+"""Of all messages together. Checking happens on the event loop, a few microseconds an item, and
+an array that fails, fails at its first wrong item: 15 MiB of zeros took a minute otherwise, and
+15 MiB of good parts 5 s, in which no stream moved."""
 
 
 class TextPart(Strict):
@@ -74,7 +77,25 @@ class Message(Strict):
         return message
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+def _bounded(messages: object) -> object:
+    """Refuse too many parts and calls before any is looked at."""
+    items = 0
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            lists = (message.get("content"), message.get("tool_calls"))
+            items += sum(len(one) for one in lists if isinstance(one, list))
+    if items > MAX_ITEMS:
+        raise PydanticCustomError(
+            "too_many_items", "too many items", {"items": items, "max_items": MAX_ITEMS}
+        )
+    return messages
+
+
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_bounded),
+]
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -15,6 +15,8 @@ from lmx.router.body import MAX_DEPTH, too_deep
 from lmx.router.schema_types import NonEmpty, Strict, TextOrObject
 
 MAX_CHOICES: Final = 10_000
+MAX_FORM_CHARS: Final = 2**20
+"""Of a form as text. A worker takes less of most; it goes to it once for each prompt."""
 
 
 class JsonSchemaFormat(Strict):
@@ -70,6 +72,13 @@ def structure_of(fields: StructureFields) -> Structure | None:
             f"`{asked[1].param}` can't be combined with `{asked[0].param}`: "
             "an answer has one form.",
             param=asked[1].param,
+        )
+    if asked and len(asked[0].text) > MAX_FORM_CHARS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{asked[0].param}` has {len(asked[0].text)} characters as JSON, and may have at most "
+            f"{MAX_FORM_CHARS}: ask for a smaller form.",
+            param=asked[0].param,
         )
     return asked[0] if asked else None
 

@@ -12,9 +12,10 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 CREDIT_DELTAS: Final = 64
 """Deltas that may be under way or untaken. Beyond it the worker joins text by itself."""
 
-_PENDING_DELTAS: Final = 64
+_PENDING_DELTAS: Final = 1024
 """An answer that ends takes along what waited for credit, in a delta for each run of one kind
-(content, reasoning, one call's arguments): more runs than a model makes."""
+(content, reasoning, one call's arguments): more runs than a model makes. A client that reads
+slowly can have all of a hundred calls waiting."""
 
 _GRANT_DELTAS: Final = CREDIT_DELTAS // 2
 """Granted back in halves: a message for each delta would double the traffic."""

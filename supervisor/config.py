@@ -176,6 +176,17 @@ class ModelConfig(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _prefix_cache_is_within_share(self) -> ModelConfig:
+        cache = self.prefix_cache
+        share, part = self.memory_bytes, cache.memory_bytes if cache.enabled else None
+        if share is not None and part is not None and part >= share:
+            raise ValueError(
+                f"prefix_cache.memory_bytes ({part}) is a part of memory_bytes ({share}): it "
+                "must be less"
+            )
+        return self
+
     @field_validator("source")
     @classmethod
     def _known_source(cls, value: str) -> str:

@@ -15,7 +15,6 @@ from lmx.protocol.data import (
     Failed,
     Finished,
     Generate,
-    Outputs,
     Pulse,
     Refused,
 )
@@ -124,7 +123,9 @@ class Generations:
         opened = self._open.get((router, stream_id))
         granted = opened.stream.grant(deltas) if opened else []
         if granted:
-            self._send(router, Outputs(tuple(granted)))
+            outgoing = Outgoing()
+            outgoing.to(router).deltas += granted
+            outgoing.send(self._send)
 
     def cancel(self, router: bytes, stream_id: int) -> None:
         """Forget a stream and free its row before the next step."""

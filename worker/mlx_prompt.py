@@ -149,7 +149,9 @@ class PromptEncoder:
         text = self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, **{"add_generation_prompt": True, **shown, **kwargs}
         )
-        return str(text)
+        # The arguments of a call may have half of a surrogate pair, as an escape: no tokenizer
+        # takes it.
+        return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     @functools.cached_property
     def _knows_tools(self) -> bool:

@@ -102,11 +102,12 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSea
             )
     width = max(search.best_of, search.n)
     if width > spec.max_rows:
+        param = "best_of" if search.best_of > search.n else "n"
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"A beam search with `best_of` {width} needs as many places, and this model has "
+            f"A beam search with `{param}` {width} needs as many places, and this model has "
             f"{spec.max_rows}: ask for fewer.",
-            param="best_of",
+            param=param,
         )
     return BeamSearch(width, search.length_penalty, sampling.end_ids)
 

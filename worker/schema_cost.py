@@ -21,6 +21,7 @@ _MOST_PATTERN_PROPERTIES: Final = 64
 _MOST_REMAINDERS: Final = 100_000
 
 VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+_PATTERNS: Final = ("pattern", "format")
 _APPLICATORS: Final = ("$ref", "anyOf", "oneOf")
 _NO_CONSTRAINTS: Final = frozenset(
     {*VALUES, "$defs", "definitions", "$schema", "$id", "type", "x-guidance", "allOf"}
@@ -56,9 +57,9 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
             yield from _parts(one)
     elif isinstance(schema, dict):
         yield schema
-        for key, value in schema.items():
-            if key not in VALUES:
-                yield from _parts(value)
+        # Values too: a property may be called "const".
+        for value in schema.values():
+            yield from _parts(value)
 
 
 def _intersects(part: Mapping[str, Any]) -> bool:
@@ -77,4 +78,5 @@ def _remainders(multiple: Any) -> int:
     _, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()
     if not isinstance(exponent, int) or len(digits) + exponent > len(str(_MOST_REMAINDERS)):
         return _MOST_REMAINDERS + 1
-    return int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    scaled: int = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    return scaled

@@ -16,7 +16,7 @@ from lmx.worker import harmony
 from lmx.worker.constraints import GrammarConstraint
 from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
-from lmx.worker.schema_cost import too_costly
+from lmx.worker.schema_cost import MOST_SCHEMA_CHARS, too_costly
 from lmx.worker.structure_grammar import (
     ONE_LINE_SPACE,
     Grammar,
@@ -112,6 +112,9 @@ class ConstraintCompiler:
                 param = f"tools[{index}].function.parameters"
                 parameters = self._parameters(function.get("parameters"), param, strict)
                 tools.append(Tool(function["name"], parameters))
+        if sum(len(json.dumps(tool.parameters)) for tool in tools) > MOST_SCHEMA_CHARS:
+            reason = f"their schemas have more than {MOST_SCHEMA_CHARS} characters together"
+            raise invalid("tools", reason)
         if not tools:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
@@ -127,11 +130,11 @@ class ConstraintCompiler:
         if parameters is None:
             return _NO_ARGUMENTS
         # Arguments are an object, whatever else the schema says.
-        schema = {"type": "object", **parameters}
         try:
+            schema = {"type": "object", **without_prose(parameters)}
             if schema["type"] != "object":
                 raise invalid(param, "arguments are an object")
-            if reason := too_costly(without_prose(schema)):
+            if reason := too_costly(schema):
                 raise invalid(param, reason)
             self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
         except RequestError:

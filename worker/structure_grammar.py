@@ -52,16 +52,19 @@ def structure_grammar(structure: Structure) -> Grammar:
             return _grammar(structure)
 
 
-def schema_grammar(schema: Mapping[str, Any], space: str, escapes: str | None = None) -> Grammar:
-    """Return the grammar of a JSON schema; ``space`` is a regular expression for one stretch of
-    white space, ``escapes`` the letters that may follow a backslash (None: all)."""
-    return {"json_schema": guided(schema, space, escapes)}
+def schema_grammar(schema: Mapping[str, Any], space: str) -> Grammar:
+    """Return the grammar of a JSON schema; ``space`` as in :func:`guided`."""
+    return {"json_schema": guided(schema, space)}
 
 
 def guided(
     schema: Mapping[str, Any], space: str = ONE_LINE_SPACE, escapes: str | None = None
 ) -> dict[str, Any]:
-    """Return a schema with llguidance's own options set; those of a request count for nothing."""
+    """Return a schema with llguidance's own options set; those of a request count for nothing.
+
+    ``space`` is a regular expression for one stretch of white space, ``escapes`` the letters
+    that may follow a backslash (None: all).
+    """
     options = {"whitespace_pattern": space}
     if escapes is not None:
         options["json_allowed_escapes"] = escapes

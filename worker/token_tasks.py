@@ -10,7 +10,10 @@ from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
 from lmx.worker.engine import EncodedPrompt, PromptSource, TaskPlan
 
 MAX_CHARACTERS = 4 * 1024 * 1024
-"""Of a text to be tokenized: seconds of work, and a reply that fits a message."""
+"""Of a text to be tokenized: seconds of work."""
+
+MAX_REPLY_BYTES = 32 * 1024 * 1024
+"""A reply that doesn't fit a message would cost the connection, and every stream on it."""
 
 
 class TokenTasks:
@@ -32,16 +35,16 @@ class TokenTasks:
         """Return the reply. Raises ``RequestError``."""
         if isinstance(task, Detokenize):
             check_tokens(task.tokens, self._vocabulary_size, "tokens")
-            return TaskPlan(0, reply=Detokenized(task.stream_id, self._text(task.tokens)))
+            text = self._text(task.tokens)
+            _check_reply(len(text.encode()), "tokens")
+            return TaskPlan(0, reply=Detokenized(task.stream_id, text))
         tokens = self._tokens(task)
-        pieces = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
-        reply = Tokenized(
-            task.stream_id,
-            tuple(tokens),
-            self._context_tokens,
-            # A token that an enlarged vocabulary has no name for.
-            tuple(piece or "" for piece in pieces),
-        )
+        names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
+        # A token that an enlarged vocabulary has no name for.
+        pieces = tuple(name or "" for name in names)
+        size_bytes = 5 * len(tokens) + sum(3 + len(piece.encode()) for piece in pieces)
+        _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
+        reply = Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
         return TaskPlan(0, reply=reply)
 
     def _tokens(self, task: Tokenize) -> list[int]:
@@ -72,6 +75,16 @@ class TokenTasks:
             self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
+        )
+
+
+def _check_reply(size_bytes: int, param: str) -> None:
+    if size_bytes > MAX_REPLY_BYTES:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"The answer to `{param}` would have {size_bytes} bytes, and at most "
+            f"{MAX_REPLY_BYTES} are sent at once: send less.",
+            param=param,
         )
 
 

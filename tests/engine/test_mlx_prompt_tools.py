@@ -169,6 +169,15 @@ def test_arguments_stay_text_for_a_template_that_wants_text() -> None:
     assert text == f'add hé{{"a": "é"}} {ids[0]}={ids[0]}3'
 
 
+def test_half_of_a_surrogate_pair_in_arguments_is_no_error() -> None:
+    for escape, char in ((r"\ud800", "\ufffd"), (r"\ud83d\ude42", "\U0001f642")):
+        function = {"name": "f", "arguments": f'{{"x": "a{escape}b"}}'}
+        call = {"id": "1", "type": "function", "function": function}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        source = PromptSource(messages=[USER, answer, USER])
+        assert f'{{"x": "a{char}b"}}' in shown("{{ messages[1].content }}", source)
+
+
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     call = {**CALL, "function": {"name": "add", "arguments": "oops"}}
     messages: list[dict[str, Any]] = [USER, {"role": "assistant", "tool_calls": [call]}]

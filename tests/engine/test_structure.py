@@ -264,6 +264,9 @@ def cycle(rules: int) -> dict[str, Any]:
     }
 
 
+PATTERNS = {"type": "string", "allOf": [{"pattern": f"a{n}b"} for n in range(40)]}
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -278,6 +281,7 @@ def cycle(rules: int) -> dict[str, Any]:
     ],
 )
 def test_what_would_take_too_long_is_refused_for_its_size(kind: StructureKind, text: str) -> None:
+    # Each of them takes from seconds to for ever where the bound for it is missing.
     with pytest.raises(RequestError, match="more than"):
         constraint(kind, text)
 
@@ -290,6 +294,9 @@ def test_what_would_take_too_long_is_refused_for_its_size(kind: StructureKind, t
         (SCHEMA, json.dumps({"type": "string", "minLength": 1_000_000})),
         (StructureKind.REGEX, "(a{1,1000}){1,1000}"),
         (StructureKind.REGEX, ".*a.{30}"),
+        (SCHEMA, json.dumps({"properties": {f"p{n}": {"pattern": f"a{n}"} for n in range(99)}})),
+        (SCHEMA, json.dumps({"type": "number", "multipleOf": 0.01})),
+        (StructureKind.GRAMMAR, "start: " + " ".join(['"&"'] * 50)),
     ],
 )
 def test_what_is_only_large_to_the_eye_is_taken(kind: StructureKind, text: str) -> None:

@@ -9,6 +9,7 @@ from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
 from lmx.protocol.tasks import Detokenize, Tokenize
+from lmx.worker import token_tasks
 from lmx.worker.engine import ModelFacts
 from lmx.worker.mlx_prompt import PromptEncoder
 from lmx.worker.token_tasks import MAX_CHARACTERS, TokenTasks
@@ -59,6 +60,22 @@ def test_tokens_that_the_model_lacks_are_refused(tasks: TokenTasks, tokenizer: A
     with pytest.raises(RequestError, match=r"tokens\[1\]") as caught:
         tasks.plan(Detokenize(7, "r", 9.0, (1, len(tokenizer))))
     assert caught.value.param == "tokens[1]"
+
+
+def test_an_answer_that_fits_no_message_is_refused(
+    tasks: TokenTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_tasks, "MAX_REPLY_BYTES", 60)
+    tasks.plan(Detokenize(7, "r", 9.0, (1,) * 60))
+    with pytest.raises(RequestError, match="61 bytes") as caught:
+        tasks.plan(Detokenize(7, "r", 9.0, (1,) * 61))
+    assert caught.value.param == "tokens"
+    tokenized(tasks, text="x" * 12)
+    with pytest.raises(RequestError, match="65 bytes") as caught:
+        tokenized(tasks, text="x" * 13)
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError, match="63 bytes"):
+        tokenized(tasks, text="x" * 7, pieces=True)
 
 
 def test_template_errors_are_the_requests(tasks: TokenTasks) -> None:

@@ -278,7 +278,7 @@ def test_a_structure_is_in_the_final_channel_of_gpt_oss() -> None:
     [
         ({"type": "array"}, "arguments are an object"),
         ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
-        ({"type": "object", "properties": {f"p{n}": {} for n in range(9000)}}, "too large"),
+        ({"type": "object", "properties": {f"p{n}": {} for n in range(9000)}}, "more than"),
     ],
 )
 def test_arguments_that_cannot_be_enforced_are_an_error(schema: Any, said: str) -> None:
@@ -290,6 +290,14 @@ def test_arguments_that_cannot_be_enforced_are_an_error(schema: Any, said: str) 
     # Not where another is the one to call, nor where none must be.
     it.constraint(ToolUse((TOOLS["weather"], bad), ToolChoice.REQUIRED, "weather"))
     it.constraint(ToolUse((bad,)), Structure(StructureKind.REGEX, "a", "p"))
+
+
+def test_many_large_tools_are_an_error_together() -> None:
+    schema = closed({f"p{n}": {"type": "integer"} for n in range(800)}, [])
+    functions = [{"name": f"f{n}", "parameters": schema} for n in range(3)]
+    tools = [{"type": "function", "function": one} for one in functions]
+    with pytest.raises(RequestError, match="together"):
+        Family("json_tools").constraint(ToolUse(tuple(tools), ToolChoice.REQUIRED))
 
 
 def test_an_unknown_function_is_an_error() -> None:

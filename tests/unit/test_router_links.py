@@ -136,7 +136,7 @@ async def test_a_reader_that_stalls_holds_little_and_is_cancelled() -> None:
 async def test_a_worker_beyond_its_credit_loses_the_stream() -> None:
     async def flood(fake: FakeStream) -> None:
         await fake.accept()
-        many = tuple(Delta(fake.request.stream_id, "x", 1) for _ in range(3 * CREDIT_DELTAS))
+        many = tuple(Delta(fake.request.stream_id, "x", 1) for _ in range(20 * CREDIT_DELTAS))
         await fake.send(Outputs(deltas=many))
 
     async with router_rig(flood) as rig:

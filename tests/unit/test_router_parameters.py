@@ -87,7 +87,13 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         "assistant_confidence_threshold", VALUE, "can't be combined",
     ),
     ({"max_ngram_size": 0}, "max_ngram_size", VALUE, "at least 1"),
+    ({"stop": ["a", "b" * 4097]}, "stop[1]", VALUE, "at most 4096 characters"),
     # Form.
+    ({"guided_regex": "a" * (2**20 + 1)}, "guided_regex", VALUE, "at most 1048576"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "b" * 2**20}}}},
+        "response_format.json_schema.schema", VALUE, "at most 1048576",
+    ),
     ({"response_format": "json"}, "response_format", TYPE, "an object"),
     ({"response_format": {}}, "response_format.type", MISSING, "required"),
     ({"response_format": {"type": "xml"}}, "response_format.type", VALUE, "'json_schema'"),

@@ -40,6 +40,10 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"messages": None}, "messages", TYPE, "an array"),
     ({"messages": ["hi"]}, "messages[0]", TYPE, "an object"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", MISSING, "required"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1000}] * 21},
+        "messages", VALUE, "at most 20000 parts",
+    ),
     (with_message(role="robot", content="x"), "messages[1].role", VALUE, "'assistant'"),
     (with_message(role=5, content="x"), "messages[1].role", VALUE, "5"),
     (with_message(role="user"), "messages[1].content", MISSING, "required"),

@@ -42,6 +42,10 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: /x, min_p: 2}]", ["models.0.min_p", "less than or equal to 1"]),
         ("models: [{id: a, source: /x, tool_parser: A/b}]", ["models.0.tool_parser", "A/b"]),
         (
+            "models: [{id: a, source: /x, memory_bytes: 2MB, prefix_cache: {memory_bytes: 2MB}}]",
+            ["models.0", "prefix_cache.memory_bytes (2000000)", "must be less"],
+        ),
+        (
             "models: [{id: a, source: /x, prefix_cache: {size: 1}}]",
             ["models.0.prefix_cache.size", "unknown key", "disk_bytes"],
         ),

@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
 
-from lmx.protocol.data import Sampling, TokenBias
+from lmx.protocol.data import Generate, Sampling, Search, TokenBias
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import LogSpec, WorkerSpec
 from lmx.worker.engine import ModelFacts, RowSampling
+from lmx.worker.prepare import prepare
 from lmx.worker.progress import ProgressClock
 from lmx.worker.queue_estimate import QueueEstimate
 from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
@@ -149,3 +151,16 @@ def test_retry_after_follows_how_long_streams_hold_their_rows() -> None:
     assert estimate.retry_after_s() == 10
     estimate.ended(1000)
     assert estimate.retry_after_s() == 60
+
+
+@pytest.mark.parametrize(
+    ("search", "param"),
+    [(Search(n=3, best_of=3, beam=True), "n"), (Search(n=1, best_of=3, beam=True), "best_of")],
+)
+def test_beams_without_places_name_the_field_that_asks_for_them(search: Search, param: str) -> None:
+    spec = dataclasses.replace(SPEC, max_rows=2)
+    request = Generate(1, "r", Sampling(), 1, prompt="x", search=search)
+    with pytest.raises(RequestError) as caught:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+    assert caught.value.param == param
+    assert f"`{param}` 3" in caught.value.message

@@ -329,6 +329,17 @@ async def test_an_echo_that_raises_fails_alone(start: Start) -> None:
     assert recorder.text(good) == "word " * 30
 
 
+async def test_a_long_prompt_is_echoed_in_several_pieces(start: Start) -> None:
+    recorder = await start()
+    rules = TextRules(frozenset({0}), echo=True)
+    job = recorder.submit(tokens=1, rules=rules, long="x" * 10_000)
+    await recorder.end(job)
+    *echoed, answer = (piece.text for piece in recorder.pieces(job))
+    assert answer == "word "
+    assert json.loads("".join(echoed)) == {"tokens": 1, "long": "x" * 10_000}
+    assert max(map(len, echoed)) < 5000
+
+
 async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
     recorder = await start()
     recorder.submit(step_raise_at=1)

@@ -8,11 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmx.protocol.data import Delta, TokenLogprob, ToolCallPart
+from lmx.protocol.codec import MAX_MESSAGE_BYTES, encode
+from lmx.protocol.data import (
+    ChoiceEnded,
+    Delta,
+    Outputs,
+    TokenLogprob,
+    ToolCallPart,
+    TopLogprob,
+)
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.worker.detokenize import Decode, IncrementalDetokenizer
 from lmx.worker.jobs import AnswerEnded, Piece
 from lmx.worker.logprob_track import LogprobTrack
+from lmx.worker.outgoing import Outgoing
 from lmx.worker.ranking import Ranking
 from lmx.worker.stops import StopMatcher
 from lmx.worker.streams import Stream
@@ -89,6 +98,33 @@ def test_joined_text_keeps_its_answer_its_kind_and_its_call(
     for index in range(3):
         given = [move for move in moves if isinstance(move, Piece) and move.answer == index]
         assert flat(given) == flat([delta for delta in sent if delta.index == index])
+
+
+def test_text_with_many_logprobs_is_not_joined_without_end() -> None:
+    stream = Stream(7, 0)
+    tokens = [Piece(1, 0, "x", 1, logprobs=(TokenLogprob(b"x", -1.0, n),)) for n in range(10_000)]
+    assert [stream.add(piece) for piece in tokens] == [None] * len(tokens)
+    sent = stream.end(0)
+    assert [entry.token_id for delta in sent for entry in delta.logprobs] == list(range(10_000))
+    assert "".join(delta.text for delta in sent) == "x" * 10_000
+    assert 1 < max(len(delta.logprobs) for delta in sent) < 5000
+
+
+def test_what_is_too_large_for_one_message_goes_in_several() -> None:
+    top = tuple(TopLogprob(b" word", -1.5, n) for n in range(20))
+    logprobs = tuple(TokenLogprob(b" word", -1.5, n, top) for n in range(1000))
+    deltas = [Delta(7, f"text {n}", 1000, logprobs=logprobs) for n in range(25)]
+    end = ChoiceEnded(7, 0, FinishReason.STOP)
+    outgoing = Outgoing()
+    outgoing.to(b"r").deltas += deltas
+    outgoing.to(b"r").ended.append(end)
+    outgoing.to(b"s").ended.append(end)
+    sent: list[tuple[bytes, Outputs]] = []
+    outgoing.send(lambda router, message: sent.append((router, message)))
+    assert sent.pop() == (b"s", Outputs(ended=(end,)))
+    assert [delta for _, message in sent for delta in message.deltas] == deltas
+    assert [message.ended for _, message in sent] == [()] * (len(sent) - 1) + [(end,)]
+    assert max(len(encode(message)) for _, message in sent) < MAX_MESSAGE_BYTES // 4
 
 
 def flat(parts: Sequence[Piece | Delta]) -> list[tuple[Any, ...]]:
