@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +205,11 @@ def test_tokenizing(tmp_path: Path) -> None:
 
 def test_what_is_no_embedding_is_refused(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: engine.encode(PromptSource(text="x")),
         lambda: engine.plan(Rerank(7, "r", 9.0, "q", ("d",))),
-    ):
+    )
+    for call in calls:
         with pytest.raises(RequestError, match="/v1/embeddings") as caught:
             call()
         assert caught.value.param == "model"

@@ -147,8 +147,8 @@ def test_the_example_documents_every_key_with_its_default() -> None:
         assert all(f"# {key}:" in text for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
     fields = set(type(example.models[0]).model_fields)
-    for section in (PrefixCacheConfig, SpeculationConfig):
-        fields |= set(section.model_fields)
+    for nested in (PrefixCacheConfig, SpeculationConfig):
+        fields |= set(nested.model_fields)
     lines = {line.strip().lstrip("# ").partition(":")[0] for line in text.splitlines()}
     assert fields <= documented | lines
 

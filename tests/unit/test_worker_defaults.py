@@ -1,6 +1,7 @@
 """What a request gets that names nothing, and the clocks."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,13 +61,16 @@ def test_values_of_the_request_then_the_config_then_the_file(field: str, neutral
         value: float = getattr(resolve_sampling(asked, spec, facts, 9), field)
         return value
 
-    facts = dataclasses.replace(FACTS, **{field: 3})
+    def with_value(base: Any, value: float) -> Any:
+        return dataclasses.replace(base, **{field: value})
+
+    facts = with_value(FACTS, 3)
     assert resolved(Sampling(), SPEC, FACTS) == neutral
     assert resolved(Sampling(), SPEC, facts) == 3
     if field != "typical_p":
-        spec = dataclasses.replace(SPEC, **{field: 2})
+        spec = with_value(SPEC, 2)
         assert resolved(Sampling(), spec, facts) == 2
-        assert resolved(dataclasses.replace(Sampling(), **{field: 1}), spec, facts) == 1
+        assert resolved(with_value(Sampling(), 1), spec, facts) == 1
 
 
 @pytest.mark.parametrize(
