@@ -79,8 +79,10 @@ class Message(Strict):
 
 def _bounded(messages: object) -> object:
     """Refuse too many parts and calls before any is looked at."""
+    if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:
+        return messages  # The next check refuses it without looking at any.
     items = 0
-    for message in messages if isinstance(messages, list) else ():
+    for message in messages:
         if isinstance(message, dict):
             lists = (message.get("content"), message.get("tool_calls"))
             items += sum(len(one) for one in lists if isinstance(one, list))

@@ -25,6 +25,8 @@ _CODES: Final[dict[ExitCause, ErrorCode]] = {
     ExitCause.SHUTDOWN: ErrorCode.SHUTTING_DOWN,
 }
 
+_WANTED: Final = frozenset({ExitCause.UNLOADED, ExitCause.SHUTDOWN})
+
 _LAST_WORDS_S: Final = 0.05
 """Between the news of a worker's end and the end of its streams: many times what a message
 that is already in the socket needs."""
@@ -81,7 +83,9 @@ class WorkerLinks:
         """
         link = self._links.pop(fact.instance, None)
         if link is not None:
-            _log.warning(
+            wanted = fact.cause in _WANTED and link.open_streams == 0
+            note = _log.info if wanted else _log.warning
+            note(
                 "worker.exited",
                 worker=fact.instance,
                 model=fact.model_id,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.estimate import PROCESS_OVERHEAD_BYTES, Estimate, estimate
@@ -40,8 +41,7 @@ def plan_memory(model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         return MemoryPlan(int(model.memory_bytes or estimated.total_bytes), 0)
     total_bytes = estimated.total_bytes
     if model.speculation is not None and model.speculation.draft is not None:
-        draft = estimate(folder_path(model.speculation.draft), model.context_length)
-        total_bytes += draft.total_bytes - PROCESS_OVERHEAD_BYTES
+        total_bytes += _draft_bytes(model.speculation.draft, model.context_length)
     prefix_bytes = _prefix_cache_bytes(model, estimated)
     return MemoryPlan(int(model.memory_bytes or total_bytes + prefix_bytes), prefix_bytes)
 
@@ -49,6 +49,14 @@ def plan_memory(model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
 def folder_path(source: str) -> Path:
     """Return the absolute path of a folder that a person named."""
     return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
+
+
+def _draft_bytes(source: str, context_length: int | None) -> int:
+    try:
+        draft = estimate(folder_path(source), context_length)
+    except OperationError as error:
+        raise OperationError(error.code, f"speculation.draft: {error}") from error
+    return draft.total_bytes - PROCESS_OVERHEAD_BYTES
 
 
 def _prefix_cache_bytes(model: ModelConfig, estimated: Estimate) -> int:

@@ -194,4 +194,5 @@ def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
     prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
     rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))
     while not rows.idle:
-        rows.step()
+        for _, error in rows.step().failed:
+            raise error

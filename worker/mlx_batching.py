@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import mlx.core as mx
 import structlog
 from mlx_vlm.generate.ar import _extend_cache
 
 from lmx.worker.engine import RowRequest, RowSampling
-from lmx.worker.mlx_forward import Forward, PromptCache
+from lmx.worker.mlx_forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx_prefill import PromptPrefill
 
 log = structlog.get_logger()
@@ -22,6 +23,9 @@ _FOLLOWING: Final = ((70, 71), (72, 73))
 # masked moved them by 0.2 to 4 in the models that were tried.
 _TOLERANCE: Final = 0.1
 
+_Row = tuple[PromptCache, mx.array | None]
+"""A prompt's cache, and its rope deltas."""
+
 
 def can_batch(forward: Forward) -> bool:
     """Try two rows alone and together. Logs why not.
@@ -29,12 +33,14 @@ def can_batch(forward: Forward) -> bool:
     In mlx-vlm 0.7.10 two of some forty architectures can't: gemma2, whose attention adds the
     mask of a batch to scores of one more dimension, and internlm3, whose rope takes one offset.
     """
+    # Once for both: it is most of the work, and every load waits for it.
+    rows = [_prefilled(forward, prompt) for prompt in _PROMPTS]
     alone = [
-        _logits(forward, [prompt], [following])
-        for prompt, following in zip(_PROMPTS, _FOLLOWING, strict=True)
+        _logits(forward, copy.deepcopy(cache), deltas, [following])
+        for (cache, deltas), following in zip(rows, _FOLLOWING, strict=True)
     ]
     try:
-        together = _logits(forward, _PROMPTS, _FOLLOWING)
+        together = _logits(forward, *_joined(rows), _FOLLOWING)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         log.warning("batching.off", reason=str(error), advice="rows run one after the other")
         return False
@@ -46,21 +52,31 @@ def can_batch(forward: Forward) -> bool:
     return off <= _TOLERANCE
 
 
+def _prefilled(forward: Forward, prompt: list[int]) -> _Row:
+    row = RowRequest(0, prompt, 1, RowSampling(0.0))
+    prefill = PromptPrefill(forward, row, forward.embed(prompt), forward.new_cache(), 0)
+    while not prefill.ready:
+        prefill.advance(len(prompt), ())
+    mx.eval(prefill.finish(), cache_states(prefill.prompt_cache))
+    return prefill.prompt_cache, prefill.rope_deltas()
+
+
+def _joined(rows: Sequence[_Row]) -> _Row:
+    joined: PromptCache = []
+    for cache, _ in rows:
+        joined = _extend_cache(joined, cache)
+    deltas = [each for _, each in rows if each is not None]
+    return joined, mx.concatenate(deltas) if deltas else None
+
+
 def _logits(
-    forward: Forward, prompts: Sequence[list[int]], following: Sequence[Sequence[int]]
+    forward: Forward,
+    cache: PromptCache,
+    rope_deltas: mx.array | None,
+    following: Sequence[Sequence[int]],
 ) -> mx.array:
-    """Return what comes after each prompt and its following tokens, [prompts, vocabulary]."""
-    cache: PromptCache = []
-    deltas: list[Any] = []
-    for prompt in prompts:
-        row = RowRequest(0, prompt, 1, RowSampling(0.0))
-        prefill = PromptPrefill(forward, row, forward.embed(prompt), forward.new_cache(), 0)
-        while not prefill.ready:
-            prefill.advance(len(prompt), ())
-        mx.eval(prefill.finish())
-        cache = _extend_cache(cache, prefill.prompt_cache)
-        deltas.append(prefill.rope_deltas())
-    rope_deltas = None if deltas[0] is None else mx.concatenate(deltas)
+    """Return what comes after what each row of a cache holds and its following tokens, [rows,
+    vocabulary]."""
     for tokens in zip(*following, strict=True):
         logits = forward.decode(mx.array(tokens)[:, None], cache, rope_deltas)[:, -1]
         mx.eval(logits)

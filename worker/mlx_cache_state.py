@@ -61,6 +61,8 @@ class CacheLayout:
         Raises ``TypeError`` for caches that aren't the model's own, of one row or of a batch.
         """
         leaves = list(_leaves(prompt_cache))
+        # All at once: a device that is asked for one after the other takes a while for each.
+        mx.eval([getattr(leaves[n], "left_padding", ()) for n in self._runs])
         arrays = {}
         for n in self._runs:
             leaf = leaves[n]
@@ -178,7 +180,7 @@ def _row_span(leaf: Any, row: int | None) -> tuple[int, int]:
     if type(leaf) is KVCache:
         return 0, leaf.offset
     if type(leaf) is BatchKVCache:
-        padding = int(leaf.left_padding[row or 0].item())
+        padding = int(leaf.left_padding.tolist()[row or 0])
         return padding, leaf._idx - padding
     raise TypeError(f"a plain cache became {type(leaf).__name__}")
 

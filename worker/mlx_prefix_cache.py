@@ -40,7 +40,7 @@ _LEAST_BRANCH_TOKENS: Final = 64
 _OPENING_TOKENS: Final = 8
 # What mlx-vlm's caches grow by.
 _CAPACITY_STEP: Final = 256
-# For how long a lookup waits for the disk: other rows wait meanwhile.
+# For how long a lookup waits for the disk.
 _READ_WAIT_S: Final = 0.5
 _CLOSE_S: Final = 3.0
 
@@ -84,14 +84,14 @@ class PrefixCache:
         """Return the bytes in memory."""
         return self._store.bytes_held
 
-    def lookup(self, tokens: Sequence[int], salt: str) -> WarmPrefix | None:
+    def lookup(self, tokens: Sequence[int], salt: str, *, wait: bool = True) -> WarmPrefix | None:
         """Return the longest stored beginning of ``tokens``, never all of them.
 
-        Nothing stored is aliased. Waits for the disk up to half a second, and gives what has
-        come: :meth:`fetch` before saves that.
+        Nothing stored is aliased. Waits for the disk up to half a second, or not at all, and
+        gives what has come: :meth:`fetch` before saves that.
         """
         self.lookups += 1
-        deadline = time.monotonic() + _READ_WAIT_S
+        deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
         prompt = np.asarray(tokens, np.int32)
         while not self._fetch(prompt, salt) and (left_s := deadline - time.monotonic()) > 0:
             self._store.wait(left_s)

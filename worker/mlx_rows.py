@@ -12,7 +12,7 @@ import mlx.core as mx
 from lmx.worker.engine import Hypothesis, RowDrafts, RowRequest, RowStarted, RowToken, StepOutput
 from lmx.worker.mlx_beam import BeamGroup
 from lmx.worker.mlx_decode import DecodeBatch, DecodeRow, DecodeStep, Joining
-from lmx.worker.mlx_forward import Forward, PromptCache
+from lmx.worker.mlx_forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx_prefill import PromptPrefill
 from lmx.worker.mlx_prefix_cache import PrefixCache
 from lmx.worker.mlx_sampling import RowSampler
@@ -117,9 +117,9 @@ class RowSet:
         for row_id in list(self._searches):
             self._search(row_id, made)
         if self._arrival is not None and self._is_fetched(self._arrival, decoding):
-            self._begin_prefill(self._arrival)
-        if self._prefill is not None:
-            self._advance_prefill(self._prefill, decoding, made)
+            self._fill(self._arrival.row, decoding, made)
+        elif self._prefill is not None:
+            self._fill(self._prefill.row, decoding, made)
         elif decoding:
             self._pace.decoded(time.perf_counter() - began_s)
         return made.output()
@@ -179,12 +179,31 @@ class RowSet:
             return True
         return self._prefixes.fetch(arrival.row.prompt, arrival.row.cache_salt)
 
-    def _begin_prefill(self, arrival: _Arrival) -> None:
+    def _fill(self, row: RowRequest, decoding: bool, made: _Made) -> None:
+        """Take a row's prompt a chunk further, and let the row join when it is through."""
+        logits = None
+        try:
+            if self._arrival is not None:
+                self._begin_prefill(self._arrival, decoding)
+            assert self._prefill is not None
+            prefill = self._prefill
+            self._advance_prefill(prefill, decoding, made)
+            if prefill.ready:
+                logits = self._finish_prefill(prefill, made)
+        except Exception as error:  # Such as for a buffer that is too large for the device.
+            # Until it joins, its arrays are its own, and nobody else is concerned.
+            made.failed.append((row.row_id, error))
+            self.remove(row.row_id)
+            return
+        if logits is not None:
+            self._join(prefill, logits, made)
+
+    def _begin_prefill(self, arrival: _Arrival, decoding: bool) -> None:
         row, prompt_cache, cached_tokens = arrival.row, None, 0
         self._arrival, self._stops = None, ()
         if self._prefixes is not None:
             if not row.prompt_logprobs:
-                warm = self._prefixes.lookup(row.prompt, row.cache_salt)
+                warm = self._prefixes.lookup(row.prompt, row.cache_salt, wait=not decoding)
                 if warm is not None:
                     prompt_cache, cached_tokens = warm
             self._stops = self._prefixes.checkpoints(row.prompt, cached_tokens, row.cache_salt)
@@ -197,25 +216,29 @@ class RowSet:
         )
 
     def _advance_prefill(self, prefill: PromptPrefill, decoding: bool, made: _Made) -> None:
-        if not prefill.ready:
-            depth_tokens = prefill.done_tokens
-            chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding)
-            began_s = time.perf_counter()
-            done_tokens = prefill.advance(chunk_tokens, self._stops)
-            took_s = time.perf_counter() - began_s
-            self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding)
-            made.prefill_tokens += done_tokens
-            if prefill.done_tokens in self._stops:
-                self._keep_prompt(prefill)
         if prefill.ready:
-            made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
-            self._finish_prefill(prefill, made)
+            return
+        depth_tokens = prefill.done_tokens
+        chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding)
+        began_s = time.perf_counter()
+        done_tokens = prefill.advance(chunk_tokens, self._stops)
+        took_s = time.perf_counter() - began_s
+        self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding)
+        made.prefill_tokens += done_tokens
+        if prefill.done_tokens in self._stops:
+            self._keep_prompt(prefill)
 
-    def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> None:
-        row, logits = prefill.row, prefill.finish()
-        deltas = prefill.rope_deltas()
-        self._prefill = None
+    def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> mx.array:
+        """Return the logits of the first token to make, evaluated."""
+        made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
+        logits = prefill.finish()
+        mx.eval(logits, cache_states(prefill.prompt_cache))
         self._keep_prompt(prefill)
+        return logits
+
+    def _join(self, prefill: PromptPrefill, logits: mx.array, made: _Made) -> None:
+        row, deltas = prefill.row, prefill.rope_deltas()
+        self._prefill = None
         started = RowStarted(row.row_id, prefill.cached_tokens, prefill.scores)
         if row.beam is not None:
             self._start_search(row, prefill.prompt_cache, logits, deltas)

@@ -34,16 +34,19 @@ class OutputParser:
 
     Calls are looked for only with ``tools``. Their arguments come in fragments where the form
     allows it, else in one. White space before, after and between calls is dropped, but for what
-    separates them from further content. A call that is malformed or of an unknown tool becomes
+    separates them from further content. A call that is cut off by the end of the text is
+    dropped, but for what was given out of it. A call that is malformed or of an unknown tool becomes
     content, marks and all; when its arguments go wrong only after the first of them was given
     out, the rest follows as it is. Without ``parallel`` all that follows the first call is
     dropped. A model whose form is JSON may also begin its content with bare or fenced JSON
-    that names one of the tools.
+    that names one of the tools. With ``calls_only``, as where a grammar enforces a call, there
+    is no content: what is neither reasoning nor a call is a call that was cut off, and dropped.
     """
 
     __slots__ = (
         "_after_call",
         "_bare",
+        "_calls_only",
         "_feed",
         "_forms",
         "_kept_end",
@@ -63,9 +66,11 @@ class OutputParser:
         tool_parser: str | None,
         tools: Sequence[Mapping[str, Any]],
         parallel: bool = True,
+        calls_only: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
+        self._calls_only = calls_only
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
         self._forms: Sequence[CallForm] = ()
@@ -86,6 +91,8 @@ class OutputParser:
     @property
     def kind(self) -> DeltaKind:
         """Where the text is now. What is held back and may still be content is that."""
+        if self._calls_only and self._sink.kind is DeltaKind.CONTENT:
+            return DeltaKind.TOOL_CALL
         return self._sink.kind
 
     @property
@@ -104,13 +111,19 @@ class OutputParser:
             return [Part(DeltaKind.CONTENT, text)] if text else []
         self._feed.add(text)
         self._advance()
-        return self._sink.take()
+        return self._parts()
 
     def finish(self) -> list[Part]:
         """Return the rest; called once, at the end of the text."""
         self._feed.ended = True
         self._advance()
-        return self._sink.take()
+        return self._parts()
+
+    def _parts(self) -> list[Part]:
+        parts = self._sink.take()
+        if self._calls_only:
+            return [part for part in parts if part.kind is not DeltaKind.CONTENT]
+        return parts
 
     def _advance(self) -> None:
         if self._steps is not None:
@@ -200,7 +213,10 @@ class OutputParser:
         if whole or sink.calls > calls:
             self._space = ""
         self._calls_end()
-        if not whole:
+        if not whole and feed.ended:
+            # Cut off, by a limit or a stop string: the text of a call is no content.
+            log.debug("tool_call.cut_off", characters=len(rest))
+        elif not whole:
             log.debug("tool_call.malformed", characters=len(rest))
             if not rest.endswith(form.end):
                 self._kept_end = form.end

@@ -125,7 +125,12 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
         min_tokens=sampling.min_tokens,
         make_parser=(
             lambda: OutputParser(
-                facts.reasoning, encoded.thinking_open, facts.tool_parser, tools, parallel
+                facts.reasoning,
+                encoded.thinking_open,
+                facts.tool_parser,
+                tools,
+                parallel,
+                calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
             )
         )
         if parses

@@ -26,10 +26,10 @@ def resolve_sampling(
 
     Raises :class:`RequestError` for a token id that the model doesn't have.
     """
-    for index, bias in enumerate(asked.logit_bias):
-        _check_token(bias.token, facts, "logit_bias", f"logit_bias[{index}]")
+    for bias in asked.logit_bias:
+        _check_token(bias.token, facts, "logit_bias")
     for token in asked.stop_token_ids:
-        _check_token(token, facts, "stop_token_ids", "stop_token_ids")
+        _check_token(token, facts, "stop_token_ids")
     return RowSampling(
         temperature=_first(
             asked.temperature, spec.temperature, facts.temperature, DEFAULT_TEMPERATURE
@@ -87,11 +87,11 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _check_token(token: int, facts: ModelFacts, param: str, path: str) -> None:
+def _check_token(token: int, facts: ModelFacts, param: str) -> None:
     if not 0 <= token < facts.vocabulary_size:
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            f"`{path}` has the token {token}, and the model's tokens are 0 to "
+            f"`{param}` has the token {token}, and the model's tokens are 0 to "
             f"{facts.vocabulary_size - 1}.",
             param=param,
         )

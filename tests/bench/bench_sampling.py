@@ -13,7 +13,7 @@ from worker_bench import BenchWorker, bench_worker, decode_rate, sampling
 from lmx.protocol.data import TokenBias
 
 ROUNDS = 3
-BATCHES = {8: 64, 32: 32}
+BATCHES = {8: 48, 32: 80}
 
 KINDS: tuple[dict[str, Any], ...] = (
     {},

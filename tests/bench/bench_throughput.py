@@ -13,7 +13,7 @@ from typing import Any
 from report import Section
 from worker_bench import LMX_PARENT, BenchWorker, bench_worker, decode_rate, sampling
 
-BATCHES = {1: 96, 8: 64, 32: 32}
+BATCHES = {1: 64, 8: 48, 32: 96}
 """Rows -> tokens that each makes."""
 ROUNDS = 3
 PROMPT_TOKENS = 8

@@ -196,6 +196,10 @@ def test_tools_are_called_when_they_must_be(client: OpenAI, choice: Any) -> None
     again = streamed(client, **settings)[0]
     assert again.calls == {0: {"name": "get_weather", "arguments": call.function.arguments}}
     assert (again.finish, again.content) == ("tool_calls", "")
+    # A call that is cut off before its name is no content either.
+    cut = settings | {"max_tokens": 6}
+    assert not whole(client, **cut).choices[0].message.content
+    assert streamed(client, **cut)[0] == Joined(finish="length")
 
 
 def test_tool_results_in_the_history(client: OpenAI) -> None:

@@ -9,14 +9,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
+from mlx_vlm.utils import load
 from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.states import LoadPhase
 from lmx.protocol.tasks import Detokenize, Rerank
+from lmx.worker import mlx_batch, mlx_prefix_cache, mlx_rows
 from lmx.worker.engine import PromptSource, RowRequest, RowSampling
 from lmx.worker.factory import make_engine
+from lmx.worker.mlx_batching import can_batch
+from lmx.worker.mlx_forward import Forward
+from lmx.worker.mlx_prefix_store import PrefixStore
 from lmx.worker.prefill_pace import LEAST_TOKENS
 
 pytestmark = pytest.mark.engine
@@ -250,6 +255,34 @@ def test_a_row_whose_constraint_raises_fails_alone(
     assert tiny.alone("b", GREEDY, 20) == expected
 
 
+@pytest.mark.parametrize("calls", [0, 2], ids=["first chunk", "last chunk"])
+def test_a_row_whose_prefill_raises_fails_alone(
+    tiny: EngineRunner, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """As for an array that is too large for the device; where another row decodes."""
+    expected = tiny.alone("b", GREEDY, 20)
+    beside = tiny.admit("b", GREEDY, 20)
+    while not tiny.tokens[beside]:
+        tiny.step()
+    row = tiny.admit(list(range(2 * LEAST_TOKENS + 1)), HOT, 20)
+    forward = Forward.prompt
+    results = iter([forward] * calls)
+
+    def too_large(*_: Any) -> Any:
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(Forward, "prompt", lambda *given: next(results, too_large)(*given))
+    while row not in tiny.failed:
+        assert tiny.step().tokens[0].row_id == beside
+    monkeypatch.undo()
+    assert str(tiny.failed.pop(row)) == "too large"
+    assert row not in tiny.started
+    assert tiny.engine.can_admit()
+    tiny.finish()
+    assert tiny.tokens[beside] == expected
+    assert tiny.alone("b", GREEDY, 20) == expected
+
+
 def test_a_row_may_fill_the_context(tiny: EngineRunner) -> None:
     prompt_tokens = len(tiny.encode("z" * 480))
     room = CONTEXT_TOKENS - prompt_tokens
@@ -280,6 +313,33 @@ def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> Non
         assert runner.started[following].cached_tokens == len(history)
         answer = runner.tokens[following]
         assert answer == Plain(tiny_dir).likeliest([*history, 7, 8, 9], answer)
+
+
+def test_rows_that_decode_wait_for_no_disk(
+    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while a prefix may come from it, nor when it has taken too long. A row alone
+    waits."""
+    waits: list[float] = []
+    monkeypatch.setattr(PrefixStore, "wait", lambda _, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr(PrefixStore, "bring", lambda *_: False)
+    monkeypatch.setattr(mlx_prefix_cache, "_READ_WAIT_S", 0.01)
+    monkeypatch.setattr(mlx_rows, "_FETCH_WAIT_S", 0.0)
+    spec = PrefixCacheSpec(64 << 20, str(tmp_path), 1 << 20)
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=spec))
+    prompt = list(range(40))
+    runner.alone(prompt, GREEDY, 2)
+    runner.alone(prompt, GREEDY, 2)
+    assert waits
+    waits.clear()
+    beside = runner.admit("b", GREEDY, 100)
+    while not runner.tokens[beside]:
+        runner.step()
+    waits.clear()
+    row = runner.admit(prompt, GREEDY, 2)
+    while row in runner.live:
+        runner.step()
+    assert not waits
 
 
 def test_a_scored_prompt_begins_at_its_start(tiny_dir: Path) -> None:
@@ -347,6 +407,20 @@ def test_a_configured_context_is_kept(tiny_dir: Path) -> None:
     assert engine.load(lambda *_: None).context_tokens == 100
 
 
+def test_a_model_that_cannot_run_is_not_loaded(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first row is the warm-up's."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Forward, "prompt", broken)
+    monkeypatch.setattr(mlx_batch, "can_batch", lambda _: True)
+    with pytest.raises(RuntimeError, match="broken"):
+        make_engine(spec_of(tiny_dir)).load(lambda *_: None)
+
+
 def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
     engine = make_engine(spec_of(tiny_dir, tool_parser="nonsense"))
     with pytest.raises(OperationError, match="nonsense") as caught:
@@ -371,3 +445,20 @@ def test_a_model_that_cannot_batch_serves_one_row_after_the_other(
     assert runner.engine.can_admit()
     answer = runner.tokens[row]
     assert answer == Plain(folder).likeliest(runner.encode("a"), answer)
+
+
+def test_trying_whether_a_model_can_batch_takes_each_prompt_once(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load pays for it."""
+    forward = Forward(load(str(tiny_dir))[0])
+    taken: list[int] = []
+    prompt = Forward.prompt
+
+    def count(self: Forward, tokens: mx.array, *more: Any) -> mx.array:
+        taken.append(tokens.size)
+        return prompt(self, tokens, *more)
+
+    monkeypatch.setattr(Forward, "prompt", count)
+    assert can_batch(forward)
+    assert sum(taken) == 64 + 4

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsed_output import THINK, TOOLS, parse
+from parsed_output import THINK, TOOLS, join, parse
 
 from lmx.protocol.states import DeltaKind
 from lmx.worker.output_parser import OutputParser
@@ -308,3 +308,13 @@ def test_cuts_make_no_difference(
     whole = run([])
     assert run(None) == whole
     assert run(data.draw(st.lists(st.integers(0, len(text)), max_size=8))) == whole
+
+
+def test_where_only_calls_are_wanted_a_call_that_is_cut_off_is_no_content() -> None:
+    text = f"<think>hm</think>\n{CALL}\n"
+    for length in range(len(text) + 1):
+        one = parser(calls_only=True)
+        parsed = join([*one.add(text[:length]), *one.finish()])
+        assert parsed.content == ""
+    assert parsed.objects == [WEATHER]
+    assert parser(calls_only=True).kind is DeltaKind.TOOL_CALL

@@ -188,6 +188,20 @@ async def test_last_words_that_the_news_of_the_exit_overtook_are_delivered(
     assert joined_text(lines) == "so far and the end"
 
 
+@pytest.mark.parametrize(
+    ("cause", "level"), [(ExitCause.UNLOADED, "info"), (ExitCause.CRASH, "warning")]
+)
+async def test_a_worker_that_was_to_end_and_had_nothing_to_do_is_no_warning(
+    cause: ExitCause, level: str
+) -> None:
+    async with router_rig() as rig:
+        await rig.chat_json()
+        with structlog.testing.capture_logs() as logs:
+            await rig.supervisor.exited(INSTANCE, MODEL, cause, "")
+            await until(lambda: INSTANCE not in rig.router.workers.instances)
+    assert [line["log_level"] for line in logs if line["event"] == "worker.exited"] == [level]
+
+
 async def test_links_close_when_their_instance_leaves_unless_streams_are_open() -> None:
     release = asyncio.Event()
 

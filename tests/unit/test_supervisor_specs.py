@@ -92,7 +92,7 @@ def test_a_draft_model_is_counted(tmp_path: Path) -> None:
     speculation = {"method": "draft_model", "draft": str(draft)}
     more_bytes = plan(folder, speculation=speculation).reserve_bytes - plan(folder).reserve_bytes
     assert more_bytes == WEIGHTS_BYTES + 1000 * KV_BYTES_PER_TOKEN
-    with pytest.raises(LmxError, match="does not exist"):
+    with pytest.raises(LmxError, match=r"^speculation\.draft: .* does not exist"):
         plan(folder, speculation=speculation | {"draft": str(tmp_path / "none")})
 
 
