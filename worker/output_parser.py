@@ -35,9 +35,9 @@ class OutputParser:
     Calls are looked for only with ``tools``. Their arguments come in fragments where the form
     allows it, else in one. White space before, after and between calls is dropped, but for what
     separates them from further content. A call that is cut off by the end of the text is
-    dropped, but for what was given out of it. A call that is malformed or of an unknown tool becomes
-    content, marks and all; when its arguments go wrong only after the first of them was given
-    out, the rest follows as it is. Without ``parallel`` all that follows the first call is
+    dropped, but for what was given out of it. A call that is malformed or of an unknown tool
+    becomes content, marks and all; when its arguments go wrong only after the first of them was
+    given out, the rest follows as it is. Without ``parallel`` all that follows the first call is
     dropped. A model whose form is JSON may also begin its content with bare or fenced JSON
     that names one of the tools. With ``calls_only``, as where a grammar enforces a call, there
     is no content: what is neither reasoning nor a call is a call that was cut off, and dropped.
@@ -216,6 +216,8 @@ class OutputParser:
         if not whole and feed.ended:
             # Cut off, by a limit or a stop string: the text of a call is no content.
             log.debug("tool_call.cut_off", characters=len(rest))
+            while (yield from feed.until((form.start,), lambda text: None)) is not None:
+                pass
         elif not whole:
             log.debug("tool_call.malformed", characters=len(rest))
             if not rest.endswith(form.end):

@@ -151,10 +151,8 @@ def test_mistakes_in_strings_that_are_mended() -> None:
         '<tool_call>{"name" "get_weather"}</tool_call>',
         "<tool_call>get_weather(city='x')</tool_call>",
         "<tool_call></tool_call>",
-        '<tool_call>{"name": "get_weather", "argum',
         '<tool_call>{"arguments": {"a": ' + "[" * 300 + '}, "name": "now"}</tool_call>',
         '<tool_call>{"arguments": {"a": ' + "9" * 5000 + '}, "name": "now"}</tool_call>',
-        "<tool_call>",
         "a <tool_cal",
     ],
 )
@@ -163,6 +161,14 @@ def test_what_is_no_call_is_content(text: str) -> None:
     assert (parsed.content, parsed.calls) == (text, [])
     parsed = parse(f"So:\n\n{text} and\n{text}")
     assert (parsed.content, parsed.calls) == (f"So:\n\n{text} and\n{text}", [])
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>", "<tool_call>\n{", '<tool_call>{"name": "get_weather", "argum']
+)
+def test_a_call_that_is_cut_off_leaks_nothing(text: str) -> None:
+    parsed = parse(f"Let me see. {text}")
+    assert (parsed.content.rstrip(), parsed.calls) == ("Let me see.", [])
 
 
 def test_a_good_call_after_a_bad_one() -> None:

@@ -73,9 +73,10 @@ def test_a_call_of_an_unknown_tool_is_content(name: str, write: Callable[[Calls]
 @families
 def test_a_malformed_call_is_content(name: str, write: Callable[[Calls], str]) -> None:
     form = call_forms(name)[0]
-    for text in (f"{form.start}:-){form.end}", form.start, f"{form.start}n"):
-        parsed = parse(f"Hi {text}", name, tools=TOOLS)
-        assert (parsed.content, parsed.calls) == (f"Hi {text}", [])
+    text = f"{form.start}:-){form.end}"
+    parsed = parse(f"Hi {text}", name, tools=TOOLS)
+    # Without an end mark of its own it may as well have been cut off.
+    assert (parsed.content, parsed.calls) == (f"Hi {text}" if form.end else "Hi ", [])
 
 
 @families
@@ -90,7 +91,9 @@ def test_a_call_that_is_cut_off_is_never_a_whole_one(
                 assert json.loads(arguments) == TRICKY
             except ValueError:
                 assert dumps(TRICKY).startswith(arguments) or name == "cohere2_moe"
-        assert parsed.calls or parsed.content == text[:length]
+        # Behind its mark it is a call, and no part of it is content.
+        assert parsed.calls or parsed.content in ("", text[:length])
+        assert not any(form.start in parsed.content for form in call_forms(name))
 
 
 @families
