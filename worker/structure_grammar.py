@@ -28,6 +28,11 @@ ONE_LINE_SPACE: Final = r"\x20"
 _MOST_GRAMMAR_CHARS: Final = 16_384
 _MOST_PATTERN_CHARS: Final = 262_144
 
+# Those that llguidance enforces. To JSON Schema any other one is a remark, and pydantic writes
+# such ("password", "binary").
+_FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
@@ -72,7 +77,7 @@ def guided(
 
 
 def without_prose(schema: Any) -> Any:
-    """Return a schema without what is only for people: often nine tenths of it."""
+    """Return a schema without what holds an answer to nothing: often nine tenths of it."""
     if isinstance(schema, list):
         return [without_prose(one) for one in schema]
     if not isinstance(schema, dict):
@@ -84,8 +89,12 @@ def without_prose(schema: Any) -> Any:
         key: value if key in VALUES else without_prose(value)
         for key, value in schema.items()
         # A property may have such a name; its schema is no string.
-        if not (key in _PROSE and isinstance(value, str))
+        if not (isinstance(value, str) and (key in _PROSE or _is_remark(key, value)))
     }
+
+
+def _is_remark(key: str, value: str) -> bool:
+    return key == "format" and value not in _FORMATS
 
 
 def _schema(structure: Structure) -> Grammar:
