@@ -70,6 +70,17 @@ class LoadFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Work that a worker didn't have to do, over its life: of all prompt tokens those that were
+    cached, and of all tokens that were guessed ahead those that were right."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
@@ -84,6 +95,7 @@ class WorkerBeat:
     memory_bytes: int
     requests_total: int
     tokens_total: int
+    saved: Saved = Saved()
 
 
 @message

@@ -139,7 +139,7 @@ def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after = _with(
         worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
         requests_total=event.requests_total, tokens_total=event.tokens_total,
-        memory_bytes=event.memory_bytes,
+        memory_bytes=event.memory_bytes, saved=event.saved,
     )  # fmt: skip
     return after, ()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
-from lmx.protocol.control import ModelView
+from lmx.protocol.control import ModelView, Saved
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.slots import Slot
+from lmx.supervisor.worker_state import Worker
 
 
 def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
@@ -65,6 +67,7 @@ def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
         "requests_queued": worker.queued if worker else 0,
         "requests_total": worker.requests_total if worker else 0,
         "tokens_total": worker.tokens_total if worker else 0,
+        **{f"{name}_total": count for name, count in _saved(worker).items()},
         "phase": _text(worker.phase if worker else slot.fetch_phase),
         "fraction": worker.fraction if worker else slot.fetch_fraction,
         "loaded_at_s": slot.loaded_at_s,
@@ -74,6 +77,10 @@ def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
         else round(max(0.0, slot.retry_at_s - now_s), 3),
         "problem": slot.problem,
     }
+
+
+def _saved(worker: Worker | None) -> dict[str, int]:
+    return asdict(worker.saved if worker else Saved())
 
 
 def known_names(slots: Iterable[Slot]) -> str:

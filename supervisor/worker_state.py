@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lmx.protocol.control import Saved
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, WorkerState
 
 
@@ -47,6 +48,7 @@ class Worker:
     queued: int = 0
     requests_total: int = 0
     tokens_total: int = 0
+    saved: Saved = field(default_factory=Saved)
     cause: ExitCause | None = None
     detail: str = ""
     history: tuple[str, ...] = ()

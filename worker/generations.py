@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from lmx.protocol.control import Saved
 from lmx.protocol.data import (
     Accepted,
     Failed,
@@ -62,6 +63,7 @@ class Generations:
         self.refusal: Refusal | None = refusal
         self.requests_total = 0
         self.tokens_total = 0
+        self.saved = Saved()
         self._engine_thread: EngineThread | None = None
         self._prompts = prompts
         self._open: dict[tuple[bytes, int], OpenStream] = {}
@@ -242,6 +244,12 @@ class Generations:
             case JobFinished(_, usage, timings):
                 self._estimate.ended(timings.prefill_s + timings.decode_s)
                 part.finished.append(Finished(stream_id, usage, timings))
+                self.saved = Saved(
+                    self.saved.prompt_tokens + usage.prompt_tokens,
+                    self.saved.cached_tokens + usage.cached_tokens,
+                    self.saved.drafted_tokens + timings.drafted_tokens,
+                    self.saved.accepted_tokens + timings.accepted_tokens,
+                )
                 log.info(
                     "stream.finished",
                     request_id=request_id,

@@ -257,6 +257,7 @@ class WorkerLife:
             memory_bytes=self._memory_bytes(),
             requests_total=self._generations.requests_total + self._work.requests_total,
             tokens_total=self._generations.tokens_total,
+            saved=self._generations.saved,
         )
 
     def _memory_bytes(self) -> int:

@@ -293,6 +293,7 @@ def test_answers_a_stream(start: Start) -> None:
     assert finished.usage.completion_tokens == 9
     assert sum(delta.tokens for delta in peer.answers(Delta, 1)) == 9
     beat = peer.fact(WorkerBeat, lambda beat: beat.tokens_total == 9)
+    assert beat.saved.prompt_tokens == accepted.prompt_tokens
     assert (beat.requests_total, beat.rows, beat.queued, beat.stalled_for_s) == (1, 0, 0, 0)
 
 

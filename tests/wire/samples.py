@@ -34,6 +34,7 @@ from lmx.protocol.control import (
     RestartModel,
     RouterBeat,
     RouterHello,
+    Saved,
     Snapshot,
     Status,
     StopAll,
@@ -140,7 +141,9 @@ SAMPLES: Final[tuple[Any, ...]] = (
     LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
     Loaded("0badcafe", 123_456_789, 8192, 2.75, ("tools", "reasoning")),
     LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor"),
-    WorkerBeat("0badcafe", WorkerState.READY, 2, 3, 0.125, 123_456_789, 17, 4711),
+    WorkerBeat(
+        "0badcafe", WorkerState.READY, 2, 3, 0.125, 123_456_789, 17, 4711, Saved(90, 40, 30, 20)
+    ),
     DrainRefused("0badcafe", 2),
     Drained("0badcafe"),
     # Supervisor to worker.
