@@ -40,10 +40,9 @@ def test_streaming_equals_not_streaming_for_emoji_and_other_scripts(client: Open
     messages: list[ChatCompletionMessageParam] = [
         {"role": "user", "content": "Repeat exactly: 東京は日本の首都です 🎉👩‍👩‍👧 Ünïcödé"}
     ]
-    for seed in (1, 2):
-        settings = {"temperature": 1.2, "seed": seed, "max_tokens": 48}
-        whole = client.chat.completions.create(model="smollm2", messages=messages, **settings)  # type: ignore[call-overload]
-        assert streamed(client, messages, **settings) == whole.choices[0].message.content
+    settings = {"temperature": 1.2, "seed": 1, "max_tokens": 24}
+    whole = client.chat.completions.create(model="smollm2", messages=messages, **settings)  # type: ignore[call-overload]
+    assert streamed(client, messages, **settings) == whole.choices[0].message.content
 
 
 def test_usage_comes_in_a_chunk_of_its_own(client: OpenAI) -> None:

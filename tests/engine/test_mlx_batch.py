@@ -105,10 +105,10 @@ def test_real_rows_that_join_midway_change_nothing_for_others(real: EngineRunner
         ("A story, please.", HOT),
         ("Hi", WARM_TOP_P),
     ]
-    expected = [real.alone(text, sampling, 4) for text, sampling in asked]
+    expected = [real.alone(text, sampling, 3) for text, sampling in asked]
     rows = []
     for text, sampling in asked:
-        rows.append(real.admit(text, sampling, 4))
+        rows.append(real.admit(text, sampling, 3))
         real.step()
         real.step()
     real.finish()
