@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import platform
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ class Section:
 
 def write_page(sections: Sequence[Section], model: str) -> None:
     """Write all of ``docs/benchmarks.md``."""
+    blas = ", OpenBLAS" if ctypes.util.find_library("openblas") else ""
     lines = [
         "# Benchmarks",
         "",
@@ -30,7 +32,7 @@ def write_page(sections: Sequence[Section], model: str) -> None:
         "run, taken in turns, and are medians; compare ratios, not machines.",
         "",
         f"Machine: {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
-        f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}; model: {model}.",
+        f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}{blas}; model: {model}.",
     ]
     for section in sections:
         head, *body = section.rows
