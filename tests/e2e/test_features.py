@@ -12,7 +12,13 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+# The first test also fetches, converts and loads the models.
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {

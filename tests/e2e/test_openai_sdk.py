@@ -9,7 +9,13 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+# The first test also fetches, converts and loads the models.
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
 
 FRANCE: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}

@@ -20,7 +20,13 @@ from openai import OpenAI
 from rig import Rig, rig, wait_until
 from tiny_encoders import PlainBert, make_bert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+# The first test also fetches, converts and loads the models.
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
 
 TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Shares fell sharply today."]
 

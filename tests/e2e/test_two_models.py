@@ -9,7 +9,13 @@ import signal
 import pytest
 from rig import Rig, Stream, ask, http
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process]
+# The first test also fetches, converts and loads the models.
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
 
 COUNT = "Count from one to thirty in words."
 
