@@ -6,17 +6,14 @@ endpoint's matter.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
-import structlog
-
 from lmx.protocol.control import ModelView
 from lmx.protocol.data import Accepted, Generate
-from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.router.directory import ready_instance
+from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.router.attempts import on_worker
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.worker_link import WorkerLink
 from lmx.router.worker_links import WorkerLinks
@@ -24,10 +21,6 @@ from lmx.router.worker_stream import Batch, WorkerStream
 
 _ACCEPT_DEADLINE_S: Final = 60.0
 """For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes."""
-
-_WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
-
-_log = structlog.get_logger()
 
 
 class Generation:
@@ -71,29 +64,18 @@ class Dispatcher:
         meets a worker on its way out, or that is not there any more, is sent once more, through
         the supervisor: nothing has been produced for it yet.
         """
-        load_s = 0.0
-        instance = ready_instance(model)
-        if instance is None:
-            instance, load_s = await self._acquire(model, request)
-        try:
-            link, stream, accepted = await self._submit(instance, request)
-        except LmxError as error:
-            if error.code not in _WORTH_ANOTHER_WORKER:
-                raise
-            _log.info("generation.retried", model=model.model_id, reason=error.message)
-            instance, again_s = await self._acquire(model, request)
-            load_s += again_s
-            link, stream, accepted = await self._submit(instance, request)
+        (link, stream, accepted), load_s = await on_worker(
+            self._supervisor,
+            model,
+            request.request_id,
+            lambda instance: self._submit(instance, request),
+            "generation.retried",
+        )
         generation = Generation(link, stream, accepted, load_s)
         try:
             yield generation
         finally:
             generation.close()
-
-    async def _acquire(self, model: ModelView, request: Generate) -> tuple[str, float]:
-        began_at = time.monotonic()
-        instance = await self._supervisor.acquire(model.model_id, request.request_id)
-        return instance, time.monotonic() - began_at
 
     async def _submit(
         self, instance: str, request: Generate

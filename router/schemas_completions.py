@@ -43,6 +43,12 @@ def prompt_form(value: object) -> str | None:
     return IDS if isinstance(first, int) else None
 
 
+PROMPT_FORM: Final = Discriminator(
+    prompt_form,
+    custom_error_type="prompt_type",
+    custom_error_message="a string, or an array of strings or tokens",
+)
+
 _PROMPTS: Final = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 TokenArray = Annotated[
     list[Count], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
@@ -53,11 +59,7 @@ Prompt = Annotated[
     | Annotated[list[str], _PROMPTS, Tag(TEXTS)]
     | Annotated[TokenArray, Tag(IDS)]
     | Annotated[list[TokenArray], _PROMPTS, Tag(ID_LISTS)],
-    Discriminator(
-        prompt_form,
-        custom_error_type="prompt_type",
-        custom_error_message="a string, or an array of strings or tokens",
-    ),
+    PROMPT_FORM,
 ]
 
 

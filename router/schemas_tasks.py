@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
@@ -14,9 +14,9 @@ from lmx.router.schemas_completions import (
     ID_LISTS,
     IDS,
     MAX_PROMPT_TOKENS,
+    PROMPT_FORM,
     TEXTS,
     TokenArray,
-    prompt_form,
 )
 from lmx.router.schemas_messages import Messages, check_messages
 from lmx.router.schemas_tools import ToolFields, tool_use_of
@@ -33,11 +33,7 @@ _Input = Annotated[
     | Annotated[list[NonEmpty], _INPUTS, Tag(TEXTS)]
     | Annotated[TokenArray, Tag(IDS)]
     | Annotated[list[TokenArray], _INPUTS, Tag(ID_LISTS)],
-    Discriminator(
-        prompt_form,
-        custom_error_type="prompt_type",
-        custom_error_message="a string, or an array of strings or tokens",
-    ),
+    PROMPT_FORM,
 ]
 
 EMBEDDING: Final[dict[str, tuple[Any, ...]]] = {

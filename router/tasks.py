@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import structlog
-
 from lmx.protocol.control import ModelView
-from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.tasks import Embed, Rerank, Task
-from lmx.router.directory import ready_instance
+from lmx.router.attempts import on_worker
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.worker_links import WorkerLinks
 from lmx.router.worker_task import TaskAnswer
@@ -22,10 +20,6 @@ TOKENIZE_DEADLINE_S: Final = 60.0
 
 _ANSWER_GRACE_S: Final = 5.0
 """A worker answers by the deadline; later it is lost."""
-
-_WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
-
-_log = structlog.get_logger()
 
 
 class TaskDispatcher:
@@ -41,17 +35,14 @@ class TaskDispatcher:
         Raises the error that it is refused with. A task whose worker is on its way out, or is
         not there any more, is sent once more, through the supervisor.
         """
-        instance = ready_instance(model)
-        if instance is None:
-            instance = await self._supervisor.acquire(model.model_id, task.request_id)
-        try:
-            return await self._perform(instance, task)
-        except LmxError as error:
-            if error.code not in _WORTH_ANOTHER_WORKER:
-                raise
-            _log.info("task.retried", model=model.model_id, reason=error.message)
-        instance = await self._supervisor.acquire(model.model_id, task.request_id)
-        return await self._perform(instance, task)
+        answer, _ = await on_worker(
+            self._supervisor,
+            model,
+            task.request_id,
+            lambda instance: self._perform(instance, task),
+            "task.retried",
+        )
+        return answer
 
     async def _perform(self, instance: str, task: Task) -> TaskAnswer:
         link = self._workers.link_to(instance)
