@@ -8,7 +8,7 @@ from typing import Any
 
 from bench_throughput import prompts_for
 from report import Section
-from worker_bench import BenchWorker, bench_worker, decode_rate, sampling
+from worker_bench import BenchWorker, bench_worker, rows_rate, sampling
 
 from lmx.protocol.data import TokenBias
 
@@ -29,19 +29,8 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 def rate(worker: BenchWorker, batch: int, max_tokens: int, kinds: Any) -> float:
     """Return decode tokens per second with the rows sampled by ``kinds`` in turn."""
-    traces = [
-        worker.start(
-            "",
-            max_tokens,
-            messages=None,
-            prompt_tokens=tuple(prompt),
-            parse=False,
-            sampling=sampling(seed=row, **kinds[row % len(kinds)]),
-        )
-        for row, prompt in enumerate(prompts_for(batch))
-    ]
-    worker.wait(traces)
-    return decode_rate(traces)
+    ways = [sampling(seed=row, **kinds[row % len(kinds)]) for row in range(batch)]
+    return rows_rate(worker, prompts_for(batch), max_tokens, ways)
 
 
 def measure(model: Path) -> Section:

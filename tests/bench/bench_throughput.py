@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from report import Section
-from worker_bench import LMX_PARENT, BenchWorker, bench_worker, decode_rate, sampling
+from worker_bench import LMX_PARENT, BenchWorker, bench_worker, rows_rate, sampling
 
 BATCHES = {1: 64, 8: 48, 32: 96}
 """Rows -> tokens that each makes."""
@@ -59,19 +59,8 @@ def prompts_for(rows: int) -> list[list[int]]:
 
 def worker_rate(worker: BenchWorker, prompts: list[list[int]], max_tokens: int, t: float) -> float:
     """Return a worker's decode tokens per second for the same work."""
-    traces = [
-        worker.start(
-            "",
-            max_tokens,
-            messages=None,
-            prompt_tokens=tuple(prompt),
-            parse=False,
-            sampling=sampling(temperature=t, seed=row),
-        )
-        for row, prompt in enumerate(prompts)
-    ]
-    worker.wait(traces)
-    return decode_rate(traces)
+    ways = [sampling(temperature=t, seed=row) for row in range(len(prompts))]
+    return rows_rate(worker, prompts, max_tokens, ways)
 
 
 def measure(model: Path) -> Section:

@@ -194,3 +194,26 @@ def decode_rate(traces: Sequence[Trace]) -> float:
 def sampling(**fields: Any) -> Sampling:
     """Return sampling that never ends by itself: every row makes all its tokens."""
     return dataclasses.replace(Sampling(temperature=0.0, ignore_eos=True), **fields)
+
+
+def rows_rate(
+    worker: BenchWorker,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    samplings: Sequence[Sampling],
+) -> float:
+    """Return decode tokens per second of rows that go on with ``prompts``, each sampled in its
+    own way."""
+    traces = [
+        worker.start(
+            "",
+            max_tokens,
+            messages=None,
+            prompt_tokens=tuple(prompt),
+            parse=False,
+            sampling=way,
+        )
+        for prompt, way in zip(prompts, samplings, strict=True)
+    ]
+    worker.wait(traces)
+    return decode_rate(traces)
