@@ -11,7 +11,14 @@ from typing import Any
 
 from lmx.protocol.codec import message
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
+from lmx.protocol.states import (
+    ExitCause,
+    LoadPhase,
+    MemoryPressure,
+    ModelKind,
+    SlotState,
+    WorkerState,
+)
 
 # Worker to supervisor.
 
@@ -63,11 +70,13 @@ class Loaded:
 @message
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The model can't be loaded; the process ends by itself or is ended."""
+    """The model can't be loaded; the process ends by itself or is ended. ``permanent``: trying
+    again changes nothing, its files or its configuration must change first."""
 
     instance: str
     code: ErrorCode
     message: str
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,12 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
     """Sent every beat interval. ``stalled_for_s`` is how long work has been in flight
-    without any progress (no token, no prefill chunk); 0 while idle or advancing."""
+    without any progress (no token, no prefill chunk); 0 while idle or advancing.
+
+    ``idle_for_s``: since the last request ended, or since the load; 0 while one is in flight.
+    ``keep_alive_s``: what the last request asked for, None if it did not; negative: forever.
+    ``peak_memory_bytes``: the most it has held, between beats too. ``kv_bytes``: what the KV
+    cache of the rows in flight was counted at."""
 
     instance: str
     state: WorkerState
@@ -96,6 +110,10 @@ class WorkerBeat:
     requests_total: int
     tokens_total: int
     saved: Saved = Saved()
+    peak_memory_bytes: int = 0
+    kv_bytes: int = 0
+    idle_for_s: float = 0.0
+    keep_alive_s: float | None = None
 
 
 @message
@@ -151,6 +169,16 @@ class Drain:
     if_idle: bool
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The machine's memory runs out. SOFT: give caches back, begin no row while another runs.
+    HARD: also fail one request now, the newest of the largest; said again while it must go on.
+    NONE: it is over."""
+
+    level: MemoryPressure
+
+
 # Router to supervisor, and back.
 
 
@@ -187,12 +215,14 @@ class Acquire:
     """Question: have this model ready, loading it if need be. Replies: Acquired, or Denied.
 
     The supervisor answers within ``wait_s``. Cancelling is not needed: a load that was
-    started goes on, others may want it.
+    started goes on, others may want it. ``waited_s``: for how long the oldest of the requests
+    behind it has waited already, so that asking again does not cost its place.
     """
 
     model_id: str
     wait_s: float
     request_id: str
+    waited_s: float = 0.0
 
 
 @message
@@ -220,7 +250,8 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What a router needs to know of one configured model."""
+    """What a router needs to know of one configured model. ``position``: its place, from 1,
+    among the models that wait for memory. ``max_waiting``: how many requests may wait for it."""
 
     model_id: str
     aliases: tuple[str, ...]
@@ -239,6 +270,9 @@ class ModelView:
     fraction: float | None = None
     retry_after_s: float | None = None
     problem: str | None = None
+    position: int | None = None
+    pinned: bool = False
+    max_waiting: int = 0
 
 
 @message
@@ -314,6 +348,98 @@ class RestartModel:
     """Question: drain, end the worker and load again; also leaves quarantine."""
 
     model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class DrainModel:
+    """Question: take no new request for the model, end its worker after its streams, and hold
+    it down until it is loaded or reset. ``Done`` means begun."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ResetModel:
+    """Question: forget a model's failures: out of quarantine, backoff and hold, loaded with the
+    next request."""
+
+    model_id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PinModel:
+    """Question: never evict the model (``pinned``), or treat it like others again."""
+
+    model_id: str
+    pinned: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReloadConfig:
+    """Question: read the configuration again. Replies: Reloaded, or Denied with every problem
+    of a configuration that is not valid, of which nothing is taken then."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The configuration is in force. ``sections`` are those that differ from before;
+    ``changes`` says for people what follows, one sentence each; both empty: it is the same."""
+
+    sections: tuple[str, ...]
+    changes: tuple[str, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RestartRouter:
+    """Question: start a new router on the same port and let the old one finish its requests.
+    ``Done`` has the new one's pid."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RestartSupervisor:
+    """Question: replace the supervisor's program by the one that is installed now. Workers,
+    router and pid stay. ``Done`` means begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for people and programs. ``name`` is dotted, as in logs.
+    ``at_s`` is the time of day; ``data`` has plain values only."""
+
+    seq: int
+    at_s: float
+    name: str
+    model_id: str | None
+    detail: str
+    data: dict[str, Any]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetEvents:
+    """Question: what happened after ``after_seq``, at most ``limit`` of the latest events. The
+    reply is an EventList."""
+
+    after_seq: int
+    limit: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class EventList:
+    """Events, oldest first. ``last_seq`` is the latest that there is, to ask from next.
+    ``epoch``: another one counts from 1 again."""
+
+    epoch: str
+    last_seq: int
+    events: tuple[Event, ...]
 
 
 @message

@@ -120,7 +120,9 @@ class Generate:
     ``top_logprobs``: None for none, else how many alternatives each token comes with.
     ``parse``: reasoning and tool calls are told apart from content. ``echo``: the answer
     begins with the prompt, and with its logprobs where they are asked for. Only requests with
-    the same ``cache_salt`` share cached prefixes.
+    the same ``cache_salt`` share cached prefixes. ``keep_alive_s``: for how long the model is to
+    stay loaded after this request, when no other comes; 0: not at all, negative: forever, None:
+    as it is configured.
     """
 
     stream_id: int
@@ -143,6 +145,7 @@ class Generate:
     thinking: Thinking = Thinking()
     assist: Assist = Assist()
     cache_salt: str = ""
+    keep_alive_s: float | None = None
 
 
 @message

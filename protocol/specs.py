@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.codec import message
+from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.states import ModelKind
 
 
@@ -54,7 +55,9 @@ class WorkerSpec:
     budget: its caches and its wired memory stay within it. The sampling values are defaults
     for requests that name none, and ``template_kwargs`` likewise. ``max_decode_stall_s``: for
     how long at most a prompt's prefill keeps running streams from their next token.
-    ``prefix_cache`` and ``speculation`` None: off.
+    ``prefix_cache`` and ``speculation`` None: off. ``kv_cache_bytes`` is what the KV caches of
+    all rows may take, counted with ``kv_layers``; None: not counted. ``max_queue_s``: a request
+    that has waited so long for a row is given up.
     """
 
     instance: str
@@ -81,6 +84,9 @@ class WorkerSpec:
     max_decode_stall_s: float = 1.0
     prefix_cache: PrefixCacheSpec | None = None
     speculation: SpeculationSpec | None = None
+    kv_cache_bytes: int | None = None
+    kv_layers: tuple[KvLayers, ...] = ()
+    max_queue_s: float = 300.0
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0
 
@@ -89,7 +95,9 @@ class WorkerSpec:
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
     """The HTTP front. ``listen_fd`` is an inherited, listening socket: while a router is
-    being restarted, new connections wait in its backlog instead of being refused."""
+    being restarted, new connections wait in its backlog instead of being refused.
+    ``max_requests``: so many are answered at a time, more get 429. ``admin_key`` opens the
+    routes below ``/admin``."""
 
     router_id: str
     run_dir: str
@@ -104,5 +112,7 @@ class RouterSpec:
     worker_silence_s: float
     ping_interval_s: float
     shutdown_grace_s: float
+    max_requests: int
+    admin_key: str
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

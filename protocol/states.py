@@ -17,13 +17,16 @@ class WorkerState(StrEnum):
 
 
 class SlotState(StrEnum):
-    """Where one configured model is. OCCUPIED has a worker whose own state says more."""
+    """Where one configured model is. OCCUPIED has a worker whose own state says more. QUEUED
+    waits for memory; HELD was drained by an operator and takes no request."""
 
     COLD = "cold"
+    QUEUED = "queued"
     FETCHING = "fetching"
     OCCUPIED = "occupied"
     BACKOFF = "backoff"
     QUARANTINED = "quarantined"
+    HELD = "held"
 
 
 class LoadPhase(StrEnum):
@@ -42,11 +45,22 @@ class ExitCause(StrEnum):
 
     CRASH = "crash"
     SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
     HANG = "hang"
     LOAD_FAILED = "load_failed"
     KILLED = "killed"
     UNLOADED = "unloaded"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
     SHUTDOWN = "shutdown"
+
+
+class MemoryPressure(StrEnum):
+    """How near the machine is to running out of memory."""
+
+    NONE = "none"
+    SOFT = "soft"
+    HARD = "hard"
 
 
 class FinishReason(StrEnum):

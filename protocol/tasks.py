@@ -20,7 +20,7 @@ class Embed:
     """Turn inputs into vectors: ``texts``, or ``tokens`` as the model's own ids.
 
     ``dimensions``: so many leading ones of each vector; None: all. After ``deadline_s`` from
-    its arrival the work is dropped and refused.
+    its arrival the work is dropped and refused. ``keep_alive_s`` as in ``Generate``.
     """
 
     stream_id: int
@@ -29,18 +29,20 @@ class Embed:
     texts: tuple[str, ...] = ()
     tokens: tuple[tuple[int, ...], ...] = ()
     dimensions: int | None = None
+    keep_alive_s: float | None = None
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """Say how well each document answers the query."""
+    """Say how well each document answers the query. ``keep_alive_s`` as in ``Generate``."""
 
     stream_id: int
     request_id: str
     deadline_s: float
     query: str
     documents: tuple[str, ...]
+    keep_alive_s: float | None = None
 
 
 @message

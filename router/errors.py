@@ -10,6 +10,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableEr
 
 _REQUEST: Final = "invalid_request_error"
 _NOT_FOUND: Final = "not_found_error"
+_AUTHENTICATION: Final = "authentication_error"
 _RATE: Final = "rate_limit_error"
 _SERVER: Final = "server_error"
 
@@ -25,14 +26,17 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.REQUEST_TIMEOUT: (408, _REQUEST),
     ErrorCode.REQUEST_TOO_LARGE: (413, _REQUEST),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, _REQUEST),
+    ErrorCode.INVALID_API_KEY: (401, _AUTHENTICATION),
     ErrorCode.MODEL_NOT_FOUND: (404, _REQUEST),
     ErrorCode.NOT_FOUND: (404, _NOT_FOUND),
     ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
     ErrorCode.QUEUE_FULL: (429, _RATE),
+    ErrorCode.QUEUE_TIMEOUT: (503, _SERVER),
     ErrorCode.MODEL_LOADING: (503, _SERVER),
     ErrorCode.MODEL_QUARANTINED: (503, _SERVER),
     ErrorCode.MODEL_LOAD_FAILED: (503, _SERVER),
     ErrorCode.MODEL_UNLOADED: (503, _SERVER),
+    ErrorCode.MODEL_DRAINED: (503, _SERVER),
     ErrorCode.INSUFFICIENT_MEMORY: (503, _SERVER),
     ErrorCode.SUPERVISOR_UNAVAILABLE: (503, _SERVER),
     ErrorCode.SHUTTING_DOWN: (503, _SERVER),
@@ -42,6 +46,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.WORKER_HUNG: (500, _SERVER),
     ErrorCode.WORKER_KILLED: (503, _SERVER),
     ErrorCode.WORKER_LOST: (503, _SERVER),
+    ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
     ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),
     ErrorCode.CLIENT_STALLED: (408, _REQUEST),

@@ -18,14 +18,19 @@ from lmx.router.worker_link import WorkerLink
 _CODES: Final[dict[ExitCause, ErrorCode]] = {
     ExitCause.CRASH: ErrorCode.WORKER_CRASHED,
     ExitCause.SIGNAL: ErrorCode.WORKER_CRASHED,
+    ExitCause.OUT_OF_MEMORY: ErrorCode.WORKER_OUT_OF_MEMORY,
     ExitCause.HANG: ErrorCode.WORKER_HUNG,
     ExitCause.LOAD_FAILED: ErrorCode.MODEL_LOAD_FAILED,
     ExitCause.KILLED: ErrorCode.WORKER_KILLED,
     ExitCause.UNLOADED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.EVICTED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.EXPIRED: ErrorCode.MODEL_UNLOADED,
     ExitCause.SHUTDOWN: ErrorCode.SHUTTING_DOWN,
 }
 
-_WANTED: Final = frozenset({ExitCause.UNLOADED, ExitCause.SHUTDOWN})
+_WANTED: Final = frozenset(
+    {ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN}
+)
 
 _LAST_WORDS_S: Final = 0.05
 """Between the news of a worker's end and the end of its streams: many times what a message

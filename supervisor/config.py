@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
+from lmx.protocol.keep_alive import parse_keep_alive
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.sources import FolderSource, parse_source
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Size = Annotated[ByteSize, Field(gt=0)]
+KeepAlive = Annotated[float, BeforeValidator(parse_keep_alive)]
+"""Seconds; negative: forever."""
+
 Name = Annotated[
     str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
 ]
@@ -34,6 +46,7 @@ class ServerConfig(_Section):
     port: int = Field(8000, ge=0, le=65_535, strict=True)
     allow_lan_without_key: bool = False
     body_limit_bytes: Size = ByteSize(16 * 1024**2)
+    max_requests: int = Field(2048, ge=1, le=100_000)
     load_wait_s: Seconds = 300.0
     ping_interval_s: Seconds = 10.0
     reader_stall_timeout_s: Seconds = 60.0
@@ -50,10 +63,44 @@ class ServerConfig(_Section):
 
 
 class MemoryConfig(_Section):
-    """The memory that all workers share."""
+    """The memory that all workers share, and who gives way to whom.
+
+    The budget is ``budget_bytes``, else ``budget_fraction`` of the machine's memory, and in any
+    case leaves ``os_reserve_bytes``. Beyond ``soft_line`` of the machine's memory in use nothing
+    is begun and idle models go; beyond ``hard_line`` requests are given up, then workers.
+    """
 
     budget_bytes: Size | None = None
     budget_fraction: float = Field(0.75, gt=0, le=1, allow_inf_nan=False)
+    os_reserve_bytes: Size = ByteSize(2 * 1024**3)
+    soft_line: float = Field(0.92, gt=0, le=1, allow_inf_nan=False)
+    hard_line: float = Field(0.97, gt=0, le=1, allow_inf_nan=False)
+    keep_alive: KeepAlive = -1.0
+    min_residency_s: float = Field(10.0, ge=0, le=86_400, allow_inf_nan=False)
+    fair_wait_s: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _lines_are_in_order(self) -> MemoryConfig:
+        if self.soft_line >= self.hard_line:
+            raise ValueError(
+                f"soft_line ({self.soft_line:g}) must be below hard_line ({self.hard_line:g})"
+            )
+        return self
+
+
+class GroupConfig(_Section):
+    """Models with a rule about what may be loaded beside them.
+
+    ``swap``: one of its models at a time. ``exclusive``: none of other groups while one of its
+    models is loaded. ``persistent``: an exclusive group lets it stay. Models without a group
+    are a group of their own, without a rule.
+    """
+
+    name: Name
+    models: tuple[Name, ...] = Field(min_length=1)
+    swap: bool = False
+    exclusive: bool = False
+    persistent: bool = False
 
 
 class TimingConfig(_Section):
@@ -140,15 +187,20 @@ class SpeculationConfig(_Section):
 
 class ModelConfig(_Section):
     """One model. ``engine`` is for tests and for engines of one's own. ``kind`` None: as the
-    model's files tell."""
+    model's files tell. ``concurrency``: for so many requests of full length at a time memory is
+    kept; of shorter ones there are more, up to ``max_rows``."""
 
     id: Name
     source: str = Field(min_length=1)
     aliases: tuple[Name, ...] = ()
     preload: bool = True
+    pinned: bool = False
+    keep_alive: KeepAlive | None = None
     context_length: int | None = Field(None, ge=16)
+    concurrency: int = Field(1, ge=1, le=1024)
     max_rows: int = Field(32, ge=1, le=1024)
     max_queue: int = Field(256, ge=0, le=100_000)
+    max_queue_s: Seconds = 300.0
     default_max_tokens: int | None = Field(None, ge=1)
     max_tokens_limit: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -164,6 +216,7 @@ class ModelConfig(_Section):
     speculation: SpeculationConfig | None = None
     memory_bytes: Size | None = None
     stall_timeout_s: Seconds | None = None
+    load_stall_timeout_s: Seconds | None = None
     engine: str = Field(MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     engine_options: dict[str, Any] = Field(default_factory=dict)
 
@@ -203,6 +256,7 @@ class Config(_Section):
     restart: RestartConfig = RestartConfig()
     logs: LogConfig = LogConfig()
     default_model: str | None = None
+    groups: tuple[GroupConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -222,6 +276,25 @@ class Config(_Section):
                 f"default_model is {self.default_model!r}, which no model has as id or alias "
                 f"(known: {known})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_name_models(self) -> Config:
+        group_of: dict[str, str] = {}
+        ids = {model.id for model in self.models}
+        for group in self.groups:
+            for model_id in group.models:
+                if model_id not in ids:
+                    raise ValueError(
+                        f"groups.{group.name} names {model_id!r}, which is no model's id "
+                        f"(known: {', '.join(sorted(ids)) or 'none'})"
+                    )
+                if model_id in group_of:
+                    raise ValueError(
+                        f"{model_id!r} is in groups {group_of[model_id]} and {group.name}: a "
+                        "model can be in one group"
+                    )
+                group_of[model_id] = group.name
         return self
 
     @property

@@ -41,6 +41,21 @@ class Home:
         return self.path / "state"
 
     @property
+    def admin_key(self) -> Path:
+        """The key of the routes below /admin."""
+        return self.path / "admin.key"
+
+    @property
+    def measured(self) -> Path:
+        """What models were measured at."""
+        return self.state / "measured.json"
+
+    @property
+    def pins(self) -> Path:
+        """Models that an operator pinned or unpinned."""
+        return self.state / "pins.json"
+
+    @property
     def logs(self) -> Path:
         """A file for each process."""
         return self.path / "logs"

@@ -42,10 +42,12 @@ class Processes:
         watch: ExitWatch,
         server: ControlServer,
         fetching: Fetching,
+        admin_key: str,
         worker_exited: Callable[[str, int | None], None],
         router_exited: Callable[[int], None],
     ) -> None:
         self._config = config
+        self._admin_key = admin_key
         self._home = home
         self._version = version
         self._records = records
@@ -79,15 +81,11 @@ class Processes:
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
     ) -> int:
-        reserved_bytes = plan.reserve_bytes
-        spec = worker_spec(
-            self._config, self._home, model, instance, path, kind,
-            reserved_bytes, plan.prefix_cache_bytes,
-        )  # fmt: skip
+        spec = worker_spec(self._config, self._home, model, instance, path, kind, plan)
         child = start_child(
             "lmx.worker", (model.id, instance), spec, self._home, self._home.worker_log(model.id)
         )
-        self._records.save_worker(WorkerRecord(child.pid, instance, model.id, reserved_bytes))
+        self._records.save_worker(WorkerRecord(child.pid, instance, model.id, plan.reserve_bytes))
         self._watch_child(instance, child)
         return child.pid
 
@@ -109,7 +107,9 @@ class Processes:
 
     def spawn_router(self, listener: socket.socket) -> int:
         router_id = new_instance_id()
-        spec = router_spec(self._config, self._home, router_id, listener, self._version)
+        spec = router_spec(
+            self._config, self._home, router_id, listener, self._version, self._admin_key
+        )
         child = start_child(
             "lmx.router",
             (router_id,),

@@ -17,6 +17,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.ids import new_epoch
 from lmx.protocol.states import LoadPhase
+from lmx.supervisor.admin_key import read_admin_key
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.commands import Commands
@@ -94,7 +95,7 @@ class Service:
         )
         processes = Processes(
             self.config, self.home, self.version, records, watch, server, self._fetching,
-            self._worker_exited, self._router_exited,
+            read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
         )  # fmt: skip
         self.core = Core(self.config, Ledger(self._budget_bytes()), processes, new_epoch())
         self.guard = RouterGuard(processes, self._bind, timing.beat_timeout_s, timing.abort_grace_s)

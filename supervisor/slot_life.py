@@ -176,7 +176,7 @@ class SlotLife:
         timing = self._config.timing
         return Limits(
             start_s=timing.start_timeout_s,
-            load_stall_s=timing.load_stall_timeout_s,
+            load_stall_s=model.load_stall_timeout_s or timing.load_stall_timeout_s,
             beat_s=timing.beat_timeout_s,
             stall_s=model.stall_timeout_s or timing.stall_timeout_s,
             drain_s=timing.drain_timeout_s,

@@ -15,7 +15,7 @@ from lmx.protocol.specs import (
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.home import Home
-from lmx.supervisor.memory_plan import folder_path
+from lmx.supervisor.memory_plan import MemoryPlan, folder_path
 
 
 def worker_spec(
@@ -25,13 +25,9 @@ def worker_spec(
     instance: str,
     path: Path,
     kind: ModelKind,
-    reserved_bytes: int,
-    prefix_cache_bytes: int,
+    plan: MemoryPlan,
 ) -> WorkerSpec:
-    """Return the spec of a model's worker; its share of memory is what was reserved.
-
-    Of that, ``prefix_cache_bytes`` are for computed prompts; 0 switches them off.
-    """
+    """Return the spec of a model's worker; its share of memory is what the plan reserves."""
     return WorkerSpec(
         instance=instance,
         model_id=model.id,
@@ -40,10 +36,10 @@ def worker_spec(
         log=_log_spec(config, home.worker_log(model.id)),
         engine=model.engine,
         engine_options=dict(model.engine_options),
-        memory_limit_bytes=reserved_bytes,
+        memory_limit_bytes=plan.reserve_bytes,
         max_rows=model.max_rows,
         max_queue=model.max_queue,
-        context_length=model.context_length,
+        context_length=plan.context_tokens or model.context_length,
         default_max_tokens=model.default_max_tokens,
         max_tokens_limit=model.max_tokens_limit,
         kind=kind,
@@ -55,8 +51,11 @@ def worker_spec(
         template_kwargs=dict(model.chat_template_kwargs) or None,
         tool_parser=model.tool_parser,
         max_decode_stall_s=model.max_decode_stall_s,
-        prefix_cache=_prefix_cache_spec(home, model, prefix_cache_bytes),
+        prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes),
         speculation=_speculation_spec(model, kind),
+        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_layers=plan.kv_layers,
+        max_queue_s=model.max_queue_s,
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
     )
@@ -85,7 +84,12 @@ def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | 
 
 
 def router_spec(
-    config: Config, home: Home, router_id: str, listener: socket.socket, version: str
+    config: Config,
+    home: Home,
+    router_id: str,
+    listener: socket.socket,
+    version: str,
+    admin_key: str,
 ) -> RouterSpec:
     """Return the router's spec; the socket's descriptor must be inherited under its number."""
     server, timing = config.server, config.timing
@@ -103,6 +107,8 @@ def router_spec(
         worker_silence_s=server.worker_silence_s,
         ping_interval_s=server.ping_interval_s,
         shutdown_grace_s=timing.shutdown_grace_s,
+        max_requests=server.max_requests,
+        admin_key=admin_key,
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
     )

@@ -37,6 +37,7 @@ def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
         fraction=worker.fraction if worker else slot.fetch_fraction,
         retry_after_s=None if slot.retry_at_s is None else max(0.0, slot.retry_at_s - now_s),
         problem=slot.problem,
+        max_waiting=slot.model.max_rows + slot.model.max_queue,
     )
 
 

@@ -53,7 +53,7 @@ class FakeActions:
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         if self.estimate_error is not None:
             raise self.estimate_error
-        return MemoryPlan(self.needs.get(model.id, 100), 0)
+        return MemoryPlan(self.needs.get(model.id, 100))
 
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan

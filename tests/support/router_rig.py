@@ -115,6 +115,8 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
         "worker_silence_s": 5.0,
         "ping_interval_s": 5.0,
         "shutdown_grace_s": 5.0,
+        "max_requests": 2048,
+        "admin_key": "test-admin-key",
         "beat_interval_s": 0.1,
         "orphan_grace_s": 60.0,
     }

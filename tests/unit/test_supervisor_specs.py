@@ -48,7 +48,8 @@ def plan(folder: Path, kind: ModelKind = ModelKind.CHAT, **model: Any) -> Memory
 
 def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: Any) -> WorkerSpec:
     config, home = config_of(**model), Home(Path("/home/lmx"))
-    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, 99, prefix_bytes)
+    plan = MemoryPlan(99, prefix_bytes)
+    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, plan)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""For how long an idle model stays loaded, as people write it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+FOREVER_S: Final = -1.0
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def parse_keep_alive(value: Any) -> Any:
+    """Return seconds from what people write: ``300``, ``"5m"``, ``"1h30m"``, ``"-1"``,
+    ``"forever"``; negative is forever. What it doesn't know is returned as it is.
+
+    The forms are Ollama's (Go's durations), so that its users need not learn others.
+    """
+    if isinstance(value, bool):
+        return str(value)  # not a number here, though Python thinks so
+    if isinstance(value, int | float):
+        return FOREVER_S if value < 0 else float(value)
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text == "forever" or text.startswith("-"):
+        return FOREVER_S
+    if _PART.sub("", text) == "" and text:
+        return sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(text))
+    return text
