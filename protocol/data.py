@@ -92,8 +92,9 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a reasoning model thinks. ``effort`` is OpenAI's word, given to the template;
-    ``budget_tokens`` ends the thinking when it has become so long. None: as the model does."""
+    """How a reasoning model thinks. ``effort`` is OpenAI's word, given to the template; whether
+    it means thinking at all ("none") is said by ``enabled``. ``budget_tokens`` ends the thinking
+    when it has become so long. None: as the model does."""
 
     effort: str | None = None
     enabled: bool | None = None

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Final
+
+_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+_MAPPED_FROM_BYTES: Final = 1024**2
+
+
+def map_large_blocks() -> None:
+    """Have glibc's allocator give every block from 1 MiB on back to the system once it is
+    freed; does nothing elsewhere. To be called before the threads start.
+
+    Left alone it moves that limit up to 32 MiB by itself, and what is freed below it stays in
+    holes of the heap: a worker whose mlx counted 565 MiB had 880 MiB resident, and 720 MiB
+    with this, no slower (mlx keeps the buffers that it uses again).
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
 
 
 def trim_heap() -> None:

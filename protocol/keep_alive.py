@@ -29,3 +29,14 @@ def parse_keep_alive(value: Any) -> Any:
     if _PART.sub("", text) == "" and text:
         return sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(text))
     return text
+
+
+def keep_alive_text(seconds: float) -> str:
+    """Return what :func:`parse_keep_alive` reads as these seconds, to the millisecond:
+    ``1h30m``, ``forever``."""
+    if seconds < 0:
+        return "forever"
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "m"), (milliseconds / 1000, "s"))
+    return "".join(f"{count:g}{unit}" for count, unit in parts if count) or "0s"

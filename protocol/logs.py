@@ -21,12 +21,19 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def configure_logs(
-    process: str, level: str = "info", *, copy_to: logging.Handler | None = None, **fields: Any
+    process: str,
+    level: str = "info",
+    *,
+    copy_to: logging.Handler | None = None,
+    changeable: bool = False,
+    **fields: Any,
 ) -> None:
     """Set up structlog and stdlib logging to write to stderr.
 
     ``process`` and ``fields`` go into every line. ``copy_to`` also gets each line, as JSON;
-    a terminal is then spared all below warning. Raises ``KeyError`` for an unknown level.
+    a terminal is then spared all below warning. ``changeable``: called again, another level holds
+    also for loggers that were used before; each line costs a little more. Raises ``KeyError`` for
+    an unknown level.
     """
     threshold = _LEVELS[level]
     terminal = sys.stderr.isatty()
@@ -69,7 +76,7 @@ def configure_logs(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(stderr),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=not changeable,
     )
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(
@@ -107,6 +114,11 @@ class LogFile:
 
     def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
         self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
+
+    def limit(self, max_bytes: int, keep: int) -> None:
+        """Keep to other limits from here on."""
         self._max_bytes = max_bytes
         self._keep = keep
 

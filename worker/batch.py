@@ -5,47 +5,42 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from lmx.protocol.data import Timings, TokenLogprob, Usage
 from lmx.protocol.errors import ErrorCode
-from lmx.worker.engine import (
-    Engine,
-    Hypothesis,
-    RowRequest,
-    RowStarted,
-    StepOutput,
-    TokenScores,
-)
-from lmx.worker.jobs import Job, JobCancelled, JobFailed, JobFinished, JobOutput
-from lmx.worker.logprob_track import describe
+from lmx.protocol.kv_shape import KvLayers
+from lmx.worker.answers import begin_answer, echo_prompt, tell_found
+from lmx.worker.engine import Engine, Hypothesis, RowRequest, RowStarted, StepOutput
+from lmx.worker.jobs import Job, JobCancelled, JobFailed, JobOutput
+from lmx.worker.kv_admission import KvAdmission
+from lmx.worker.live_job import LiveJob
+from lmx.worker.out_of_memory import is_out_of_memory
 from lmx.worker.row import Row
 
 log = structlog.get_logger()
 
-# Text that continues a prompt is decoded with so many of its last tokens: a tokenizer joins
-# tokens differently at the start of a text.
-_TAIL_TOKENS = 8
-
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
+_TOO_LARGE = (
+    "There was not enough memory for this request: send a shorter one, or ask for fewer tokens "
+    "or answers."
+)
+_GIVEN_UP = (
+    "The machine's memory ran out, and this was the largest of the requests that ran: try again "
+    "later, with a shorter prompt or for fewer tokens or answers."
+)
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A job with a row or more, and what is known of them together."""
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How many rows may run at a time, for how long a job may wait for one, and what the KV
+    caches of all rows may take (None: not counted)."""
 
-    job: Job
-    started_s: float
-    waiting: deque[tuple[int, RowRequest]]
-    rows: dict[int, Row] = field(default_factory=dict)
-    first_token_s: float | None = None
-    started: RowStarted | None = None
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    max_places: int
+    max_queue_s: float
+    kv_cache_bytes: int | None = None
+    kv_layers: Sequence[KvLayers] = ()
 
 
 class Batch:
@@ -53,22 +48,31 @@ class Batch:
 
     ``outputs`` collects what became final; the caller takes it. Every job that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns
-    one row fails its job; others are passed on.
+    one row fails its job; others are passed on. While it is ``paused``, a row begins only when
+    no other runs.
     """
 
-    def __init__(self, max_places: int) -> None:
-        self._max_places = max_places
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
         self._waiting: deque[Job] = deque()
-        self._live: dict[int, _Live] = {}
-        self._job_of: dict[int, _Live] = {}
-        self._filling: _Live | None = None
+        self._live: dict[int, LiveJob] = {}
+        self._job_of: dict[int, LiveJob] = {}
+        self._filling: LiveJob | None = None
         self._places: dict[int, int] = {}
+        self._searching: set[int] = set()
         self.outputs: list[JobOutput] = []
+        self.paused = False
 
     @property
     def rows(self) -> int:
         """How many rows the engine has."""
         return len(self._job_of)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What the KV caches of the rows are counted at."""
+        return self._kv.total_bytes
 
     @property
     def busy(self) -> bool:
@@ -79,18 +83,28 @@ class Batch:
         """Queue a job."""
         self._waiting.append(job)
 
+    def expire(self, now: float) -> None:
+        """Fail the jobs that have waited too long for their first row."""
+        limit_s = self._limits.max_queue_s
+        # The first has waited longest: nobody passes.
+        while self._waiting and now - self._waiting[0].arrived_s >= limit_s:
+            job = self._waiting.popleft()
+            message = (
+                f"The request waited {now - job.arrived_s:.0f} s for its turn, and the limit is "
+                f"{limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
+                "less to do."
+            )
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
+
     def admit(self, engine: Engine) -> None:
         """Give the engine the rows that it has room for now."""
         while engine.can_admit():
             live = self._filling
             if live is None:
-                if not self._waiting:
+                if not self._waiting or not self._fits(self._waiting[0].rows[0]):
                     return
-                job = self._waiting[0]
-                if not self._fits(job.rows[0]):
-                    return
-                self._waiting.popleft()
-                live = _Live(job, time.monotonic(), deque(enumerate(job.rows)))
+                job = self._waiting.popleft()
+                live = LiveJob.begin(job, time.monotonic())
                 self._live[job.job_id] = self._filling = live
             index, row = live.waiting[0]
             if not self._fits(row):
@@ -107,6 +121,9 @@ class Batch:
         """Advance every row; returns what the engine said of it."""
         result = engine.step()
         now = time.monotonic()
+        if result.search_tokens:
+            for row_id in self._searching:  # Each of them, by a token.
+                self._kv.made(row_id)
         for started in result.started:
             if (live := self._job_of.get(started.row_id)) is not None:
                 try:
@@ -115,14 +132,14 @@ class Batch:
                     self._fail(engine, live, error)
         for drafts in result.drafts:
             if (live := self._job_of.get(drafts.row_id)) is not None:
-                live.drafted_tokens += drafts.drafted_tokens
-                live.accepted_tokens += drafts.accepted_tokens
+                live.drafted(drafts)
         for row_id, token, scores in result.tokens:
             live = self._job_of.get(row_id)
             if live is None:
                 continue  # It ended with an earlier token of this step.
             if live.first_token_s is None:
                 live.first_token_s = now
+            self._kv.made(row_id)
             row = live.rows[row_id]
             try:
                 ended = row.advance(token, scores, self.outputs)
@@ -161,45 +178,48 @@ class Batch:
         )
         self.outputs.append(JobCancelled(job_id))
 
-    def _fits(self, row: RowRequest) -> bool:
-        return sum(self._places.values()) + row.places <= self._max_places
+    def fail_largest(self, engine: Engine) -> None:
+        """Fail the newest of the largest jobs that run, for its memory; none runs: nothing."""
+        running = [live for live in self._live.values() if live.rows]
+        if not running:
+            return
+        # Of equals max takes the first: the newest, that way round.
+        live = max(reversed(running), key=lambda one: self._kv.size(one.rows))
+        kv_bytes, tokens = self._kv.size(live.rows)
+        log.warning(
+            "row.given_up", request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens
+        )
+        self._drop(engine, live)
+        end = JobFailed(live.job.job_id, ErrorCode.INSUFFICIENT_MEMORY, _GIVEN_UP)
+        self.outputs.append(end)
 
-    def _begin(self, engine: Engine, live: _Live, index: int, row: RowRequest) -> None:
+    def _fits(self, row: RowRequest) -> bool:
+        if self.paused and self._job_of:
+            return False
+        places = sum(self._places.values()) + row.places
+        return places <= self._limits.max_places and self._kv.fits(row)
+
+    def _begin(self, engine: Engine, live: LiveJob, index: int, row: RowRequest) -> None:
         # Before its place is taken: a request whose row can't even be made must not keep one.
-        live.rows[row.row_id] = self._make_row(engine, live.job, index)
+        live.rows[row.row_id] = begin_answer(engine, live.job, index)
         self._job_of[row.row_id] = live
         self._places[row.row_id] = row.places
+        self._kv.begin(row)
         engine.admit(row)
 
-    def _make_row(self, engine: Engine, job: Job, index: int) -> Row:
-        rules = job.rules
-        continues = rules.make_parser is None and not rules.echo
-        tail = job.rows[0].prompt[-_TAIL_TOKENS:] if continues else ()
-        detokenizer = engine.detokenizer(rules.make_parser is not None, tail)
-        return Row(job, index, detokenizer, engine.token_bytes)
-
-    def _started(self, engine: Engine, live: _Live, started: RowStarted) -> None:
+    def _started(self, engine: Engine, live: LiveJob, started: RowStarted) -> None:
         if live.started is None:
             live.started = started
+        if live.job.rows[0].beam is not None:
+            self._searching.add(started.row_id)
         # The answers of a beam search begin when they are found.
-        if live.job.rules.echo and live.job.rows[0].beam is None:
-            self._echo(engine, live.job, live.rows[started.row_id], started)
-
-    def _echo(self, engine: Engine, job: Job, row: Row, started: RowStarted | None) -> None:
-        prompt = job.rows[0].prompt
-        entries: list[TokenLogprob] = []
-        if job.rules.logprobs and started is not None:
-            scores: list[TokenScores | None] = [None, *started.prompt_scores]
-            entries = [
-                describe(token, score, engine.token_bytes)
-                for token, score in zip(prompt, scores, strict=True)
-            ]
-        row.echo(entries, list(prompt), self.outputs)
+        elif live.job.rules.echo:
+            echo_prompt(engine, live.job, live.rows[started.row_id], started, self.outputs)
 
     def _found(
         self,
         engine: Engine,
-        live: _Live,
+        live: LiveJob,
         row_id: int,
         hypotheses: Sequence[Hypothesis],
         now: float,
@@ -208,65 +228,33 @@ class Batch:
         live.rows.pop(row_id)
         self._forget(row_id)
         try:
-            for index, hypothesis in enumerate(hypotheses[: live.job.answers]):
-                row = self._make_row(engine, live.job, index)
-                if live.job.rules.echo:
-                    self._echo(engine, live.job, row, live.started)
-                unknown: Sequence[TokenScores | None] = [None] * len(hypothesis.tokens)
-                scores = hypothesis.scores or unknown
-                for token, score in zip(hypothesis.tokens, scores, strict=True):
-                    if row.advance(token, score, self.outputs):
-                        break
-                else:
-                    row.finish(self.outputs)
-                live.completion_tokens += row.tokens
-                live.reasoning_tokens += row.reasoning_tokens
-            # A grammar may allow fewer answers than were asked for: the others are empty.
-            for index in range(len(hypotheses), live.job.answers):
-                self._make_row(engine, live.job, index).finish(self.outputs)
+            tell_found(engine, live, hypotheses, self.outputs)
         except Exception as error:
             self._fail(engine, live, error)
         else:
             self._finish(live, now)
 
-    def _row_ended(self, engine: Engine, live: _Live, row_id: int, row: Row, now: float) -> None:
+    def _row_ended(self, engine: Engine, live: LiveJob, row_id: int, row: Row, now: float) -> None:
         engine.remove(row_id)
         self._forget(row_id)
         del live.rows[row_id]
-        live.completion_tokens += row.tokens
-        live.reasoning_tokens += row.reasoning_tokens
+        live.count(row)
         if not live.rows and not live.waiting:
             self._finish(live, now)
 
-    def _finish(self, live: _Live, now: float) -> None:
-        job = live.job
-        del self._live[job.job_id]
-        first_s = now if live.first_token_s is None else live.first_token_s
-        self.outputs.append(
-            JobFinished(
-                job.job_id,
-                Usage(
-                    len(job.rows[0].prompt),
-                    live.completion_tokens,
-                    live.started.cached_tokens if live.started else 0,
-                    live.reasoning_tokens,
-                ),
-                Timings(
-                    queue_s=live.started_s - job.arrived_s,
-                    prefill_s=first_s - live.started_s,
-                    decode_s=now - first_s,
-                    drafted_tokens=live.drafted_tokens,
-                    accepted_tokens=live.accepted_tokens,
-                ),
-            )
-        )
+    def _finish(self, live: LiveJob, now: float) -> None:
+        del self._live[live.job.job_id]
+        self.outputs.append(live.finished(now))
 
-    def _fail(self, engine: Engine, live: _Live, error: Exception) -> None:
+    def _fail(self, engine: Engine, live: LiveJob, error: Exception) -> None:
         log.error("row.failed", request_id=live.job.request_id, exc_info=error)
         self._drop(engine, live)
-        self.outputs.append(JobFailed(live.job.job_id, ErrorCode.ENGINE_ERROR, _ROW_FAILED))
+        code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED
+        if is_out_of_memory(error):
+            code, message = ErrorCode.INSUFFICIENT_MEMORY, _TOO_LARGE
+        self.outputs.append(JobFailed(live.job.job_id, code, message))
 
-    def _drop(self, engine: Engine, live: _Live) -> None:
+    def _drop(self, engine: Engine, live: LiveJob) -> None:
         for row_id in live.rows:
             engine.remove(row_id)
             self._forget(row_id)
@@ -278,3 +266,5 @@ class Batch:
     def _forget(self, row_id: int) -> None:
         self._job_of.pop(row_id, None)
         self._places.pop(row_id, None)
+        self._searching.discard(row_id)
+        self._kv.end(row_id)

@@ -9,10 +9,11 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.codec import decode, encode
-from lmx.protocol.control import BeatSeen, Drain, Identify, Welcome
+from lmx.protocol.control import BeatSeen, Drain, Identify, Pressure, Welcome
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.sockets import Role, open_socket, send_nowait
+from lmx.protocol.states import MemoryPressure
 
 log = structlog.get_logger()
 
@@ -31,6 +32,9 @@ class ControlOrders(Protocol):
 
     def drain(self, if_idle: bool) -> None:
         """Take no new stream."""
+
+    def pressure(self, level: MemoryPressure) -> None:
+        """The machine's memory runs out, or no longer does."""
 
 
 class ControlLink:
@@ -82,6 +86,8 @@ class ControlLink:
                 self._orders.identify()
             case Drain(if_idle):
                 self._orders.drain(if_idle)
+            case Pressure(level):
+                self._orders.pressure(level)
             case BeatSeen():
                 pass  # It is enough that it came.
             case _:

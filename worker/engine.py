@@ -264,7 +264,8 @@ class Engine(Protocol):
     Not concerned with streams, stop strings, EOS, credit or queues: rows are removed by the
     caller. An exception out of ``encode``, ``constrain``, ``detokenizer``, ``admit`` or
     ``compute`` concerns its request alone; one out of ``step``, ``remove`` or ``rest`` means
-    that the engine is broken.
+    that the engine is broken, or that memory ran out
+    (:func:`lmx.worker.out_of_memory.is_out_of_memory`).
     """
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
@@ -313,8 +314,18 @@ class Engine(Protocol):
     def rest(self) -> None:
         """Use a pause: no row lives. Gives caches back; called once a pause."""
 
+    def shrink(self) -> None:
+        """The machine's memory runs out: give caches back between two steps, about half of
+        them, and take no more than what is left; called again, half of that."""
+
+    def regrow(self) -> None:
+        """There is memory again: caches may grow to their size."""
+
     def close(self) -> None:
         """The worker ends in good order: keep on disk what is to survive it."""
 
     def memory_bytes(self) -> int:
         """Return the bytes that the engine holds, caches included; 0 when it can't tell."""
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most that it has held, between two calls too; 0 when it can't tell."""

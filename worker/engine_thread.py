@@ -9,16 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from lmx.protocol.heap import trim_heap
-from lmx.protocol.states import LoadPhase
-from lmx.worker.batch import Batch
-from lmx.worker.engine import Engine, ModelFacts
-from lmx.worker.jobs import Job, JobOutput
+from lmx.protocol.states import LoadPhase, MemoryPressure
+from lmx.worker.batch import Batch, BatchLimits
+from lmx.worker.engine import Engine
+from lmx.worker.engine_events import EngineEvents
+from lmx.worker.engine_orders import Cancel, CancelTask, Order, Press, RunTask
+from lmx.worker.jobs import Job
 from lmx.worker.outbox import Outbox
 from lmx.worker.progress import ProgressClock
 
@@ -30,75 +31,39 @@ _REST_AFTER_S: Final = 2.0
 _MEMORY_INTERVAL_S: Final = 0.5
 
 
-class EngineEvents(Protocol):
-    """What the engine thread reports; every call arrives on the event loop."""
-
-    def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
-        """The load made progress."""
-
-    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
-        """The engine can take rows."""
-
-    def load_failed(self, error: Exception) -> None:
-        """The engine is of no use."""
-
-    def deliver(self, outputs: list[JobOutput]) -> None:
-        """Jobs advanced or ended: the outputs of one or more steps."""
-
-    def computed(self, task_id: int, result: Any) -> None:
-        """A task is done; ``result`` is an exception when it failed."""
-
-    def engine_broke(self, error: Exception) -> None:
-        """A step raised. No row ends any more, and none will be taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    job_id: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    task_id: int
-    request: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _CancelTask:
-    task_id: int
-
-
 class EngineThread:
     """Runs an engine on a thread of its own. Methods are called on the event loop.
 
     Every submitted job gets exactly one output that is its end, and every task exactly one
     result, unless the engine breaks or the task is cancelled. The caller bounds what is in
     flight, and thereby the inbox: a job or task brings at most itself and one cancellation.
+    Of what ``press`` is told while a step runs, the last counts.
     """
 
     def __init__(
         self,
         make_engine: Callable[[], Engine],
-        max_rows: int,
+        limits: BatchLimits,
         events: EngineEvents,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._make_engine = make_engine
         self._events = events
         self._outbox = Outbox(loop, events.deliver)
-        self._inbox: queue.SimpleQueue[Job | _Cancel | _Task | _CancelTask | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._pressing = threading.Lock()
+        self._pressure: MemoryPressure | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.clock = ProgressClock()
         # Written by the engine thread alone, read by the loop: single stores.
         self.rows = 0
         self.steps = 0
         self.memory_bytes = 0
+        self.peak_memory_bytes = 0
+        self.kv_bytes = 0
         # The engine thread's own.
-        self._batch = Batch(max_rows)
-        self._tasks: deque[_Task] = deque()
+        self._batch = Batch(limits)
+        self._tasks: deque[RunTask] = deque()
         self._memory_read_s = 0.0
         self._stopping = False
         self._closing = threading.Event()
@@ -114,17 +79,25 @@ class EngineThread:
 
     def cancel(self, job_id: int) -> None:
         """End a job before the next step; a job that has ended already is left alone."""
-        self._inbox.put(_Cancel(job_id, self.steps))
+        self._inbox.put(Cancel(job_id, self.steps))
 
     def submit_task(self, task_id: int, request: Any) -> None:
         """Queue a task: the engine computes one between two steps. Its result comes through
         ``computed``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(_Task(task_id, request))
+        self._inbox.put(RunTask(task_id, request))
 
     def cancel_task(self, task_id: int) -> None:
         """Drop a task that still waits, with the result None; one that runs is left alone."""
-        self._inbox.put(_CancelTask(task_id))
+        self._inbox.put(CancelTask(task_id))
+
+    def press(self, level: MemoryPressure) -> None:
+        """Tell it how short the machine is of memory; it acts before the next step. SOFT: the
+        engine shrinks, and no row begins while another runs. HARD: also, one job fails."""
+        with self._pressing:
+            waits, self._pressure = self._pressure is not None, level
+        if not waits:
+            self._inbox.put(Press())
 
     def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
         """Ask the thread to end and wait; returns False when it is stuck.
@@ -166,7 +139,7 @@ class EngineThread:
         # What a load leaves behind lives as long as the process: no collection need walk it.
         gc.collect()
         gc.freeze()
-        self.memory_bytes = engine.memory_bytes()
+        self._measure(engine)
         load_s = time.monotonic() - started_s
         self._outbox.call(lambda: self._events.loaded(engine, facts, load_s))
         return engine
@@ -179,10 +152,14 @@ class EngineThread:
             if self._tasks:
                 self._compute(engine, self._tasks.popleft())
             self._batch.admit(engine)
-            self.rows = self._batch.rows
+            self._batch.expire(time.monotonic())
+            self._count()
             if self.rows:
                 self._step(engine)
             self._post()
+
+    def _count(self) -> None:
+        self.rows, self.kv_bytes = self._batch.rows, self._batch.kv_bytes
 
     def _post(self) -> None:
         if self._batch.outputs:
@@ -203,23 +180,40 @@ class EngineThread:
                     return
                 engine.rest()
                 trim_heap()
-                self.memory_bytes = engine.memory_bytes()
+                self._measure(engine)
                 rested = True
                 continue
             match item:
                 case Job():
                     self._batch.add(item)
-                case _Cancel(job_id, step):
+                case Cancel(job_id, step):
                     self._batch.cancel(engine, job_id, step, self.steps)
-                    self.rows = self._batch.rows
-                case _Task():
+                    self._count()
+                case RunTask():
                     self._tasks.append(item)
-                case _CancelTask(task_id):
+                case CancelTask(task_id):
                     self._cancel_task(task_id)
+                case Press():
+                    self._take_pressure(engine)
                 case None:
                     self._stopping = True
 
-    def _compute(self, engine: Engine, task: _Task) -> None:
+    def _take_pressure(self, engine: Engine) -> None:
+        with self._pressing:
+            level, self._pressure = self._pressure, None
+        assert level is not None
+        self._batch.paused = level is not MemoryPressure.NONE
+        if level is MemoryPressure.NONE:
+            engine.regrow()
+            return
+        if level is MemoryPressure.HARD:
+            self._batch.fail_largest(engine)
+            self._count()
+        engine.shrink()
+        trim_heap()
+        self._measure(engine)
+
+    def _compute(self, engine: Engine, task: RunTask) -> None:
         result: Any
         try:
             result = engine.compute(task.request)
@@ -254,10 +248,15 @@ class EngineThread:
             or result.search_tokens
         ):
             self.clock.advance(now)
-        self.rows = self._batch.rows
+        self._count()
         self._read_memory(engine, now)
 
     def _read_memory(self, engine: Engine, now: float) -> None:
         if now - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self._memory_read_s = now
-            self.memory_bytes = engine.memory_bytes()
+            self._measure(engine)
+
+    def _measure(self, engine: Engine) -> None:
+        self.memory_bytes = engine.memory_bytes()
+        peak_bytes = max(self.memory_bytes, engine.peak_memory_bytes())
+        self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)

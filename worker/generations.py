@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
-from lmx.protocol.control import Saved
 from lmx.protocol.data import (
     Accepted,
     Failed,
@@ -24,21 +23,16 @@ from lmx.protocol.specs import WorkerSpec
 from lmx.worker.engine import Engine, ModelFacts
 from lmx.worker.engine_thread import EngineThread
 from lmx.worker.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
+from lmx.worker.last_use import LastUse
 from lmx.worker.open_stream import OpenStream
 from lmx.worker.outgoing import Outgoing, RouterOutputs
 from lmx.worker.prepare import prepare
 from lmx.worker.prompt_thread import PromptThread
 from lmx.worker.queue_estimate import QueueEstimate
+from lmx.worker.refusal import Refusal
+from lmx.worker.totals import Totals
 
 log = structlog.get_logger()
-
-
-class Refusal(NamedTuple):
-    """Why no stream is taken now."""
-
-    code: ErrorCode
-    message: str
-    retry_after_s: float | None
 
 
 class Generations:
@@ -61,20 +55,20 @@ class Generations:
         self._send = send
         self._became_idle = became_idle
         self.refusal: Refusal | None = refusal
-        self.requests_total = 0
-        self.tokens_total = 0
-        self.saved = Saved()
+        self.totals = Totals()
+        self.last_use = LastUse()
         self._engine_thread: EngineThread | None = None
         self._prompts = prompts
         self._open: dict[tuple[bytes, int], OpenStream] = {}
         self._by_job: dict[int, OpenStream] = {}
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
-        self._estimate = QueueEstimate(spec.max_rows)
+        self._estimate = QueueEstimate()
 
     def start(self, thread: EngineThread, engine: Engine, facts: ModelFacts) -> None:
         """Take streams from now on."""
         self._engine_thread, self._engine, self._facts = thread, engine, facts
+        self.last_use.loaded(time.monotonic())
         self.refusal = None
 
     @property
@@ -94,7 +88,9 @@ class Generations:
             return Refusal(
                 ErrorCode.QUEUE_FULL,
                 f"The queue of this model is full ({self._spec.max_queue}): try again later.",
-                self._estimate.retry_after_s(),
+                self._estimate.retry_after_s(
+                    self._engine_thread.rows if self._engine_thread else 0
+                ),
             )
         return self.refusal
 
@@ -136,6 +132,7 @@ class Generations:
             return
         self._forget(opened)
         if not opened.preparing and self._engine_thread is not None:
+            self.last_use.ended(opened.request.keep_alive_s, time.monotonic())
             self._engine_thread.cancel(opened.job_id)
 
     def cancel_router(self, router: bytes) -> None:
@@ -152,7 +149,7 @@ class Generations:
             opened = self._by_job.get(output.job_id)
             if isinstance(output, Piece | AnswerEnded):
                 if isinstance(output, Piece):
-                    self.tokens_total += output.tokens
+                    self.totals.tokens += output.tokens
                 if opened is not None:
                     opened.take(output, outgoing.to(opened.router))
                 continue
@@ -203,11 +200,11 @@ class Generations:
         opened.preparing = False
         error = future.exception()
         if opened.gone or self._engine_thread is None:
-            self._log_cancelled(opened)
+            opened.log_cancelled(self._engine_thread.steps if self._engine_thread else 0)
         elif error is None and (job := future.result()) is not None:
             self._by_job[opened.job_id] = opened
             self._engine_thread.submit(job)
-            self.requests_total += 1
+            self.totals.requests += 1
             queued = max(0, self._engine_thread.clock.in_flight - self._spec.max_rows)
             self._send(
                 opened.router,
@@ -238,39 +235,15 @@ class Generations:
         self._by_job.pop(opened.job_id, None)
 
     def _end(self, opened: OpenStream, end: JobFinished | JobFailed, part: RouterOutputs) -> None:
-        stream_id, request_id = opened.request.stream_id, opened.request.request_id
+        stream_id = opened.request.stream_id
         self._forget(opened)
+        self.last_use.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
             case JobFinished(_, usage, timings):
                 self._estimate.ended(timings.prefill_s + timings.decode_s)
+                self.totals.finished(usage, timings)
                 part.finished.append(Finished(stream_id, usage, timings))
-                self.saved = Saved(
-                    self.saved.prompt_tokens + usage.prompt_tokens,
-                    self.saved.cached_tokens + usage.cached_tokens,
-                    self.saved.drafted_tokens + timings.drafted_tokens,
-                    self.saved.accepted_tokens + timings.accepted_tokens,
-                )
-                log.info(
-                    "stream.finished",
-                    request_id=request_id,
-                    prompt_tokens=usage.prompt_tokens,
-                    cached_tokens=usage.cached_tokens,
-                    completion_tokens=usage.completion_tokens,
-                    queue_s=round(timings.queue_s, 4),
-                    prefill_s=round(timings.prefill_s, 4),
-                    decode_s=round(timings.decode_s, 4),
-                )
             case JobFailed(_, code, message):
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
-                log.warning("stream.failed", request_id=request_id, code=code)
-
-    def _log_cancelled(self, opened: OpenStream) -> None:
-        step = self._engine_thread.steps if self._engine_thread else 0
-        log.info(
-            "stream.cancelled",
-            request_id=opened.request.request_id,
-            where="queued",
-            step_at_cancel=step,
-            step_when_freed=step,
-        )
+        opened.log_end(end)

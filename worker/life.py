@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import structlog
 import zmq.asyncio
 
@@ -18,30 +15,33 @@ from lmx.protocol.control import (
     Drained,
     DrainRefused,
     LoadAdvanced,
-    Loaded,
     LoadFailed,
-    WorkerBeat,
-    WorkerHello,
 )
 from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode
 from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase, WorkerState
+from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerState
+from lmx.worker.batch import BatchLimits
 from lmx.worker.control_link import ControlLink
 from lmx.worker.data_service import DataService
-from lmx.worker.engine import Engine, ModelFacts, capabilities
+from lmx.worker.engine import Engine, ModelFacts
 from lmx.worker.engine_thread import EngineThread
 from lmx.worker.factory import make_engine
-from lmx.worker.generations import Generations, Refusal
+from lmx.worker.generations import Generations
 from lmx.worker.jobs import JobOutput
+from lmx.worker.load_failure import load_failure
+from lmx.worker.out_of_memory import is_out_of_memory
 from lmx.worker.prompt_thread import PromptThread
+from lmx.worker.refusal import Refusal
 from lmx.worker.tasks import Tasks
+from lmx.worker.vital_signs import VitalSigns
 
 log = structlog.get_logger()
 
 EXIT_LOAD_FAILED: Final = 1
 EXIT_ENGINE_BROKE: Final = 3
+EXIT_OUT_OF_MEMORY: Final = 4
 
 _HELLO_RETRY_S: Final = 0.02
 _LAST_WORD_S: Final = 2.0
@@ -61,17 +61,16 @@ class WorkerLife:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
-        self._context_tokens = 0
-        self._capabilities: tuple[str, ...] = ()
         self._exit_status = 0
-        self._process = psutil.Process()
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance, self._router_gone)
         prompts = PromptThread()
         self._generations = Generations(spec, prompts, self._data.send, self._became_idle, _LOADING)
         self._work = Tasks(self._generations, prompts, self._data.send, self._became_idle)
-        self._engine = EngineThread(lambda: make_engine(spec), spec.max_rows, self, self._loop)
+        limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
+        self._engine = EngineThread(lambda: make_engine(spec), limits, self, self._loop)
+        self._signs = VitalSigns(spec, self._engine, self._generations, self._work)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:
@@ -109,8 +108,10 @@ class WorkerLife:
             self._engine.start()
 
     def identify(self) -> None:
-        """Say Hello with the present state."""
-        self._control.send(self._hello())
+        """Say Hello with the present state. What the supervisor before knew of the machine's
+        memory holds no longer: this one tells anew."""
+        self._engine.press(MemoryPressure.NONE)
+        self._control.send(self._signs.hello(self._state))
 
     def drain(self, if_idle: bool) -> None:
         """Refuse new streams, and say Drained when the last one has ended."""
@@ -124,6 +125,11 @@ class WorkerLife:
         if held == 0:
             self._became_idle()
 
+    def pressure(self, level: MemoryPressure) -> None:
+        """Pass it on to the engine thread, which acts before its next step."""
+        log.info("worker.pressure", level=level.value, streams=self._generations.held)
+        self._engine.press(level)
+
     # Reports of the engine thread.
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
@@ -132,39 +138,23 @@ class WorkerLife:
 
     def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
         """Take streams, unless told to drain meanwhile."""
-        self._context_tokens = facts.context_tokens
-        self._capabilities = capabilities(facts)
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
             self._work.start(self._engine, engine)
             self._generations.start(self._engine, engine, facts)
-        memory_bytes = self._memory_bytes()
-        self._control.send(
-            Loaded(
-                self._spec.instance,
-                memory_bytes,
-                facts.context_tokens,
-                load_s,
-                self._capabilities,
-            )
-        )
-        log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=memory_bytes)
+        loaded = self._signs.loaded(facts, load_s)
+        self._control.send(loaded)
+        log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
 
     def load_failed(self, error: Exception) -> None:
         """Say why, and wait to be ended."""
-        match error:
-            case LmxError():
-                code, message = error.code, error.message
-            case MemoryError():
-                code, message = ErrorCode.INSUFFICIENT_MEMORY, "The model doesn't fit in memory."
-            case _:
-                code = ErrorCode.MODEL_LOAD_FAILED
-                message = f"{type(error).__name__}: {error}"
-        self._control.send(LoadFailed(self._spec.instance, code, message))
+        code, message, permanent = load_failure(error, self._spec.kind)
+        self._control.send(LoadFailed(self._spec.instance, code, message, permanent))
+        out_of_memory = code is ErrorCode.INSUFFICIENT_MEMORY
+        self._exit_status = EXIT_OUT_OF_MEMORY if out_of_memory else EXIT_LOAD_FAILED
         # SIGTERM is the answer. An exit that is seen before the message is read would pass for
         # a crash without a reason.
-        self._exit_status = EXIT_LOAD_FAILED
-        self._loop.call_later(_LAST_WORD_S, self._exit, EXIT_LOAD_FAILED)
+        self._loop.call_later(_LAST_WORD_S, self._exit, self._exit_status)
 
     def deliver(self, outputs: list[JobOutput]) -> None:
         """Pass it on."""
@@ -176,18 +166,24 @@ class WorkerLife:
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end: the supervisor starts the model again."""
+        code = ErrorCode.ENGINE_ERROR
+        message = f"The engine broke ({type(error).__name__}); see its log."
+        status = EXIT_ENGINE_BROKE
+        if is_out_of_memory(error):
+            code, status = ErrorCode.WORKER_OUT_OF_MEMORY, EXIT_OUT_OF_MEMORY
+            message = "The model's worker ran out of memory; it is being started again."
         try:
             for part in (self._generations, self._work):
-                part.fail_all(
-                    ErrorCode.ENGINE_ERROR,
-                    f"The engine broke ({type(error).__name__}); see its log.",
-                )
+                part.fail_all(code, message)
         finally:
-            self._exit(EXIT_ENGINE_BROKE)
+            self._exit(status)
 
     def _became_idle(self) -> None:
         if self._state is WorkerState.DRAINING and not self._end.done():
             self._control.send(Drained(self._spec.instance))
+        if self._generations.last_use.keep_alive_s == 0:
+            # It is to be unloaded right after the answer, not a beat later.
+            self._control.send(self._signs.beat(self._state))
 
     def _terminate(self) -> None:
         log.info("worker.terminated", streams=self._generations.held)
@@ -207,11 +203,11 @@ class WorkerLife:
         self._work.cancel_router(router)
 
     async def _beat_forever(self) -> None:
-        while not self._control.send(self._hello()):
+        while not self._control.send(self._signs.hello(self._state)):
             await asyncio.sleep(_HELLO_RETRY_S)
             self._check_orphaned()
         while True:
-            self._control.send(self._beat())
+            self._control.send(self._signs.beat(self._state))
             self._generations.pulse(self._spec.instance)
             self._work.pulse(self._spec.instance)
             self._log_file.rotate_if_large()
@@ -232,37 +228,3 @@ class WorkerLife:
             self.drain(if_idle=False)
         if self._generations.held == 0 or silent_s >= 2 * self._spec.orphan_grace_s:
             self._exit(0)
-
-    def _hello(self) -> WorkerHello:
-        loaded = self._state in (WorkerState.READY, WorkerState.DRAINING)
-        return WorkerHello(
-            self._spec.instance,
-            self._spec.model_id,
-            os.getpid(),
-            self._state,
-            self._memory_bytes() if loaded else 0,
-            self._context_tokens,
-            self._capabilities,
-            self._spec.kind,
-        )
-
-    def _beat(self) -> WorkerBeat:
-        rows = self._engine.rows
-        return WorkerBeat(
-            instance=self._spec.instance,
-            state=self._state,
-            rows=rows,
-            queued=max(0, self._generations.held - rows),
-            stalled_for_s=self._generations.stalled_for_s(time.monotonic()),
-            memory_bytes=self._memory_bytes(),
-            requests_total=self._generations.requests_total + self._work.requests_total,
-            tokens_total=self._generations.tokens_total,
-            saved=self._generations.saved,
-        )
-
-    def _memory_bytes(self) -> int:
-        rss_bytes, engine_bytes = self._process.memory_info().rss, self._engine.memory_bytes
-        if sys.platform == "darwin":
-            # Metal's buffers are for the most part not in the resident set.
-            return rss_bytes + engine_bytes
-        return max(rss_bytes, engine_bytes)

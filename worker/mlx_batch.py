@@ -137,6 +137,18 @@ class MlxEngine:
         gc.collect()
         mx.clear_cache()
 
+    def shrink(self) -> None:
+        """Give up half of the computed prompts in memory, and all buffers kept for reuse."""
+        if self._prefixes is not None:
+            self._prefixes.shrink()
+        gc.collect()
+        mx.clear_cache()
+
+    def regrow(self) -> None:
+        """Let computed prompts take their whole share again."""
+        if self._prefixes is not None:
+            self._prefixes.regrow()
+
     def close(self) -> None:
         """Write what is to survive to disk."""
         if self._prefixes is not None:
@@ -145,6 +157,10 @@ class MlxEngine:
     def memory_bytes(self) -> int:
         """MLX's own count: buffers in use and buffers kept for reuse."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
+
+    def peak_memory_bytes(self) -> int:
+        """MLX's own count, of buffers in use."""
+        return int(mx.get_peak_memory())
 
     def _make_text_side(self, loaded: LoadedModel) -> None:
         facts, tokenizer = loaded.facts, loaded.tokenizer

@@ -48,7 +48,7 @@ class MlxEncoder(Rowless, ABC):
         advanced(LoadPhase.WEIGHTS, 0.0, "")
         forbid_checkpoint_code()
         self.model = self.load_model(folder)
-        read_weights(self.model, self._spec.memory_limit_bytes, advanced)
+        read_weights(self.model, advanced)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         self.vocabulary_size = int(self.model.config.vocab_size)
         self._token_tasks = TokenTasks(
@@ -96,12 +96,23 @@ class MlxEncoder(Rowless, ABC):
         """Give back what the last pieces took."""
         mx.clear_cache()
 
+    def shrink(self) -> None:
+        """Give back what the last pieces took."""
+        mx.clear_cache()
+
+    def regrow(self) -> None:
+        """There is no cache but mlx's own."""
+
     def close(self) -> None:
         """There is nothing to keep."""
 
     def memory_bytes(self) -> int:
         """What mlx holds."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
+
+    def peak_memory_bytes(self) -> int:
+        """What mlx had in use at most."""
+        return int(mx.get_peak_memory())
 
     def _refuse_messages(self, source: PromptSource) -> NoReturn:
         raise RequestError(

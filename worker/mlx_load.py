@@ -42,7 +42,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     forbid_checkpoint_code()
     model, processor = load(str(folder), lazy=True, trust_remote_code=False)
-    read_weights(model, spec.memory_limit_bytes, advanced)
+    read_weights(model, advanced)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)

@@ -174,6 +174,14 @@ class PrefixCache:
         """Use a pause: let go of what has been written."""
         self._store.settle()
 
+    def shrink(self) -> None:
+        """Give up half of what is in memory, and take no more than the other half."""
+        self._store.shrink()
+
+    def regrow(self) -> None:
+        """Take the whole budget again."""
+        self._store.regrow()
+
     def close(self) -> None:
         """Wait a few seconds at most for what is still to be written."""
         self._store.close(_CLOSE_S)

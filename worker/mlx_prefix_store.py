@@ -39,6 +39,7 @@ class PrefixStore:
     def __init__(self, layout: CacheLayout, spec: PrefixCacheSpec, namespace: str) -> None:
         self.tree = PrefixTree()
         self._layout = layout
+        self._budget_bytes = spec.memory_bytes
         self._limit_bytes = spec.memory_bytes
         self._held_bytes = 0
         self._reading: set[bytes] = set()
@@ -143,6 +144,22 @@ class PrefixStore:
             if self.bytes_held + size <= self._limit_bytes:
                 return True
         return False
+
+    def shrink(self) -> None:
+        """Give up half of what is in memory, first what is on disk too, and hold no more than
+        the rest from now on; what is being written leaves when it is."""
+        self.settle()
+        self._limit_bytes = self.bytes_held // 2
+        for segment in self.tree.coldest():
+            if self.bytes_held <= self._limit_bytes:
+                return
+            if segment.on_disk:
+                self._give_up(segment)
+        self.make_room(0, ())
+
+    def regrow(self) -> None:
+        """Hold as much as the budget allows again."""
+        self._limit_bytes = self._budget_bytes
 
     def _open_disk(self, spec: PrefixCacheSpec, namespace: str) -> PrefixDisk | None:
         if spec.disk_path is None or spec.disk_bytes <= 0:

@@ -176,7 +176,7 @@ class PromptEncoder:
         if effort is not None:
             efforts = _HARMONY_EFFORTS if self._facts.tool_parser == "harmony" else {}
             kwargs["reasoning_effort"] = efforts.get(effort, effort)
-            enabled = effort != "none" if enabled is None else enabled
+            enabled = True if enabled is None else enabled
         if enabled is not None:
             kwargs |= dict.fromkeys(_THINKING_SWITCHES, enabled)
         return kwargs

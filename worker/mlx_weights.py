@@ -9,6 +9,7 @@ import mlx.core as mx
 import structlog
 from mlx.utils import tree_flatten
 
+from lmx.protocol.buffer_cache import buffer_cache_bytes
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import LoadReporter
 
@@ -16,24 +17,19 @@ log = structlog.get_logger()
 
 # Evaluated at once: small enough for progress to be seen, large enough not to slow it.
 _GROUP_BYTES: Final = 64 * 1024 * 1024
-# Buffers that mlx keeps for reuse. On Metal its own limit is that of all memory.
-_CACHE_LIMIT_BYTES: Final = 1024 * 1024 * 1024
-# Without any, each step would allocate all its buffers anew.
-_CACHE_FLOOR_BYTES: Final = 64 * 1024 * 1024
 
 
-def read_weights(model: Any, memory_limit_bytes: int, advanced: LoadReporter) -> None:
-    """Evaluate all parameters, and limit mlx's cache to a part of what they leave."""
+def read_weights(model: Any, advanced: LoadReporter) -> None:
+    """Evaluate all parameters, and limit the buffers that mlx keeps for reuse."""
     weights = [array for _, array in tree_flatten(model.parameters())]
     total_bytes = sum(array.nbytes for array in weights)
+    mx.set_cache_limit(buffer_cache_bytes(total_bytes))
     done_bytes = 0
     for group in _groups(weights):
         mx.eval(group)
         done_bytes += sum(array.nbytes for array in group)
         advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
     _warn_if_slow(weights)
-    spare_bytes = max(0, memory_limit_bytes - total_bytes)
-    mx.set_cache_limit(max(_CACHE_FLOOR_BYTES, min(_CACHE_LIMIT_BYTES, spare_bytes // 4)))
 
 
 def _groups(weights: list[mx.array]) -> Iterator[list[mx.array]]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import structlog
+
 from lmx.protocol.data import ChoiceEnded, Generate
-from lmx.worker.jobs import AnswerEnded, Piece
+from lmx.worker.jobs import AnswerEnded, JobFailed, JobFinished, Piece
 from lmx.worker.outgoing import RouterOutputs
 from lmx.worker.ranking import Ranking
 from lmx.worker.streams import Stream
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
@@ -58,3 +62,31 @@ class OpenStream:
         """Add all that waits, of every answer: the stream was lost."""
         for index in range(self.request.search.n):
             part.deltas += self.stream.end(index)
+
+    def log_end(self, end: JobFinished | JobFailed) -> None:
+        """Log how it ended."""
+        request_id = self.request.request_id
+        match end:
+            case JobFinished(_, usage, timings):
+                log.info(
+                    "stream.finished",
+                    request_id=request_id,
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    queue_s=round(timings.queue_s, 4),
+                    prefill_s=round(timings.prefill_s, 4),
+                    decode_s=round(timings.decode_s, 4),
+                )
+            case JobFailed(_, code, _):
+                log.warning("stream.failed", request_id=request_id, code=code)
+
+    def log_cancelled(self, step: int) -> None:
+        """Log that it was cancelled before it had a job."""
+        log.info(
+            "stream.cancelled",
+            request_id=self.request.request_id,
+            where="queued",
+            step_at_cancel=step,
+            step_when_freed=step,
+        )

@@ -22,6 +22,7 @@ from lmx.worker.engine import (
     RowSampling,
 )
 from lmx.worker.jobs import Job, TextRules
+from lmx.worker.kv_admission import most_tokens
 from lmx.worker.output_parser import OutputParser
 from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
 
@@ -62,12 +63,13 @@ def prepare(
         request.max_tokens, spec, len(prompt), facts.context_tokens, param
     )
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
+    beam = _beam(request, spec, sampling)
+    _check_memory(spec, len(prompt), beam.width if beam else 1, param)
     make_constraint = engine.constrain(
         ConstraintSource(
             request.structure, request.tool_use, request.thinking, encoded.thinking_open
         )
     )
-    beam = _beam(request, spec, sampling)
     ranked = beam is None and request.search.best_of > request.search.n
     rows = tuple(
         RowRequest(
@@ -110,6 +112,26 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSea
             param=param,
         )
     return BeamSearch(width, search.length_penalty, sampling.end_ids)
+
+
+def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: str) -> None:
+    """Refuse a prompt whose KV cache, with a token more, would never fit, whoever else runs."""
+    if spec.kv_cache_bytes is None:
+        return
+    needed = prompt_tokens + 1
+    most = most_tokens(spec.kv_layers, spec.kv_cache_bytes, sequences, needed)
+    if most == needed:
+        return
+    beams = f" for each of {sequences} beams" if sequences > 1 else ""
+    raise RequestError(
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"The {param} {'is' if param == 'prompt' else 'are'} {prompt_tokens} tokens long, and "
+        f"the memory that this model has for its KV cache ({spec.kv_cache_bytes / 1024**2:.0f} "
+        f"MiB) holds {most} tokens{beams}, the answer's included: shorten them, or have the "
+        "model configured with a larger memory_bytes, or a context_length and a concurrency "
+        "for which there is memory.",
+        param=param,
+    )
 
 
 def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) -> TextRules:

@@ -13,9 +13,10 @@ import structlog
 
 from lmx.protocol.codec import decode
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.heap import map_large_blocks
 from lmx.protocol.logs import LogFile, configure_logs
 from lmx.protocol.specs import WorkerSpec
-from lmx.worker.life import WorkerLife
+from lmx.worker.life import EXIT_OUT_OF_MEMORY, WorkerLife
 
 log = structlog.get_logger()
 
@@ -30,6 +31,7 @@ async def _serve(spec: WorkerSpec, log_file: LogFile) -> int:
 
 def main() -> None:
     """Run the worker that stdin describes; never returns."""
+    map_large_blocks()
     # A Ctrl-C in the terminal reaches the whole group; what ends is the supervisor's matter.
     # A habitual SIGHUP (reload, rotate) has nothing to do here, and costs nobody a stream.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -49,7 +51,9 @@ def main() -> None:
     status = 1
     try:
         status = asyncio.run(_serve(spec, log_file))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, MemoryError):
+            status = EXIT_OUT_OF_MEMORY
         log.exception("worker.failed")
     finally:
         log.info("worker.exited", status=status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ import structlog
 
 from lmx.protocol.data import Pulse, Refused
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.tasks import Task, TaskFinished
+from lmx.protocol.tasks import Embed, Rerank, Task, TaskFinished
 from lmx.worker.engine import Engine, TaskPlan
 from lmx.worker.engine_thread import EngineThread
 from lmx.worker.generations import Generations
+from lmx.worker.out_of_memory import is_out_of_memory
 from lmx.worker.prompt_thread import PromptThread
 
 log = structlog.get_logger()
@@ -30,6 +32,7 @@ class _Open:
     deadline: asyncio.TimerHandle
     pieces: deque[Any] = field(default_factory=deque)
     prompt_tokens: int = 0
+    planned: bool = False
     computing: bool = False
     gone: bool = False
 
@@ -127,6 +130,7 @@ class Tasks:
         if not task.gone:
             if error is None and (plan := future.result()) is not None:
                 task.pieces, task.prompt_tokens = deque(plan.pieces), plan.prompt_tokens
+                task.planned = True
                 if plan.reply is not None:
                     self._end(task, plan.reply)
                 else:
@@ -159,6 +163,13 @@ class Tasks:
             self._refuse(task, error.code, error.message, error.param)
             return
         log.error("task.failed", request_id=task.request.request_id, exc_info=error)
+        if error is not None and is_out_of_memory(error):
+            self._refuse(
+                task,
+                ErrorCode.INSUFFICIENT_MEMORY,
+                "There was not enough memory for this request: send fewer or shorter inputs.",
+            )
+            return
         self._refuse(
             task,
             ErrorCode.ENGINE_ERROR,
@@ -185,8 +196,17 @@ class Tasks:
         del self._open[task.router, task.request.stream_id]
         del self._by_id[task.task_id]
         task.pieces.clear()
+        if task.planned:
+            self._note_use(task.request)
         if task.computing and self._engine_thread is not None:
             self._engine_thread.cancel_task(task.task_id)
+
+    def _note_use(self, request: Task) -> None:
+        last_use, now = self._generations.last_use, time.monotonic()
+        if isinstance(request, Embed | Rerank):
+            last_use.ended(request.keep_alive_s, now)
+        else:
+            last_use.served(now)
 
     def _tell_if_idle(self) -> None:
         if self._generations.held == 0:

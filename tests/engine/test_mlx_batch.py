@@ -296,6 +296,24 @@ def test_rest_gives_memory_back(tiny: EngineRunner) -> None:
     assert mx.get_cache_memory() == 0
 
 
+def test_shrinking_between_steps_gives_memory_back_and_changes_no_token(tiny_dir: Path) -> None:
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    runner.alone("z" * 300, GREEDY, 3)
+    row = runner.admit("y" * 300, GREEDY, 60)
+    while len(runner.tokens[row]) < 20:
+        runner.step()
+    runner.engine.shrink()
+    assert mx.get_cache_memory() == 0
+    runner.finish()
+    assert runner.tokens[row] == EngineRunner(spec_of(tiny_dir)).alone("y" * 300, GREEDY, 60)
+    runner.engine.regrow()
+    runner.alone("x" * 300, GREEDY, 3)
+    following = runner.admit("x" * 300, GREEDY, 3)
+    runner.finish()
+    assert runner.started[following].cached_tokens > 0
+    assert runner.engine.peak_memory_bytes() > 0
+
+
 def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> None:
     """With one row, whose caches are a single row's, and beside another one."""
     runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))

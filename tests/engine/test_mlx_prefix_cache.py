@@ -228,6 +228,33 @@ def test_memory_stays_within_its_budget() -> None:
     assert [find(cache, prompt(seed, 400)) for seed in (14, 15, 16)] == [0, 399, 399]
 
 
+def test_shrinking_gives_up_the_colder_half_and_keeps_to_the_other_until_it_regrows() -> None:
+    cache = PrefixCache(PLAIN, AMPLE, "n")
+    for seed in range(8):
+        keep(cache, PLAIN, prompt(seed, 100))
+    cache.shrink()
+    assert cache.bytes_held() == 400 * BYTES_A_TOKEN
+    assert [find(cache, prompt(seed, 100)) for seed in range(8)] == [0] * 4 + [99] * 4
+    keep(cache, PLAIN, prompt(8, 100))
+    assert cache.bytes_held() == 400 * BYTES_A_TOKEN
+    cache.shrink()
+    assert cache.bytes_held() == 200 * BYTES_A_TOKEN
+    cache.regrow()
+    for seed in range(8):
+        keep(cache, PLAIN, prompt(seed, 100))
+    assert cache.bytes_held() >= 800 * BYTES_A_TOKEN
+
+
+def test_an_empty_cache_shrinks_to_nothing() -> None:
+    cache = PrefixCache(PLAIN, AMPLE, "n")
+    cache.shrink()
+    keep(cache, PLAIN, prompt(1, 100))
+    assert cache.bytes_held() == 0
+    cache.regrow()
+    keep(cache, PLAIN, prompt(1, 100))
+    assert find(cache, prompt(1, 100)) == 99
+
+
 def test_what_is_used_stays() -> None:
     cache = PrefixCache(PLAIN, PrefixCacheSpec(1000 * BYTES_A_TOKEN), "n")
     for seed in range(10):

@@ -122,6 +122,23 @@ def test_a_stuck_disk_stops_nobody(
     cache.close()
 
 
+def test_shrinking_gives_up_first_what_is_on_disk(folder: Path, stuck: Stuck) -> None:
+    cache = PrefixCache(PLAIN, on_disk(folder), "n")
+    stuck.free.set()
+    keep(cache, PLAIN, prompt(1, 300))
+    settle(cache)
+    stuck.free.clear()
+    keep(cache, PLAIN, prompt(2, 300))
+    assert find(cache, prompt(1, 300)) == 299, "so that it is the warmer one"
+    cache.shrink()
+    assert cache.bytes_held() == 300 * BYTES_A_TOKEN
+    assert find(cache, prompt(2, 300)) == 299, "it is nowhere else yet"
+    stuck.free.set()
+    settle(cache)
+    cache.regrow()
+    assert find(cache, prompt(1, 300)) == 299, "it came back"
+
+
 def test_what_is_given_up_while_it_is_written_comes_back(folder: Path, stuck: Stuck) -> None:
     cache = PrefixCache(PLAIN, on_disk(folder, 1000 * BYTES_A_TOKEN), "n")
     for seed in range(8):

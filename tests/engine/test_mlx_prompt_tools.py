@@ -51,7 +51,7 @@ NOT_THINKING = "<think>\n\n</think>\n\n"
         (Thinking(enabled=True), "<think>\n", True),
         (Thinking(enabled=False), NOT_THINKING, False),
         (Thinking(effort="high"), "<think>\nhigh", False),
-        (Thinking(effort="none"), NOT_THINKING + "none", False),
+        (Thinking(effort="none", enabled=False), NOT_THINKING + "none", False),
         (Thinking(effort="none", enabled=True), "<think>\nnone", False),
     ],
 )

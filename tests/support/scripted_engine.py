@@ -10,7 +10,13 @@ Options (``engine_options``), all optional:
     load_crash        true: the load aborts the process
     load_hang         true: the load never ends
     load_exit         the process exits with this status in the load
+    bad_loads         numbers, from 1, of this model's loads that fail; they are counted in a
+                      file beside the model
+    load_permanent    the load raises this message, as an error of the configuration
+    load_memory       true: the load raises MemoryError
     memory_bytes      what the engine says that it holds
+    grow_bytes_per_token  it says that it holds so much more for each token that it ever made;
+                      shrinking takes half of that back
     context_length    tokens (bytes of the messages, see below); 4096
     step_s            of rows that name none; 0
 
@@ -24,6 +30,8 @@ The last message may be a JSON object, all of it optional:
     hang_at           the step that makes this token (0: the first) never ends
     crash_at          it kills the process with SIGKILL
     abort_at          it aborts the process
+    memory_error_at   it finds no memory for this token
+    grow_mib          so many MiB are taken in prefill and kept for good, 4 of them each 0.05 s
     raise_at          turning this token into text raises: that row alone fails
     step_raise_at     the step that makes this token raises: the engine is broken
     fail_at           in place of this token the engine says that the row has failed
@@ -44,6 +52,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
@@ -76,7 +85,7 @@ _BYTE = 500_000
 
 def create(spec: WorkerSpec) -> ScriptedEngine:
     """The factory that a spec names."""
-    return ScriptedEngine(spec.engine_options)
+    return ScriptedEngine(spec.engine_options, Path(spec.model_path) / f"loads-{spec.model_id}")
 
 
 @dataclass
@@ -86,6 +95,7 @@ class _Row:
     max_tokens: int
     step_s: float
     prefill_s: float
+    grow_mib: int
     prefill_tokens: int
     directive: Mapping[str, Any]
     made: int = 0
@@ -94,12 +104,16 @@ class _Row:
 class ScriptedEngine:
     """See the module's docstring. ``calls`` counts what was asked of it."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], loads: Path = Path(os.devnull)) -> None:
         self._options = options
+        self._loads = loads
         self._rows: dict[int, _Row] = {}
+        self._grown: list[bytes] = []
         self._texts = ["", ""]
         self._token_of: dict[str, int] = {}
-        self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0}
+        self._grown_bytes = 0
+        self._peak_bytes = 0
+        self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0, "shrink": 0, "regrow": 0}
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
         options = self._options
@@ -108,6 +122,12 @@ class ScriptedEngine:
             advanced(LoadPhase.WEIGHTS, part / 10, "")
         if "load_error" in options:
             raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
+        if options.get("bad_loads") and self._count_load() in options["bad_loads"]:
+            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "this load fails, the next may not")
+        if "load_permanent" in options:
+            raise OperationError(ErrorCode.CONFIG_INVALID, options["load_permanent"])
+        if options.get("load_memory"):
+            raise MemoryError
         if options.get("load_crash"):
             os.abort()
         if "load_exit" in options:
@@ -153,6 +173,7 @@ class ScriptedEngine:
             max_tokens=row.max_tokens,
             step_s=directive.get("step_s", self._options.get("step_s", 0)),
             prefill_s=directive.get("prefill_s", 0),
+            grow_mib=directive.get("grow_mib", 0),
             prefill_tokens=len(row.prompt),
             directive=directive,
         )
@@ -190,11 +211,26 @@ class ScriptedEngine:
     def rest(self) -> None:
         self.calls["rest"] += 1
 
+    def shrink(self) -> None:
+        self.calls["shrink"] += 1
+        self._grown_bytes //= 2
+
+    def regrow(self) -> None:
+        self.calls["regrow"] += 1
+
     def close(self) -> None:
         self.calls["close"] = 1
 
     def memory_bytes(self) -> int:
-        return int(self._options.get("memory_bytes", 0))
+        return int(self._options.get("memory_bytes", 0)) + self._grown_bytes
+
+    def peak_memory_bytes(self) -> int:
+        return self._peak_bytes
+
+    def _count_load(self) -> int:
+        with self._loads.open("a+b") as file:
+            file.write(b".")
+            return file.tell()
 
     def _script(self, directive: Mapping[str, Any]) -> list[int]:
         pieces = directive["pieces"]
@@ -215,6 +251,11 @@ class ScriptedEngine:
         if found is None:
             return 0, []
         row_id, row = found
+        if row.grow_mib > 0:
+            time.sleep(_CHUNK_S)
+            self._grown.append(b"x" * min(row.grow_mib, 4) * 1024**2)
+            row.grow_mib -= 4
+            return 1, []
         if row.prefill_s > 0:
             time.sleep(min(row.prefill_s, _CHUNK_S))
             row.prefill_s -= _CHUNK_S
@@ -231,9 +272,13 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if at == row.directive.get("abort_at"):
             os.abort()
+        if at == row.directive.get("memory_error_at"):
+            raise MemoryError("the script says so")
         if at == row.directive.get("step_raise_at"):
             raise RuntimeError("the script says so")
         row.made += 1
+        self._grown_bytes += int(self._options.get("grow_bytes_per_token", 0))
+        self._peak_bytes = max(self._peak_bytes, self.memory_bytes())
         return RowToken(row.request.row_id, row.tokens[at], _scores(at, row.request.top_logprobs))
 
 

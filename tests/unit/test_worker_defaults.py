@@ -149,12 +149,14 @@ def test_progress_clock_counts_only_while_work_is_in_flight() -> None:
 
 
 def test_retry_after_follows_how_long_streams_hold_their_rows() -> None:
-    estimate = QueueEstimate(max_rows=2)
-    assert estimate.retry_after_s() == 1
+    estimate = QueueEstimate()
+    assert estimate.retry_after_s(2) == 1
     estimate.ended(20)
-    assert estimate.retry_after_s() == 10
+    assert estimate.retry_after_s(2) == 10
+    assert estimate.retry_after_s(1) == 20, "fewer run, where memory is short"
+    assert estimate.retry_after_s(0) == 20
     estimate.ended(1000)
-    assert estimate.retry_after_s() == 60
+    assert estimate.retry_after_s(2) == 60
 
 
 @pytest.mark.parametrize(

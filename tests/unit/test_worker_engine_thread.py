@@ -11,7 +11,10 @@ import pytest
 import structlog.testing
 from scripted_engine import ScriptedEngine
 
-from lmx.protocol.states import FinishReason, LoadPhase
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.kv_shape import KvLayers
+from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure
+from lmx.worker.batch import BatchLimits
 from lmx.worker.engine import (
     BeamSearch,
     Engine,
@@ -41,7 +44,7 @@ GREEDY = RowSampling(0)
 class Recorder:
     """Owns an engine thread, keeps what it reports."""
 
-    def __init__(self, max_rows: int, options: dict[str, Any]) -> None:
+    def __init__(self, limits: BatchLimits, options: dict[str, Any]) -> None:
         self.engine = ScriptedEngine(options)
         self.outputs: list[JobOutput] = []
         self.results: dict[int, Any] = {}
@@ -50,7 +53,7 @@ class Recorder:
         self.facts: ModelFacts | None = None
         self.error: Exception | None = None
         loop = asyncio.get_running_loop()
-        self.thread = EngineThread(lambda: self.engine, max_rows, self, loop)
+        self.thread = EngineThread(lambda: self.engine, limits, self, loop)
         self._ids = itertools.count(1)
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
@@ -128,8 +131,11 @@ async def start() -> AsyncIterator[Start]:
     """Make recorders; their threads are stopped afterwards, but for those that hang."""
     recorders: list[Recorder] = []
 
-    async def begin(max_rows: int = 2, **options: Any) -> Recorder:
-        recorder = Recorder(max_rows, options)
+    async def begin(
+        max_rows: int = 2, max_queue_s: float = 300.0, kv_tokens: int | None = None, **options: Any
+    ) -> Recorder:
+        limits = BatchLimits(max_rows, max_queue_s, kv_tokens, [KvLayers(1, 1)])
+        recorder = Recorder(limits, options)
         recorders.append(recorder)
         recorder.thread.start()
         await recorder.until(lambda: recorder.facts or recorder.error)
@@ -473,3 +479,116 @@ async def test_a_cancelled_task_is_not_computed(start: Start) -> None:
     recorder.thread.cancel_task(2)
     await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
     assert recorder.results == {1: "a", 2: None}
+
+
+async def test_a_row_waits_for_memory_and_is_not_passed(start: Start) -> None:
+    recorder = await start(max_rows=4, kv_tokens=1024)
+    # Each is counted at 512 tokens, the second one at 1,024: prompt and answer, by steps.
+    first = recorder.submit(max_tokens=200, tokens=100, step_s=0.005)
+    large = recorder.submit(max_tokens=700, tokens=3)
+    small = recorder.submit(max_tokens=10, tokens=1)
+    await recorder.until(lambda: recorder.text(first))
+    assert recorder.thread.rows == 1
+    for job in (first, large, small):
+        assert isinstance(await recorder.end(job), JobFinished)
+    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    assert ends[0] == first
+    await recorder.until(lambda: recorder.thread.rows == 0)
+    assert recorder.thread.kv_bytes == 0
+
+
+async def test_a_row_larger_than_all_memory_runs_alone(start: Start) -> None:
+    recorder = await start(max_rows=4, kv_tokens=256)
+    jobs = [recorder.submit(max_tokens=2000, tokens=20, step_s=0.001) for _ in range(3)]
+    most_rows = 0
+    while not all(recorder.ends(job) for job in jobs):
+        most_rows = max(most_rows, recorder.thread.rows)
+        await asyncio.sleep(0)
+    assert most_rows == 1
+
+
+async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: Start) -> None:
+    recorder = await start(max_rows=1, max_queue_s=0.1)
+    running = recorder.submit(tokens=100, step_s=0.005)
+    waiting = recorder.submit(tokens=1)
+    end = await recorder.end(waiting)
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.QUEUE_TIMEOUT
+    assert "max_queue_s" in end.message
+    assert not recorder.ends(running)
+    assert isinstance(await recorder.end(running), JobFinished), "which took longer, but has a row"
+    assert recorder.thread.clock.in_flight == 0
+
+
+async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: Start) -> None:
+    recorder = await start(max_rows=4, memory_bytes=100, grow_bytes_per_token=10)
+    first = recorder.submit(tokens=100, step_s=0.005)
+    await recorder.until(lambda: len(recorder.text(first)) > 20)
+    recorder.thread.press(MemoryPressure.SOFT)
+    await recorder.until(lambda: recorder.engine.calls["shrink"] == 1)
+    assert 100 < recorder.thread.memory_bytes < recorder.thread.peak_memory_bytes
+    second = recorder.submit(tokens=50, step_s=0.005)
+    third = recorder.submit(tokens=3)
+    await recorder.end(first)
+    assert not recorder.pieces(second)
+    await recorder.until(lambda: recorder.text(second))
+    assert recorder.thread.rows == 1
+    recorder.thread.press(MemoryPressure.NONE)
+    await recorder.end(third)
+    assert not recorder.ends(second), "it runs beside it"
+    assert recorder.engine.calls["regrow"] == 1
+    assert isinstance(await recorder.end(second), JobFinished)
+
+
+async def test_hard_pressure_fails_the_newest_of_the_largest(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    small = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
+    older = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
+    newer = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
+    last = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
+    await recorder.until(lambda: recorder.text(last))
+    recorder.thread.press(MemoryPressure.HARD)
+    end = await recorder.end(newer)
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert not any(recorder.ends(job) for job in (small, older, last))
+    recorder.thread.press(MemoryPressure.HARD)
+    assert isinstance(await recorder.end(older), JobFailed)
+    recorder.thread.press(MemoryPressure.NONE)
+    for job in (small, last):
+        assert isinstance(await recorder.end(job), JobFinished)
+
+
+async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: Start) -> None:
+    recorder = await start()
+    for level in (MemoryPressure.HARD, MemoryPressure.NONE):
+        recorder.thread.press(level)
+    await recorder.until(lambda: recorder.engine.calls["regrow"])
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+
+
+async def test_pressure_told_many_times_in_one_step_fails_one(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    jobs = [recorder.submit(tokens=4, step_s=0.3) for _ in range(3)]
+    await recorder.until(lambda: recorder.text(jobs[-1]))
+    for _ in range(3):
+        recorder.thread.press(MemoryPressure.HARD)
+    ends = [await recorder.end(job) for job in jobs]
+    assert [type(end) for end in ends] == [JobFinished, JobFinished, JobFailed]
+
+
+async def test_a_row_without_memory_fails_alone_and_says_so(start: Start) -> None:
+    class Short:
+        """There is no memory for its text."""
+
+        def add(self, token: int) -> str:
+            raise MemoryError
+
+    recorder = await start()
+    detokenizer = recorder.engine.detokenizer
+    recorder.engine.detokenizer = lambda markers, after=(): Short()
+    bad = await recorder.end(recorder.submit(tokens=1))
+    assert isinstance(bad, JobFailed)
+    assert bad.code is ErrorCode.INSUFFICIENT_MEMORY
+    recorder.engine.detokenizer = detokenizer
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)

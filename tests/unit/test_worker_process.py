@@ -1,5 +1,6 @@
 """A worker as a process: the test is its supervisor and its router, over real sockets."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from lmx.protocol.control import (
     LoadAdvanced,
     Loaded,
     LoadFailed,
+    Pressure,
     Welcome,
     WorkerBeat,
     WorkerHello,
@@ -46,9 +48,10 @@ from lmx.protocol.data import (
 )
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.sockets import Role, open_socket
 from lmx.protocol.specs import LogSpec, WorkerSpec
-from lmx.protocol.states import FinishReason, LoadPhase, WorkerState
+from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure, WorkerState
 
 pytestmark = pytest.mark.process
 
@@ -380,6 +383,93 @@ def test_a_broken_engine_fails_all_and_ends_the_process(start: Start) -> None:
     assert not worker.socket_file.exists()
 
 
+def test_a_step_without_memory_ends_the_process_with_a_status_of_its_own(start: Start) -> None:
+    worker = start()
+    peer = worker.loaded()
+    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.answer(Delta, 1)
+    peer.say(ask(2, memory_error_at=2))
+    assert {peer.answer(Failed, n).code for n in (1, 2)} == {ErrorCode.WORKER_OUT_OF_MEMORY}
+    assert worker.exit_status() == 4
+
+
+def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Start) -> None:
+    options = {"memory_bytes": 1 << 40, "grow_bytes_per_token": 1 << 40}
+    layers = (KvLayers(1, 1),)
+    worker = start(engine_options=options, kv_layers=layers, kv_cache_bytes=1 << 20)
+    peer = worker.loaded()
+    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.fact(WorkerBeat, lambda beat: beat.memory_bytes > 10 << 40)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.rows == 1)
+    assert beat.kv_bytes == 1280, "its prompt and what is counted of its answer, by steps of 256"
+    assert beat.peak_memory_bytes >= beat.memory_bytes
+    peer.say(ask(2, encode_s=1.5))
+    peer.order(Pressure(MemoryPressure.HARD))
+    failed = peer.answer(Failed, 1)
+    assert failed.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert peer.answers(Accepted, 2) == []
+    peer.order(Pressure(MemoryPressure.NONE))
+    peer.answer(Finished, 2)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.requests_total == 2 and beat.rows == 0)
+    assert beat.kv_bytes == 0
+
+
+def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
+    worker = start()
+    peer = worker.loaded()
+    peer.order(Pressure(MemoryPressure.SOFT))
+    worker.event("worker.pressure")
+    peer.say(ask(1, tokens=1000, step_s=0.01))
+    peer.answer(Delta, 1)
+    peer.say(ask(2, tokens=1))
+    peer.fact(WorkerBeat, lambda beat: (beat.rows, beat.queued) == (1, 1))
+    peer.order(Identify("another"))
+    peer.fact(WorkerHello)
+    peer.answer(Finished, 2)
+    assert not peer.answers(Finished, 1)
+
+
+def test_a_stream_that_waits_too_long_fails(start: Start) -> None:
+    peer = start(max_rows=1, max_queue_s=0.2).loaded()
+    peer.say(ask(1, tokens=100, step_s=0.01))
+    peer.say(ask(2, tokens=1))
+    peer.answer(Accepted, 2)
+    assert peer.answer(Failed, 2).code is ErrorCode.QUEUE_TIMEOUT
+    peer.answer(Finished, 1)
+
+
+def test_beats_say_for_how_long_nothing_was_asked_and_how_long_to_stay(start: Start) -> None:
+    peer = start().loaded()
+    beat = peer.fact(WorkerBeat, lambda beat: beat.idle_for_s > 0.15)
+    assert beat.keep_alive_s is None
+    peer.say(dataclasses.replace(ask(1, tokens=30, step_s=0.02), keep_alive_s=90.0))
+    peer.answer(Delta, 1)
+    assert peer.fact(WorkerBeat, lambda beat: beat.rows == 1).idle_for_s == 0
+    peer.answer(Finished, 1)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s is not None)
+    assert (beat.keep_alive_s, beat.idle_for_s < 0.5) == (90.0, True)
+    # One that is refused has no say.
+    peer.say(dataclasses.replace(ask(2, x="x" * 5000), keep_alive_s=7.0))
+    peer.answer(Refused, 2)
+    peer.facts.clear()
+    beat = peer.fact(WorkerBeat, lambda beat: beat.idle_for_s > 0.2)
+    assert beat.keep_alive_s == 90.0
+    # Cancelled ones do.
+    peer.say(dataclasses.replace(ask(3, tokens=1000, step_s=0.01), keep_alive_s=-1.0))
+    peer.answer(Delta, 3)
+    peer.say(Cancel(3))
+    peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s == -1 and beat.idle_for_s < 0.5)
+
+
+def test_a_worker_that_is_to_go_right_after_the_answer_says_so_at_once(start: Start) -> None:
+    worker = start(beat_interval_s=60.0)
+    peer = worker.loaded()
+    peer.say(dataclasses.replace(ask(1, tokens=3), keep_alive_s=0.0))
+    peer.answer(Finished, 1)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.requests_total == 1)
+    assert (beat.keep_alive_s, beat.rows, beat.queued) == (0, 0, 0)
+
+
 def test_a_prompt_beyond_the_context_is_refused(start: Start) -> None:
     peer = start(engine_options={"context_length": 5}).loaded()
     peer.say(ask())
@@ -554,15 +644,30 @@ def test_a_crash_is_a_crash(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "options", "code", "words"),
+    ("engine", "options", "code", "words", "permanent", "status"),
     [
-        ("scripted_engine:create", {"load_error": "no"}, ErrorCode.MODEL_LOAD_FAILED, "no"),
-        ("no_such_module:create", {}, ErrorCode.CONFIG_INVALID, "no_such_module"),
-        ("scripted_engine:no_such", {}, ErrorCode.CONFIG_INVALID, "no_such"),
+        ("scripted_engine:create", {"load_error": "x"}, ErrorCode.MODEL_LOAD_FAILED, "x", False, 1),
+        ("scripted_engine:create", {"load_permanent": "x"}, ErrorCode.CONFIG_INVALID, "x", True, 1),
+        (
+            "scripted_engine:create",
+            {"load_memory": True},
+            ErrorCode.INSUFFICIENT_MEMORY,
+            "fit",
+            False,
+            4,
+        ),
+        ("no_such_module:create", {}, ErrorCode.CONFIG_INVALID, "no_such_module", True, 1),
+        ("scripted_engine:no_such", {}, ErrorCode.CONFIG_INVALID, "no_such", True, 1),
     ],
 )
 def test_a_load_that_fails_says_why_and_ends(
-    start: Start, engine: str, options: dict[str, Any], code: ErrorCode, words: str
+    start: Start,
+    engine: str,
+    options: dict[str, Any],
+    code: ErrorCode,
+    words: str,
+    permanent: bool,
+    status: int,
 ) -> None:
     worker = start(engine=engine, engine_options=options)
     worker.peer.fact(WorkerHello)
@@ -570,7 +675,8 @@ def test_a_load_that_fails_says_why_and_ends(
     failed = worker.peer.fact(LoadFailed)
     assert failed.code is code
     assert words in failed.message
-    assert worker.exit_status(within_s=3) == 1
+    assert failed.permanent is permanent
+    assert worker.exit_status(within_s=3) == status
     assert not worker.socket_file.exists()
 
 

@@ -15,10 +15,12 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import Detokenize, Detokenized, Embed, TaskFinished, Vectors
+from lmx.worker.batch import BatchLimits
 from lmx.worker.engine import LoadReporter, ModelFacts, TaskPlan
 from lmx.worker.engine_thread import EngineThread
-from lmx.worker.generations import Generations, Refusal
+from lmx.worker.generations import Generations
 from lmx.worker.prompt_thread import PromptThread
+from lmx.worker.refusal import Refusal
 from lmx.worker.rowless import Rowless
 from lmx.worker.tasks import Tasks
 
@@ -27,7 +29,7 @@ ROUTER, OTHER = b"router", b"other"
 
 class Engine(Rowless):
     """An input's text says what happens: "slow" computes until it is told, "wrong" can't be
-    planned, "broken" breaks in the plan, "raises" in the computation."""
+    planned, "broken" breaks in the plan, "raises" in the computation, "huge" for want of memory."""
 
     kind = ModelKind.EMBEDDING
 
@@ -56,13 +58,22 @@ class Engine(Rowless):
             time.sleep(0.001)
         if text == "raises":
             raise ZeroDivisionError
+        if text == "huge":
+            raise RuntimeError("std::bad_alloc")
         return Vectors(stream_id, (index,), 1, b"1234")
 
     def rest(self) -> None: ...
 
     def close(self) -> None: ...
 
+    def shrink(self) -> None: ...
+
+    def regrow(self) -> None: ...
+
     def memory_bytes(self) -> int:
+        return 0
+
+    def peak_memory_bytes(self) -> int:
         return 0
 
 
@@ -83,7 +94,7 @@ class Rig:
         self.generations = Generations(spec, prompts, self.send, self.became_idle, loading)
         self.tasks = Tasks(self.generations, prompts, self.send, self.became_idle)
         loop = asyncio.get_running_loop()
-        self.thread = EngineThread(lambda: self.engine, 1, self, loop)
+        self.thread = EngineThread(lambda: self.engine, BatchLimits(1, 300.0), self, loop)
 
     def send(self, router: bytes, message: Any) -> None:
         self.sent.append((router, message))
@@ -239,6 +250,7 @@ async def test_a_worker_that_drains_refuses(start: Start) -> None:
         ("wrong", ErrorCode.INVALID_VALUE, "input[0]"),
         ("broken", ErrorCode.ENGINE_ERROR, None),
         ("raises", ErrorCode.ENGINE_ERROR, None),
+        ("huge", ErrorCode.INSUFFICIENT_MEMORY, None),
     ],
 )
 async def test_a_failure_concerns_its_task_alone(
@@ -277,3 +289,26 @@ async def test_a_number_in_use_is_not_taken_again(start: Start) -> None:
     rig.engine.go_on.set()
     await rig.end_of(1)
     assert rig.engine.computed == [(1, 0)]
+
+
+async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(start: Start) -> None:
+    rig = await start()
+    last_use = rig.generations.last_use
+    rig.embed(1, "a", keep_alive_s=5.0)
+    await rig.end_of(1)
+    assert last_use.keep_alive_s == 5
+    rig.embed(2, "wrong", keep_alive_s=6.0)
+    await rig.end_of(2)
+    assert last_use.keep_alive_s == 5
+    # One that has no say in it leaves it, but is use all the same.
+    since_s = time.monotonic()
+    rig.tasks.take(ROUTER, Detokenize(3, "r", 30.0, (1,)))
+    await rig.end_of(3)
+    assert last_use.keep_alive_s == 5
+    now = time.monotonic()
+    assert last_use.idle_for_s(0, now) <= now - since_s
+    rig.embed(4, "slow", keep_alive_s=0.0)
+    await until(lambda: len(rig.engine.computed) == 2)
+    rig.tasks.cancel(ROUTER, 4)
+    assert last_use.keep_alive_s == 0
+    assert last_use.idle_for_s(rig.generations.held, time.monotonic()) == 0
