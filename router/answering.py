@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
 import orjson
@@ -26,6 +27,7 @@ from lmx.router.envelope import (
 )
 from lmx.router.gathering import GatheredChoice
 from lmx.router.generation import Generation
+from lmx.router.opening import telling
 from lmx.router.prompt_group import PromptGroup
 from lmx.router.services import SERVICES, Services
 from lmx.router.sse import DONE, EventStream
@@ -55,9 +57,22 @@ def new_identity(prefix: str, services: Services, model: ModelView) -> Identity:
 
 
 async def answer_whole(
+    opening: AbstractAsyncContextManager[_Source],
+    record: Record,
+    identity: Identity,
+    form: Form,
+    shape: ChoiceShape,
+) -> web.Response:
+    """Wait for all that the generation of ``opening`` makes and return it. Raises when it is
+    refused or lost."""
+    async with opening as generation:
+        record.prompt_tokens = generation.prompt_tokens
+        return await _gather(generation, record, identity, form, shape)
+
+
+async def _gather(
     generation: _Source, record: Record, identity: Identity, form: Form, shape: ChoiceShape
 ) -> web.Response:
-    """Wait for all of an answer and return it. Raises when it is lost."""
     choices = [GatheredChoice() for _ in range(form.choices)]
     ends: dict[int, ChoiceEnded] = {}
     while True:
@@ -82,24 +97,43 @@ async def answer_whole(
 
 
 async def answer_stream(
-    request: web.Request, generation: _Source, identity: Identity, form: Form, shape: ChoiceShape
+    request: web.Request,
+    opening: AbstractAsyncContextManager[_Source],
+    identity: Identity,
+    form: Form,
+    shape: ChoiceShape,
 ) -> web.StreamResponse:
-    """Send an answer as it comes. What is lost on the way ends the stream with an error event."""
+    """Send the answer of the generation that ``opening`` begins, as it comes.
+
+    What can be refused at once raises. What is lost after the headers went out, with the answer
+    or while a model is waited for, ends the stream with an error event.
+    """
     services, record = request.app[SERVICES], request[RECORD]
+    ping_interval_s = services.spec.ping_interval_s
     events = EventStream(request, services.spec.stall_timeout_s)
     writer = ChunkWriter(identity, form, shape)
-    await events.open()
-    # The headers are out: from here on an error can only be an event, never a status.
     try:
-        await _pump(generation, record, events, writer, services.spec.ping_interval_s)
+        async with AsyncExitStack() as until_sent:
+            async with telling(
+                events, lambda: services.room.news(identity.model_id), ping_interval_s
+            ):
+                generation = await until_sent.enter_async_context(opening)
+            record.prompt_tokens = generation.prompt_tokens
+            if not events.is_open:
+                await events.open()
+            await _pump(generation, record, events, writer, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
+        if not events.is_open:
+            raise
         lost = error
     except ConnectionError:
         # The client has left: there is nobody to tell.
         raise
     except Exception:
+        if not events.is_open:
+            raise
         _log.exception("stream.failed")
         lost = LmxError(
             ErrorCode.INTERNAL,

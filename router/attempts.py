@@ -1,7 +1,8 @@
-"""Finding a worker for a request: acquire its model, try, and perhaps once more."""
+"""Finding a worker for a request: acquire its model, try, and try again while that makes sense."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -11,16 +12,20 @@ import structlog
 from lmx.protocol.control import ModelView
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.directory import ready_instance
-from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.waiting_room import WaitingRoom
 
 _WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
+
+_PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+"""Before each further attempt. The first goes at once: a worker that gives way to another model
+refuses, and the supervisor knows when there is one again."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
 
 
 async def on_worker(
-    supervisor: SupervisorLink,
+    room: WaitingRoom,
     model: ModelView,
     request_id: str,
     attempt: Callable[[str], Awaitable[_T]],
@@ -29,25 +34,27 @@ async def on_worker(
     """Return what ``attempt`` gives for a worker's instance, and how long its model was waited
     for in seconds.
 
-    An attempt that meets a worker on its way out, or that is not there any more, is made once
-    more, through the supervisor; ``retried_event`` is logged. So an attempt may only fail in
-    this way as long as nothing of it has been given out. Raises what the last one raised.
+    An attempt that meets a worker on its way out, or that is not there any more, is made again
+    through the waiting room, where the request keeps its place; ``retried_event`` is logged. So
+    an attempt may only fail in this way as long as nothing of it has been given out. Raises
+    what the last one raised, or the waiting room.
     """
-
-    async def acquire() -> tuple[str, float]:
-        began_at = time.monotonic()
-        acquired = await supervisor.acquire(model.model_id, request_id)
-        return acquired, time.monotonic() - began_at
-
-    load_s = 0.0
+    arrived_s = time.monotonic()
     instance = ready_instance(model)
-    if instance is None:
-        instance, load_s = await acquire()
-    try:
-        return await attempt(instance), load_s
-    except LmxError as error:
-        if error.code not in _WORTH_ANOTHER_WORKER:
-            raise
-        _log.info(retried_event, model=model.model_id, reason=error.message)
-    instance, again_s = await acquire()
-    return await attempt(instance), load_s + again_s
+    waited_s = 0.0
+    for pause_s in (*_PAUSES_S, None):
+        if instance is None:
+            began_s = time.monotonic()
+            instance = await room.acquire(model.model_id, request_id, arrived_s)
+            waited_s += time.monotonic() - began_s
+        try:
+            return await attempt(instance), waited_s
+        except LmxError as error:
+            late = time.monotonic() - arrived_s >= room.load_wait_s
+            if error.code not in _WORTH_ANOTHER_WORKER or pause_s is None or late:
+                raise
+            _log.info(retried_event, model=model.model_id, reason=error.message)
+        instance = None
+        await asyncio.sleep(pause_s)
+        waited_s += pause_s
+    raise AssertionError("the last attempt returns or raises")

@@ -21,7 +21,7 @@ from lmx.router.unsupported import CHAT, log_ignored
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation.
 
-    Whatever can be refused is refused with its own status before a stream's headers go out.
+    What is refused soon is refused with its own status, before a stream's headers go out.
     """
     services, record = request.app[SERVICES], request[RECORD]
     body = await read_object(request, services.spec.body_limit_bytes)
@@ -33,8 +33,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     identity = new_identity("chatcmpl", services, model)
     form = Form(generate.search.n, bool(chat.logprobs), chat.include_usage, chat.stop_texts)
     generate = replace(generate, request_id=record.request_id)
-    async with services.dispatcher.generate(model, generate) as generation:
-        record.prompt_tokens = generation.prompt_tokens
-        if not chat.stream:
-            return await answer_whole(generation, record, identity, form, ChatShape(form))
-        return await answer_stream(request, generation, identity, form, ChatShape(form))
+    opening = services.dispatcher.generate(model, generate)
+    if chat.stream:
+        return await answer_stream(request, opening, identity, form, ChatShape(form))
+    return await answer_whole(opening, record, identity, form, ChatShape(form))

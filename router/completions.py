@@ -22,8 +22,8 @@ from lmx.router.unsupported import COMPLETION, log_ignored
 async def completions(request: web.Request) -> web.StreamResponse:
     """Go on with one text or several.
 
-    All prompts are accepted before a stream's headers go out: whatever can be refused is
-    refused with its own status.
+    All prompts are accepted before a stream begins: what is refused soon is refused with its
+    own status.
     """
     services, record = request.app[SERVICES], request[RECORD]
     body = await read_object(request, services.spec.body_limit_bytes)
@@ -40,8 +40,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         stop=wanted.stop_texts,
     )
     named = [replace(generate, request_id=record.request_id) for generate in generates]
-    async with generate_all(services.dispatcher, model, named) as generation:
-        record.prompt_tokens = generation.prompt_tokens
-        if not wanted.stream:
-            return await answer_whole(generation, record, identity, form, TextShape(form))
-        return await answer_stream(request, generation, identity, form, TextShape(form))
+    opening = generate_all(services.dispatcher, model, named)
+    if wanted.stream:
+        return await answer_stream(request, opening, identity, form, TextShape(form))
+    return await answer_whole(opening, record, identity, form, TextShape(form))

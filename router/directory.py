@@ -38,6 +38,11 @@ class Directory:
         """Every configured model, in the supervisor's order."""
         return self.snapshot.models
 
+    def model(self, model_id: str) -> ModelView | None:
+        """Return the model of an id, if it is there."""
+        found = self._by_name.get(model_id)
+        return found if found is not None and found.model_id == model_id else None
+
     def resolve(self, name: str | None) -> ModelView:
         """Return the model of an id, alias or source; of the default model for None.
 
@@ -103,7 +108,7 @@ def ready_instance(model: ModelView) -> str | None:
 
 def can_serve(model: ModelView) -> bool:
     """Return whether a request for the model has a chance: now, or after a load."""
-    return model.slot is not SlotState.QUARANTINED
+    return model.slot not in (SlotState.QUARANTINED, SlotState.HELD)
 
 
 def shown_state(model: ModelView) -> str:

@@ -54,7 +54,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),
     ErrorCode.CONVERSION_FAILED: (503, _SERVER),
     ErrorCode.INSUFFICIENT_DISK: (503, _SERVER),
-    ErrorCode.CONFIG_INVALID: (500, _SERVER),
+    ErrorCode.CONFIG_INVALID: (400, _REQUEST),
     ErrorCode.ALREADY_RUNNING: (409, _REQUEST),
     ErrorCode.NOT_RUNNING: (409, _REQUEST),
     ErrorCode.MODEL_NOT_LOADED: (409, _REQUEST),

@@ -1,4 +1,4 @@
-"""One request's way to a worker and back: acquire, submit, perhaps once more, then the events.
+"""One request's way to a worker and back: acquire, submit, perhaps again, then the events.
 
 Every endpoint that generates text uses this; what the events look like to the client is the
 endpoint's matter.
@@ -14,7 +14,7 @@ from lmx.protocol.control import ModelView
 from lmx.protocol.data import Accepted, Generate
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.attempts import on_worker
-from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_link import WorkerLink
 from lmx.router.worker_links import WorkerLinks
 from lmx.router.worker_stream import Batch, WorkerStream
@@ -51,8 +51,8 @@ class Generation:
 class Dispatcher:
     """Finds a worker for a request. Holds no state of its own."""
 
-    def __init__(self, supervisor: SupervisorLink, workers: WorkerLinks) -> None:
-        self._supervisor = supervisor
+    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
+        self._room = room
         self._workers = workers
 
     @asynccontextmanager
@@ -61,11 +61,11 @@ class Dispatcher:
 
         Raises the error that the request is refused with. Leaving the block by whatever way
         (the end, an error, a client that left) cancels what has not ended. A request that
-        meets a worker on its way out, or that is not there any more, is sent once more, through
-        the supervisor: nothing has been produced for it yet.
+        meets a worker on its way out, or that is not there any more, is sent again, through the
+        waiting room: nothing has been produced for it yet.
         """
         (link, stream, accepted), load_s = await on_worker(
-            self._supervisor,
+            self._room,
             model,
             request.request_id,
             lambda instance: self._submit(instance, request),

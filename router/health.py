@@ -11,6 +11,7 @@ from aiohttp import web
 
 from lmx.protocol.states import WorkerState
 from lmx.router.directory import Directory, can_serve, shown_state
+from lmx.router.load_progress import progress_text
 from lmx.router.services import SERVICES
 
 _MIB: Final = 1024 * 1024
@@ -56,8 +57,11 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
     if not directory.models:
         return "no model is configured"
     if not any(can_serve(model) for model in directory.models):
-        problems = [f"{model.model_id}: {model.problem}" for model in directory.models]
-        return f"every model is quarantined ({'; '.join(problems)})"
+        problems = [
+            f"{progress_text(model)}{f': {model.problem}' if model.problem else ''}"
+            for model in directory.models
+        ]
+        return f"no model can serve ({'; '.join(problems)})"
     return None
 
 

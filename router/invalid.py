@@ -41,6 +41,8 @@ _LENGTHS: Final = {
     "too_long": "must hold at most {max_length} elements, got {actual_length}",
     "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
     "string_too_long": "must hold at most {max_length} characters",
+    "keep_alive_form": 'must be seconds, or a duration such as "5m" or "1h30m", or -1 or '
+    '"forever", got {given}',
     "string_pattern_mismatch": "must match {pattern}",
 }
 

@@ -22,8 +22,11 @@ REQUEST_ID_HEADER: Final = "X-Request-Id"
 
 _LARGE_BODY_BYTES: Final = 1024 * 1024
 
-_QUIET_PATHS: Final = frozenset({"/health", "/v1/health", "/status"})
-"""Polled all day: logged at debug level."""
+_QUIET_PATHS: Final = frozenset({"/health", "/v1/health", "/status", "/metrics", "/admin/metrics"})
+"""Polled all day: logged at debug level, not counted."""
+
+_ADMIN: Final = "/admin/"
+"""Operators must get through while the server is at its limit."""
 
 _CLIENT_LEFT_STATUS: Final = 499
 """For the log alone, nobody is there to see it; nginx's number for the case."""
@@ -31,8 +34,9 @@ _CLIENT_LEFT_STATUS: Final = 499
 _log = structlog.get_logger()
 
 
-def make_middleware(traffic: Traffic) -> Middleware:
-    """Return the one middleware: request id, errors, refusal while ending, access log."""
+def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
+    """Return the one middleware: request id, errors, refusal while ending and of more than
+    ``max_requests`` at a time, access log."""
 
     @web.middleware
     async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -42,11 +46,17 @@ def make_middleware(traffic: Traffic) -> Middleware:
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             try:
                 # A request that is refused at the end is not counted: it would hold up the end.
+                quiet = request.path in _QUIET_PATHS
                 if traffic.closed:
-                    response = _refuse(record)
+                    response = _refuse(record, _SHUTTING_DOWN)
+                elif (
+                    traffic.under_way >= max_requests
+                    and not quiet
+                    and not request.path.startswith(_ADMIN)
+                ):
+                    response = _refuse(record, _too_many(max_requests))
                 else:
                     # Polls of the health are no requests that anybody served.
-                    quiet = request.path in _QUIET_PATHS
                     with nullcontext() if quiet else traffic.count():
                         response = await _answer(request, handler, record)
                 status = response.status
@@ -136,13 +146,23 @@ def _from_aiohttp(
             raise error
 
 
-def _refuse(record: Record) -> web.StreamResponse:
-    response = error_response(
-        UnavailableError(
-            ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.", retry_after_s=5.0
-        ),
-        record,
+_SHUTTING_DOWN: Final = UnavailableError(
+    ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.", retry_after_s=5.0
+)
+
+
+def _too_many(max_requests: int) -> UnavailableError:
+    return UnavailableError(
+        ErrorCode.QUEUE_FULL,
+        f"{max_requests} requests are under way, as many as lmx takes at a time "
+        "(server.max_requests): try again in a few seconds.",
+        retry_after_s=2.0,
     )
+
+
+def _refuse(record: Record, error: LmxError) -> web.StreamResponse:
+    # Its body is not read, so that nothing can follow on the connection.
+    response = error_response(error, record)
     response.force_close()
     return response
 

@@ -29,6 +29,7 @@ from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
 from lmx.router.traffic import Traffic
+from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_links import WorkerLinks
 
 _KEEPALIVE_S: Final = 75.0
@@ -36,6 +37,9 @@ _KEEPALIVE_S: Final = 75.0
 who closes first risks a request in flight, and that should not be the server."""
 
 _ROTATE_INTERVAL_S: Final = 30.0
+
+_LINGER_S: Final = 1.0
+"""For connections that were taken last to send their request."""
 
 _FAREWELL_S: Final = 2.0
 """For streams that were cut off at the end of the grace to send their error event."""
@@ -62,18 +66,23 @@ class Router:
             self.workers,
             hello=RouterHello(os.getpid(), spec.router_id, spec.port),
             beat_interval_s=spec.beat_interval_s,
-            load_wait_s=spec.load_wait_s,
         )
+        self.room = WaitingRoom(self.supervisor, spec.load_wait_s)
         services = Services(
             spec,
             self.supervisor,
-            Dispatcher(self.supervisor, self.workers),
-            TaskDispatcher(self.supervisor, self.workers),
+            self.room,
+            self.traffic,
+            Dispatcher(self.room, self.workers),
+            TaskDispatcher(self.room, self.workers),
             started_at=time.monotonic(),
         )
         answer_malformed_requests()
+        self._retiring = False
+        app = make_app(services)
+        app.on_response_prepare.append(self._say_goodbye)
         self._runner = web.AppRunner(
-            make_app(services, self.traffic),
+            app,
             # A client that leaves cancels its handler, and with it its generation.
             handler_cancellation=True,
             access_log=None,
@@ -90,6 +99,15 @@ class Router:
         self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
         return self._link_task
 
+    async def retire(self) -> None:
+        """Leave new connections to another router that has the socket, and return when no
+        request is under way. Connections that are kept get one more answer at most."""
+        self._retiring = True
+        for site in tuple(self._runner.sites):
+            await site.stop()
+        await asyncio.sleep(_LINGER_S)
+        await self.traffic.idle(None)
+
     async def stop(self, grace_s: float) -> None:
         """Take no more requests, let those under way end within ``grace_s``, end the rest.
 
@@ -102,6 +120,7 @@ class Router:
             _log.warning("router.cut_off", requests=self.traffic.under_way)
         error = GenerationError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.")
         self.workers.give_up_all(error)
+        self.room.close(error)
         self.supervisor.fail_questions(error)
         await self.traffic.idle(_FAREWELL_S)
         await self._runner.cleanup()
@@ -112,6 +131,11 @@ class Router:
         self.workers.close()
         self.supervisor.close()
         self._context.term()
+
+    async def _say_goodbye(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self._retiring:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
     def _measure(self) -> RouterBeat:
         return RouterBeat(
@@ -125,22 +149,24 @@ class Router:
 async def serve(spec: RouterSpec, log_file: LogFile) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
-    SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means
-    is the supervisor's to say. So is SIGHUP: there is nothing to reload. Raises when a part of
-    the router fails.
+    SIGUSR1: another router takes over; this one ends with its last request. SIGINT is ignored: a
+    terminal's Ctrl-C reaches the whole process group, and what it means is the supervisor's to
+    say. So is SIGHUP: there is nothing to reload. Raises when a part of the router fails.
     """
     raise_file_limit()
-    told_to_stop = asyncio.Event()
+    told_to_stop, told_to_retire = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, told_to_retire.set)
     router = Router(spec, socket.socket(fileno=spec.listen_fd))
     link = await router.start()
     _log.info("router.serving", host=spec.host, port=spec.port)
     waiting = [
         asyncio.create_task(told_to_stop.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
+        asyncio.create_task(_retired(router, told_to_retire)),
         asyncio.create_task(_rotate(log_file)),
         link,
     ]
@@ -163,6 +189,12 @@ async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
             _log.error("router.orphaned", silent_s=round(supervisor.silent_for_s, 1))
             return
         await asyncio.sleep(left_s)
+
+
+async def _retired(router: Router, told_to_retire: asyncio.Event) -> None:
+    await told_to_retire.wait()
+    _log.info("router.retiring", requests=router.traffic.under_way)
+    await router.retire()
 
 
 async def _rotate(log_file: LogFile) -> None:

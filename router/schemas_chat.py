@@ -12,6 +12,7 @@ from lmx.router.invalid import validated
 from lmx.router.schema_types import Count
 from lmx.router.schemas_generation import GenerationFields, check_generation
 from lmx.router.schemas_messages import Messages, check_messages
+from lmx.router.schemas_residency import keep_alive_of
 from lmx.router.schemas_sampling import assist_of, sampling_of, search_of
 from lmx.router.schemas_structure import structure_of
 from lmx.router.schemas_tools import ToolFields, tool_use_of
@@ -68,6 +69,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         thinking=_thinking_of(request),
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
+        keep_alive_s=keep_alive_of(request),
     )
 
 

@@ -12,6 +12,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.invalid import validated
 from lmx.router.schema_types import TEXT, Count
 from lmx.router.schemas_generation import GenerationFields, check_generation
+from lmx.router.schemas_residency import keep_alive_of
 from lmx.router.schemas_sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
 from lmx.router.schemas_structure import structure_of
 from lmx.router.unsupported import COMPLETION, refuse_unsupported
@@ -116,6 +117,7 @@ def parse_completion(
         structure=structure_of(request),
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
+        keep_alive_s=keep_alive_of(request),
     )
     return request, tuple(
         replace(whole, prompt=prompt)

@@ -8,6 +8,7 @@ from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, Positive, Strict
+from lmx.router.schemas_residency import ResidencyFields
 from lmx.router.schemas_sampling import SamplingFields
 from lmx.router.schemas_structure import StructureFields
 
@@ -26,7 +27,7 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class GenerationFields(SamplingFields, StructureFields):
+class GenerationFields(SamplingFields, StructureFields, ResidencyFields):
     """The fields that both kinds of request share."""
 
     model: str | None = None

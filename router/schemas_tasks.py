@@ -19,6 +19,7 @@ from lmx.router.schemas_completions import (
     TokenArray,
 )
 from lmx.router.schemas_messages import Messages, check_messages
+from lmx.router.schemas_residency import ResidencyFields, keep_alive_of
 from lmx.router.schemas_tools import ToolFields, tool_use_of
 from lmx.router.tasks import COMPUTE_DEADLINE_S, TOKENIZE_DEADLINE_S
 from lmx.router.unsupported import refuse_unsupported
@@ -56,7 +57,7 @@ TOKENIZE: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-class EmbeddingRequest(Strict):
+class EmbeddingRequest(ResidencyFields):
     """The body of POST /v1/embeddings."""
 
     model: str | None = None
@@ -72,7 +73,7 @@ class Document(Strict):
     text: NonEmpty
 
 
-class RerankRequest(Strict):
+class RerankRequest(ResidencyFields):
     """The body of POST /v1/rerank. ``return_documents`` is on unless it is switched off."""
 
     model: str | None = None
@@ -131,14 +132,18 @@ def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:
     )
     if not texts and not tokens:
         tokens = (tuple(item for item in inputs if isinstance(item, int)),)
-    return request, Embed(0, "", COMPUTE_DEADLINE_S, texts, tokens, request.dimensions)
+    return request, Embed(
+        0, "", COMPUTE_DEADLINE_S, texts, tokens, request.dimensions, keep_alive_of(request)
+    )
 
 
 def parse_rerank(body: dict[str, Any]) -> tuple[RerankRequest, Rerank]:
     """Return the checked request, and what it asks of a worker."""
     request = validated(RerankRequest, body)
     refuse_unsupported(body, RERANK)
-    return request, Rerank(0, "", COMPUTE_DEADLINE_S, request.query, request.texts)
+    return request, Rerank(
+        0, "", COMPUTE_DEADLINE_S, request.query, request.texts, keep_alive_of(request)
+    )
 
 
 def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:

@@ -11,6 +11,8 @@ from lmx.protocol.specs import RouterSpec
 from lmx.router.generation import Dispatcher
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
+from lmx.router.traffic import Traffic
+from lmx.router.waiting_room import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Services:
 
     spec: RouterSpec
     supervisor: SupervisorLink
+    room: WaitingRoom
+    traffic: Traffic
     dispatcher: Dispatcher
     tasks: TaskDispatcher
     started_at: float

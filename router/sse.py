@@ -43,6 +43,11 @@ class EventStream:
         self._request = request
         self._stall_timeout_s = stall_timeout_s
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the headers are out: from then on an error can only be an event."""
+        return self.response.prepared
+
     async def open(self) -> None:
         """Send the headers."""
         await self.response.prepare(self._request)
@@ -64,6 +69,10 @@ class EventStream:
             await self.response.write(events)
         else:
             await self._within_patience(self.response.write(events))
+
+    async def comment(self, text: str) -> None:
+        """Write one line that clients skip and people may read. Raises as :meth:`send` does."""
+        await self.send(b": " + " ".join(text.split()).encode() + b"\n\n")
 
     async def ping(self) -> None:
         """Write a comment: keeps proxies and clients from giving up on a long silence."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -14,10 +13,7 @@ import zmq.asyncio
 
 from lmx.protocol.codec import Envelope, decode, encode
 from lmx.protocol.control import (
-    Acquire,
-    Acquired,
     BeatSeen,
-    Denied,
     GetSnapshot,
     Identify,
     RouterBeat,
@@ -26,10 +22,10 @@ from lmx.protocol.control import (
     WorkerExited,
 )
 from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
+from lmx.protocol.errors import LmxError, ProtocolError
 from lmx.protocol.sockets import Role, open_socket, send_nowait
 from lmx.router.directory import Directory, advance, is_behind
-from lmx.router.errors import rejection
+from lmx.router.questions import Questions, unavailable
 
 _SILENT_BEATS: Final = 5
 """Beats without an answer after which the supervisor counts as gone."""
@@ -38,12 +34,6 @@ _CONNECT_RETRY_S: Final = 0.02
 _SNAPSHOT_DEADLINE_S: Final = 2.0
 _FIRST_SNAPSHOT_S: Final = 3.0
 """For requests that a restarted router finds in its backlog: the snapshot takes milliseconds."""
-
-_ACQUIRE_MARGIN_S: Final = 5.0
-"""The supervisor answers within the wait it was given; this much later it has failed to."""
-
-_RECONNECT_S: Final = 2.0
-"""What a client is told to wait while there is no supervisor: about a restart of it."""
 
 _log = structlog.get_logger()
 
@@ -61,8 +51,7 @@ class SupervisorEvents(Protocol):
 class SupervisorLink:
     """Owns the control and events sockets, the directory and the questions in flight.
 
-    Concurrent requests for one cold model share one Acquire; a request that is cancelled
-    leaves the question, and with it the load, to go on. Used from one event loop only.
+    Used from one event loop only.
     """
 
     def __init__(
@@ -73,7 +62,6 @@ class SupervisorLink:
         *,
         hello: RouterHello,
         beat_interval_s: float,
-        load_wait_s: float,
     ) -> None:
         self._control = open_socket(context, Role.CONTROL_CLIENT, f"r:{os.getpid()}".encode())
         self._control.connect(run_dir.control)
@@ -83,15 +71,13 @@ class SupervisorLink:
         self._events = events
         self._hello = hello
         self._beat_interval_s = beat_interval_s
-        self._load_wait_s = load_wait_s
         self._directory: Directory | None = None
         self._known = asyncio.Event()
         self._epoch: str | None = None
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
-        self._correlations = itertools.count(1)
-        self._questions: dict[int, asyncio.Future[Any]] = {}
-        self._acquires: dict[str, asyncio.Task[str]] = {}
+        self._answers = asyncio.Event()
+        self._questions = Questions(lambda payload: send_nowait(self._control, payload))
         self._snapshot_task: asyncio.Task[None] | None = None
 
     @property
@@ -109,7 +95,7 @@ class SupervisorLink:
                 async with asyncio.timeout(_FIRST_SNAPSHOT_S):
                     await self._known.wait()
             except TimeoutError:
-                raise _unavailable("lmx's supervisor has not answered yet.") from None
+                raise unavailable("lmx's supervisor has not answered yet.") from None
         assert self._directory is not None
         return self._directory
 
@@ -132,69 +118,35 @@ class SupervisorLink:
             tasks.create_task(self._listen(self._events_socket, self._on_event))
             tasks.create_task(self._beat(measure))
 
+    async def ask(self, question: Any, deadline_s: float) -> Any:
+        """Return the supervisor's reply to a question of the control protocol.
+
+        Raises what it was denied with, or SUPERVISOR_UNAVAILABLE: there is none, it was
+        replaced by one that has not heard the question, or no reply came in time.
+        """
+        if not self.alive:
+            raise unavailable("lmx's supervisor does not answer.")
+        return await self._questions.ask(question, deadline_s)
+
+    async def answers_again(self, grace_s: float) -> bool:
+        """Wait until the supervisor answers beats; return False when it has been silent for
+        ``grace_s`` more than makes it count as gone."""
+        left_s = _SILENT_BEATS * self._beat_interval_s + grace_s - self.silent_for_s
+        try:
+            async with asyncio.timeout(left_s):
+                await self._answers.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def fail_questions(self, error: LmxError) -> None:
-        """Whoever waits for the supervisor gets ``error``."""
-        for reply in self._questions.values():
-            if not reply.done():
-                reply.set_exception(error)
+        """Whoever waits for a reply of the supervisor gets ``error``."""
+        self._questions.fail(error)
 
     def close(self) -> None:
         """Close the sockets, after :meth:`run` has ended."""
         self._control.close()
         self._events_socket.close()
-
-    async def acquire(self, model_id: str, request_id: str) -> str:
-        """Return the instance in which the model is READY, loading it if need be.
-
-        Waits up to ``load_wait_s``. Raises what the supervisor denied it with, or
-        SUPERVISOR_UNAVAILABLE when there is none.
-        """
-        if not self.alive:
-            raise _unavailable("The model is not loaded, and lmx's supervisor does not answer.")
-        shared = self._acquires.get(model_id)
-        if shared is None:
-            shared = asyncio.create_task(self._ask_acquire(model_id, request_id))
-            self._acquires[model_id] = shared
-            shared.add_done_callback(lambda task: self._acquire_done(model_id, task))
-        # A cancelled request must not cancel the question that others share.
-        return await asyncio.shield(shared)
-
-    async def _ask_acquire(self, model_id: str, request_id: str) -> str:
-        question = Acquire(model_id, wait_s=self._load_wait_s, request_id=request_id)
-        try:
-            reply = await self._ask(question, self._load_wait_s + _ACQUIRE_MARGIN_S)
-        except TimeoutError:
-            raise _unavailable("lmx's supervisor did not answer in time.") from None
-        match reply:
-            case Acquired():
-                return reply.instance
-            case Denied():
-                raise rejection(
-                    reply.code,
-                    reply.message,
-                    param=reply.param,
-                    retry_after_s=reply.retry_after_s,
-                )
-            case _:
-                raise ProtocolError(f"{type(reply).__name__} is no reply to Acquire")
-
-    def _acquire_done(self, model_id: str, task: asyncio.Task[str]) -> None:
-        del self._acquires[model_id]
-        # Whoever still waits gets the error; with nobody left it is nobody's: mark it as seen.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.debug("acquire.denied", model=model_id, error=str(error))
-
-    async def _ask(self, question: Any, deadline_s: float) -> Any:
-        correlation = next(self._correlations)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._questions[correlation] = reply
-        try:
-            if not send_nowait(self._control, encode(question, correlation)):
-                raise _unavailable("lmx's supervisor can't be reached.")
-            async with asyncio.timeout(deadline_s):
-                return await reply
-        finally:
-            self._questions.pop(correlation, None)
 
     async def _beat(self, measure: Callable[[], RouterBeat]) -> None:
         # Tried often until it is sent, so that a start does not cost a whole beat.
@@ -207,7 +159,8 @@ class SupervisorLink:
             # Not sent means not connected; the silence that follows says so.
             send_nowait(self._control, encode(measure()))
             if not self.alive:
-                self.fail_questions(_unavailable("lmx's supervisor does not answer any more."))
+                self._answers.clear()
+                self.fail_questions(unavailable("lmx's supervisor does not answer any more."))
             await asyncio.sleep(self._beat_interval_s)
 
     async def _listen(self, socket: zmq.asyncio.Socket, handle: Callable[[Envelope], None]) -> None:
@@ -221,19 +174,15 @@ class SupervisorLink:
     def _on_control(self, envelope: Envelope) -> None:
         message = envelope.message
         if envelope.correlation:
-            reply = self._questions.get(envelope.correlation)
-            if reply is not None and not reply.done():
-                reply.set_result(message)
+            self._questions.answered(envelope.correlation, message)
             return
         match message:
             case BeatSeen():
-                self._seen_at = time.monotonic()
-                self._note_epoch(message.epoch)
+                self._heard_of(message.epoch)
                 if is_behind(self._directory, message.epoch, message.revision):
                     self._refresh()
             case Identify():
-                self._seen_at = time.monotonic()
-                self._note_epoch(message.epoch)
+                self._heard_of(message.epoch)
                 send_nowait(self._control, encode(self._hello))
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__} on control")
@@ -247,11 +196,13 @@ class SupervisorLink:
             case other:
                 raise ProtocolError(f"unexpected {type(other).__name__} on events")
 
-    def _note_epoch(self, epoch: str) -> None:
+    def _heard_of(self, epoch: str) -> None:
+        self._seen_at = time.monotonic()
+        self._answers.set()
         if self._epoch is not None and self._epoch != epoch:
             # Another supervisor answers: it has never heard of what its predecessor was asked.
             _log.info("supervisor.replaced", epoch=epoch)
-            self.fail_questions(_unavailable("lmx's supervisor has been restarted."))
+            self.fail_questions(unavailable("lmx's supervisor has been restarted."))
         self._epoch = epoch
 
     def _refresh(self) -> None:
@@ -260,10 +211,10 @@ class SupervisorLink:
 
     async def _ask_snapshot(self) -> None:
         try:
-            reply = await self._ask(GetSnapshot(), _SNAPSHOT_DEADLINE_S)
-        except (TimeoutError, LmxError) as error:
+            reply = await self._questions.ask(GetSnapshot(), _SNAPSHOT_DEADLINE_S)
+        except LmxError as error:
             # The next BeatSeen shows that the directory is still behind, and asks again.
-            _log.warning("snapshot.unanswered", error=str(error) or "no reply in time")
+            _log.warning("snapshot.unanswered", error=error.message)
             return
         if isinstance(reply, Snapshot):
             self._apply(reply)
@@ -276,7 +227,3 @@ class SupervisorLink:
             self._directory = directory
             self._known.set()
             self._events.directory_changed(directory)
-
-
-def _unavailable(message: str) -> UnavailableError:
-    return UnavailableError(ErrorCode.SUPERVISOR_UNAVAILABLE, message, retry_after_s=_RECONNECT_S)

@@ -9,7 +9,7 @@ from lmx.protocol.control import ModelView
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.tasks import Embed, Rerank, Task
 from lmx.router.attempts import on_worker
-from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_links import WorkerLinks
 from lmx.router.worker_task import TaskAnswer
 
@@ -25,18 +25,18 @@ _ANSWER_GRACE_S: Final = 5.0
 class TaskDispatcher:
     """Finds a worker for a task. Holds no state of its own."""
 
-    def __init__(self, supervisor: SupervisorLink, workers: WorkerLinks) -> None:
-        self._supervisor = supervisor
+    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
+        self._room = room
         self._workers = workers
 
     async def perform(self, model: ModelView, task: Task) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
 
         Raises the error that it is refused with. A task whose worker is on its way out, or is
-        not there any more, is sent once more, through the supervisor.
+        not there any more, is sent again, through the waiting room.
         """
         answer, _ = await on_worker(
-            self._supervisor,
+            self._room,
             model,
             task.request_id,
             lambda instance: self._perform(instance, task),

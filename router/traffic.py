@@ -48,8 +48,9 @@ class Traffic:
             if not self._under_way:
                 self._idle.set()
 
-    async def idle(self, deadline_s: float) -> bool:
-        """Wait until nothing is under way; return False when that takes longer."""
+    async def idle(self, deadline_s: float | None) -> bool:
+        """Wait until nothing is under way; return False when that takes longer (None: for as
+        long as it takes)."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()

@@ -32,6 +32,23 @@ _WANTED: Final = frozenset(
     {ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN}
 )
 
+_TOLD: Final[dict[ExitCause, str]] = {
+    ExitCause.CRASH: "crashed{why}. It is started again; this request may be the cause",
+    ExitCause.SIGNAL: "crashed{why}. It is started again; this request may be the cause",
+    ExitCause.OUT_OF_MEMORY: "ran out of memory{why}. Try again later, or with a shorter prompt "
+    "and fewer tokens to generate",
+    ExitCause.HANG: "made no progress and was ended{why}. It is started again; this request may "
+    "be the cause",
+    ExitCause.LOAD_FAILED: "could not load it{why}",
+    ExitCause.KILLED: "was killed{why}. Try again: it is not the request's fault",
+    ExitCause.UNLOADED: "was ended{why}. Try again, if the model is to be loaded again",
+    ExitCause.EVICTED: "gave way to another model{why}. Try again: it will be loaded again",
+    ExitCause.EXPIRED: "was unloaded after it had been idle{why}. Try again: it will be loaded "
+    "again",
+    ExitCause.SHUTDOWN: "was ended{why}: lmx is shutting down. Try again later",
+}
+"""What happened to a model's worker, and whether to send the request again."""
+
 _LAST_WORDS_S: Final = 0.05
 """Between the news of a worker's end and the end of its streams: many times what a message
 that is already in the socket needs."""
@@ -41,10 +58,8 @@ _log = structlog.get_logger()
 
 def exit_error(fact: WorkerExited) -> GenerationError:
     """Return what the clients of a worker that exited are told."""
-    why = f": {fact.detail}" if fact.detail else ""
-    return GenerationError(
-        _CODES[fact.cause], f"The worker of model {fact.model_id!r} has ended ({fact.cause}){why}."
-    )
+    told = _TOLD[fact.cause].format(why=f" ({fact.detail})" if fact.detail else "")
+    return GenerationError(_CODES[fact.cause], f"The worker of model {fact.model_id!r} {told}.")
 
 
 class WorkerLinks:

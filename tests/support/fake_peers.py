@@ -58,6 +58,7 @@ from lmx.protocol.tasks import Detokenize, Embed, Rerank, Task, Tokenize
 _T = TypeVar("_T")
 
 DEADLINE_S = 5.0
+MAX_WAITING = 1000
 
 
 async def until(condition: Callable[[], _T], deadline_s: float = DEADLINE_S) -> _T:
@@ -84,6 +85,7 @@ def short_run_directory() -> Any:
 
 def ready(model_id: str, instance: str, **fields: Any) -> ModelView:
     """A model that answers in worker ``instance``."""
+    fields.setdefault("max_waiting", MAX_WAITING)
     return ModelView(
         model_id=model_id,
         aliases=fields.pop("aliases", ()),
@@ -97,6 +99,7 @@ def ready(model_id: str, instance: str, **fields: Any) -> ModelView:
 
 def cold(model_id: str, slot: SlotState = SlotState.COLD, **fields: Any) -> ModelView:
     """A model that has no worker."""
+    fields.setdefault("max_waiting", MAX_WAITING)
     return ModelView(
         model_id=model_id,
         aliases=fields.pop("aliases", ()),
@@ -110,7 +113,8 @@ class FakeSupervisor:
     """Binds control and events. ``seen`` holds every message that came, in order.
 
     ``answers_beats`` and ``answers_acquire`` can be switched off; ``acquire_reply`` decides
-    what an Acquire gets (None: nothing, until the test calls :meth:`reply`).
+    what an Acquire gets (None: nothing, until the test calls :meth:`reply`). ``replies`` has the
+    reply to any other kind of question; a kind that it lacks gets none.
     """
 
     def __init__(self, context: zmq.asyncio.Context, run_dir: RunDirectory) -> None:
@@ -123,6 +127,7 @@ class FakeSupervisor:
         self.answers_beats = True
         self.publishes = True
         self.acquire_reply: Callable[[Acquire], Acquired | Denied | None] = lambda _: None
+        self.replies: dict[type, Any] = {}
         self._known: set[bytes] = set()
         self._control = open_socket(context, Role.CONTROL_SERVER)
         self._control.bind(run_dir.control)
@@ -188,6 +193,8 @@ class FakeSupervisor:
                 answer = self.acquire_reply(question)
                 if answer is not None:
                     return [(answer, envelope.correlation)]
+            case other if type(other) in self.replies:
+                return [(self.replies[type(other)], envelope.correlation)]
         return []
 
 

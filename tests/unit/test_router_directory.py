@@ -80,5 +80,13 @@ def test_a_slot_without_a_worker_has_no_instance() -> None:
 
 
 @pytest.mark.parametrize("slot", list(SlotState))
-def test_all_but_a_quarantined_model_can_serve(slot: SlotState) -> None:
-    assert can_serve(cold("a", slot)) is (slot is not SlotState.QUARANTINED)
+def test_all_but_quarantined_and_held_models_can_serve(slot: SlotState) -> None:
+    kept_down = (SlotState.QUARANTINED, SlotState.HELD)
+    assert can_serve(cold("a", slot)) is (slot not in kept_down)
+
+
+def test_a_model_is_found_by_its_id_alone() -> None:
+    directory = Directory.of(snapshot())
+    assert directory.model("a") is MODELS[0]
+    assert directory.model("fast") is None
+    assert directory.model("c") is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from lmx.protocol.control import WorkerExited
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.states import ExitCause
 from lmx.router.errors import http_error, http_status, rejection
-from lmx.router.worker_links import _CODES
+from lmx.router.worker_links import _CODES, exit_error
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
@@ -53,5 +54,26 @@ def test_refusals_become_the_client_s_fault_or_a_matter_of_time(
     assert (error.message, error.param, error.retry_after_s) == ("m", "p", 1.5)
 
 
-def test_every_exit_cause_has_a_code() -> None:
-    assert set(_CODES) == set(ExitCause)
+@pytest.mark.parametrize("cause", list(ExitCause))
+def test_every_end_of_a_worker_says_what_happened(cause: ExitCause) -> None:
+    error = exit_error(WorkerExited("1", "tiny", cause, "status 9"))
+    assert error.code is _CODES[cause]
+    assert "'tiny'" in error.message
+    assert "(status 9)" in error.message
+    assert "()" not in exit_error(WorkerExited("1", "tiny", cause, "")).message
+
+
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        (ExitCause.CRASH, 500),
+        (ExitCause.HANG, 500),
+        (ExitCause.OUT_OF_MEMORY, 503),
+        (ExitCause.KILLED, 503),
+        (ExitCause.EVICTED, 503),
+    ],
+)
+def test_only_an_end_that_is_not_the_request_s_doing_invites_it_back(
+    cause: ExitCause, status: int
+) -> None:
+    assert http_error(exit_error(WorkerExited("1", "tiny", cause, ""))).status == status

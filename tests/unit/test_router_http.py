@@ -238,10 +238,12 @@ async def test_health_when_all_is_well() -> None:
     ("slot", "status"),
     [
         (SlotState.COLD, 200),
+        (SlotState.QUEUED, 200),
         (SlotState.FETCHING, 200),
         (SlotState.BACKOFF, 200),
         (SlotState.OCCUPIED, 200),
         (SlotState.QUARANTINED, 503),
+        (SlotState.HELD, 503),
     ],
 )
 async def test_health_follows_what_can_be_served(slot: SlotState, status: int) -> None:

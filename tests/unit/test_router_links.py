@@ -11,12 +11,11 @@ import aiohttp
 import pytest
 import structlog
 from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
-from router_rig import INSTANCE, MODEL, TEXTS, answer, chat_body, joined_text, knows, router_rig
+from router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
 
-from lmx.protocol.control import Acquire, Acquired, Denied, GetSnapshot, RouterHello
+from lmx.protocol.control import Acquired, GetSnapshot, RouterHello
 from lmx.protocol.data import Delta, Outputs
-from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import ExitCause, SlotState
+from lmx.protocol.states import ExitCause
 from lmx.router.process import Router
 from lmx.router.worker_stream import CREDIT_DELTAS
 
@@ -67,23 +66,6 @@ async def test_a_stream_that_ended_well_is_not_cancelled() -> None:
         await rig.chat_events()
         await rig.chat_json()
         assert not any(stream.cancelled for stream in rig.worker.streams)
-
-
-async def test_a_client_that_leaves_while_waiting_for_a_load_leaves_the_load_alone() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(cold("big"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        request = asyncio.create_task(rig.chat_json(model="big"))
-        other = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.supervisor.acquires)
-        await until(lambda: rig.router.traffic.under_way == 2)
-        request.cancel()
-        await until(lambda: rig.router.traffic.under_way == 1)
-        rig.add_worker(LOADED, answer)
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        status, _ = await other
-        assert status == 200
-        assert len(rig.supervisor.acquires) == 1
 
 
 # Slow and stalled readers.
@@ -222,23 +204,6 @@ async def test_links_close_when_their_instance_leaves_unless_streams_are_open() 
         await until(lambda: not rig.router.workers.instances)
 
 
-async def test_a_draining_worker_s_refusal_is_retried_once_through_acquire() -> None:
-    async def draining(fake: FakeStream) -> None:
-        await fake.refuse(ErrorCode.MODEL_UNLOADED, "draining")
-
-    async with router_rig(draining) as rig:
-        rig.add_worker(LOADED, answer)
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
-        status, body = await rig.chat_json()
-        assert status == 200
-        assert body["choices"][0]["message"]["content"] == "".join(TEXTS)
-        # Only once: a second refusal is the answer.
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
-        status, body = await rig.chat_json()
-        assert (status, body["error"]["code"]) == (503, "model_unloaded")
-        assert rig.supervisor.count(Acquire) == 2
-
-
 async def test_an_instance_that_is_not_there_goes_through_acquire() -> None:
     async with router_rig(worker_silence_s=0.3) as rig:
         await rig.supervisor.publish(ready(MODEL, "deadbeef"))
@@ -248,85 +213,7 @@ async def test_an_instance_that_is_not_there_goes_through_acquire() -> None:
         assert status == 200
 
 
-# Loading.
-
-
-async def test_fifty_requests_for_a_cold_model_share_one_acquire() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await rig.supervisor.publish(cold("big"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(50)]
-        await until(lambda: rig.router.traffic.under_way == 50)
-        await until(lambda: rig.supervisor.acquires)
-        question = rig.supervisor.acquires[0][2]
-        assert (question.model_id, question.wait_s) == ("big", rig.spec.load_wait_s)
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        answers = await asyncio.gather(*requests)
-        assert {status for status, _ in answers} == {200}
-        assert rig.supervisor.count(Acquire) == 1
-        # The next one asks anew: nothing is remembered that the snapshot does not say.
-        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
-        assert (await rig.chat_json(model="big"))[0] == 200
-        assert rig.supervisor.count(Acquire) == 2
-
-
-async def test_load_time_is_in_the_timings() -> None:
-    async with router_rig() as rig:
-        rig.add_worker(LOADED, answer)
-        await rig.supervisor.publish(cold("big"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        request = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.supervisor.acquires)
-        await asyncio.sleep(0.2)  # the duration of the load is what is measured
-        await rig.supervisor.reply(0, Acquired("big", LOADED))
-        _, body = await request
-    assert 0.2 <= body["timings"]["load_s"] <= body["timings"]["first_token_s"]
-
-
-async def test_a_denied_acquire_is_the_answer() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(cold("big", SlotState.QUARANTINED))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        rig.supervisor.acquire_reply = lambda _: Denied(
-            ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
-        )
-        async with rig.chat(model="big", stream=True) as response:
-            assert response.status == 503
-            assert response.headers["Retry-After"] == "30"
-            assert (await response.json())["error"]["code"] == "model_quarantined"
-
-
-async def test_an_acquire_without_a_reply_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmx.router.supervisor_link._ACQUIRE_MARGIN_S", 0.1)
-    async with router_rig(load_wait_s=0.1) as rig:
-        await rig.supervisor.publish(cold("big"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        status, body = await rig.chat_json(model="big")
-    assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
-
-
 # The supervisor.
-
-
-async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big"))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        waiting = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.supervisor.acquires)
-        rig.supervisor.answers_beats = False
-        # Told after five silent beats, long before the load's own deadline.
-        status, body = await asyncio.wait_for(waiting, 3)
-        assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
-        assert not rig.router.supervisor.alive
-        async with rig.chat(model="big") as response:
-            assert response.status == 503
-            assert int(response.headers["Retry-After"]) >= 1
-            assert (await response.json())["error"]["code"] == "supervisor_unavailable"
-        assert (await rig.chat_json())[0] == 200
-        rig.supervisor.answers_beats = True
-        await until(lambda: rig.router.supervisor.alive)
 
 
 async def test_a_lost_snapshot_heals_through_the_revision_of_a_beat() -> None:

@@ -1,0 +1,202 @@
+"""Where requests wait for a model that is not ready: one question for all of them, in line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from lmx.protocol.control import Acquire, Acquired, ModelView
+from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
+from lmx.router.load_progress import LoadPace, ordinal, progress_text
+from lmx.router.supervisor_link import SupervisorLink
+
+_ANSWER_MARGIN_S: Final = 5.0
+"""The supervisor answers within the wait it was given; this much later it has failed to."""
+
+_AGAIN_S: Final = 0.25
+"""Between two questions about one model."""
+
+_LEAST_WAIT_S: Final = 0.05
+
+_SILENCE_GRACE_S: Final = 5.0
+"""A supervisor that is being replaced is gone for a second or two, or for some of them on a
+machine that is busy loading; this much longer than a silence is allowed to last anyway."""
+
+_UNKNOWN_S: Final = 5.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One request in line. Times are on the monotonic clock."""
+
+    arrived_s: float
+    deadline_s: float
+    request_id: str
+    told: asyncio.Future[str]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Those that wait for one model, the earliest first."""
+
+    model_id: str
+    waiters: list[_Waiter] = field(default_factory=list)
+    pace: LoadPace = field(default_factory=LoadPace)
+    asking: asyncio.Task[None] | None = None
+
+    def release(self, instance: str) -> None:
+        # A future wakes its request through the loop's queue: in this order.
+        for waiter in self.waiters:
+            if not waiter.told.done():
+                waiter.told.set_result(instance)
+        self.waiters.clear()
+
+    def fail(self, error: LmxError) -> None:
+        for waiter in self.waiters:
+            if not waiter.told.done():
+                waiter.told.set_exception(error)
+        self.waiters.clear()
+
+
+class WaitingRoom:
+    """Asks the supervisor once for all requests that want a model, and again while some wait.
+
+    A line is no longer than its model's ``max_waiting``, is released in the order of arrival,
+    and each in it waits until its own deadline. Who leaves frees a place; the question, and with
+    it the load, goes on: others may want it. Used from one event loop only.
+    """
+
+    def __init__(self, supervisor: SupervisorLink, load_wait_s: float) -> None:
+        self.load_wait_s = load_wait_s
+        self._supervisor = supervisor
+        self._lines: dict[str, _Line] = {}
+
+    def waiting(self, model_id: str) -> int:
+        """Return how many requests wait for a model."""
+        line = self._lines.get(model_id)
+        return 0 if line is None else len(line.waiters)
+
+    def news(self, model_id: str) -> str | None:
+        """Return the state and progress of a model that requests wait for, else None."""
+        model = self._view(model_id)
+        return progress_text(model) if model is not None and self.waiting(model_id) else None
+
+    async def acquire(self, model_id: str, request_id: str, arrived_s: float) -> str:
+        """Return the instance in which the model is READY, loading it if need be.
+
+        Waits until ``load_wait_s`` after ``arrived_s``, which is on the monotonic clock. Raises
+        QUEUE_FULL when too many wait already, MODEL_LOADING when it takes too long, what the
+        supervisor denied it with, or SUPERVISOR_UNAVAILABLE when there is none.
+        """
+        line = self._lines.get(model_id)
+        if line is None:
+            line = self._lines[model_id] = _Line(model_id)
+            line.asking = asyncio.create_task(self._serve(line), name=f"acquire {model_id}")
+        self._check_room(line)
+        waiter = _Waiter(
+            arrived_s,
+            arrived_s + self.load_wait_s,
+            request_id,
+            asyncio.get_running_loop().create_future(),
+        )
+        # One that comes back from a worker on its way out keeps its place.
+        insort(line.waiters, waiter, key=lambda one: one.arrived_s)
+        try:
+            async with asyncio.timeout(waiter.deadline_s - time.monotonic()):
+                return await waiter.told
+        except TimeoutError:
+            if waiter.told.done() and not waiter.told.cancelled():
+                return waiter.told.result()  # It came at the same moment.
+            raise self._too_late(line, waiter) from None
+        finally:
+            if waiter in line.waiters:
+                line.waiters.remove(waiter)
+
+    def close(self, error: LmxError) -> None:
+        """Whoever waits gets ``error``; no more is asked."""
+        for line in self._lines.values():
+            line.fail(error)
+            if line.asking is not None:
+                line.asking.cancel()
+
+    async def _serve(self, line: _Line) -> None:
+        try:
+            while line.waiters:
+                await self._ask(line)
+        except Exception:
+            _log.exception("acquire.failed", model=line.model_id)
+            line.fail(LmxError(ErrorCode.INTERNAL, "The router failed to ask for the model."))
+        finally:
+            # At once, not in a callback: who comes from now on must begin a line of its own.
+            del self._lines[line.model_id]
+
+    async def _ask(self, line: _Line) -> None:
+        now_s = time.monotonic()
+        oldest = line.waiters[0]
+        left_s = max(waiter.deadline_s for waiter in line.waiters) - now_s
+        question = Acquire(
+            line.model_id,
+            wait_s=max(left_s, _LEAST_WAIT_S),
+            request_id=oldest.request_id,
+            waited_s=now_s - oldest.arrived_s,
+        )
+        try:
+            reply = await self._supervisor.ask(question, question.wait_s + _ANSWER_MARGIN_S)
+        except LmxError as error:
+            if not await self._worth_another(error):
+                _log.info("acquire.denied", model=line.model_id, error=error.message)
+                line.fail(error)
+            return
+        if isinstance(reply, Acquired):
+            line.release(reply.instance)
+        else:
+            line.fail(ProtocolError(f"{type(reply).__name__} is no reply to Acquire"))
+
+    async def _worth_another(self, error: LmxError) -> bool:
+        """Return, after a pause, whether those who wait are to ask again."""
+        if error.code is ErrorCode.SUPERVISOR_UNAVAILABLE:
+            # It was replaced, or is being replaced: its successor has not heard of them.
+            if not await self._supervisor.answers_again(_SILENCE_GRACE_S):
+                return False
+        elif error.code is not ErrorCode.MODEL_LOADING:
+            return False
+        await asyncio.sleep(_AGAIN_S)
+        return True
+
+    def _check_room(self, line: _Line) -> None:
+        model = self._view(line.model_id)
+        if model is None:
+            return  # The supervisor will say that it is not there any more.
+        wait_s = line.pace.remaining_s(model, time.monotonic())
+        if len(line.waiters) >= model.max_waiting:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"{len(line.waiters)} requests wait for {line.model_id} already, as many as may: "
+                f"{progress_text(model)}. Try again in about {wait_s:.0f} s.",
+                retry_after_s=wait_s,
+            )
+
+    def _too_late(self, line: _Line, waiter: _Waiter) -> UnavailableError:
+        model = self._view(line.model_id)
+        state, wait_s = f"{line.model_id} is not ready", _UNKNOWN_S
+        if model is not None:
+            state = progress_text(model)
+            wait_s = line.pace.remaining_s(model, time.monotonic())
+        place = ordinal(1 + sum(one.arrived_s < waiter.arrived_s for one in line.waiters))
+        return UnavailableError(
+            ErrorCode.MODEL_LOADING,
+            f"{state}. The request waited {self.load_wait_s:g} s, as long as it may, and was "
+            f"{place} of {len(line.waiters)} in line for it. Try again in about {wait_s:.0f} s.",
+            retry_after_s=wait_s,
+        )
+
+    def _view(self, model_id: str) -> ModelView | None:
+        directory = self._supervisor.latest
+        return None if directory is None else directory.model(model_id)
