@@ -1,17 +1,23 @@
-"""How much memory a model's worker gets, and which part of it keeps computed prompts."""
+"""How much memory a model's worker gets, by what it is for: before it is loaded, from its files
+and from what it was measured at before."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.errors import OperationError
-from lmx.protocol.kv_shape import KvLayers
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.kv_shape import KvLayers, kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
-from lmx.supervisor.estimate import PROCESS_OVERHEAD_BYTES, Estimate, estimate
+from lmx.supervisor.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
+from lmx.supervisor.kv_config import kv_layers, native_context
+from lmx.supervisor.measured import Measured
+from lmx.supervisor.model_files import ModelFiles, read_model_files
+from lmx.supervisor.settings_key import settings_key
 
 _LEAST_PREFIX_BYTES: Final = 256 * 1024**2
 """Also for a model of whose cache the estimate knows nothing: some thousand tokens of a small
@@ -21,7 +27,21 @@ _MOST_PREFIX_BYTES: Final = 2 * 1024**3
 """By default: beyond it the disk, from which reading is faster than computing anew, must do."""
 
 _PREFIX_SHARE: Final = 4
-"""Of a share that was set by hand, one part in so many."""
+"""By default the cache is at most one part in so many of all that the worker can get."""
+
+_LEAST_KV_TOKENS: Final = 4096
+"""There is room for so many tokens, so that short contexts are batched too."""
+
+_MOST_CONTEXT_TOKENS: Final = 32_768
+"""Unless more is configured: few need it, and every model would reserve gigabytes for it."""
+
+_LEAST_CONTEXT_TOKENS: Final = 2048
+_CONTEXT_STEP_TOKENS: Final = 256
+_UNKNOWN_CONTEXT_TOKENS: Final = 4096
+"""Counted with where neither model nor configuration says how long the context is; the worker
+asks for it to be configured."""
+
+_ENCODER_CONTEXT_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +84,54 @@ class MemoryPlan:
         return max(static_bytes + self.working_bytes, self.peak_bytes)
 
 
-def plan_memory(model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
+def plan_memory(
+    model: ModelConfig, kind: ModelKind, path: Path, budget_bytes: int, measured: Measured | None
+) -> MemoryPlan:
     """Return the share of a model's worker. Reads headers of its files and of its draft's.
 
     Raises :class:`lmx.protocol.errors.OperationError` for a folder that is no model.
     """
-    estimated = estimate(path, model.context_length, kind)
-    if kind is not ModelKind.CHAT:
-        return MemoryPlan(estimated.total_bytes, set_bytes=_set_bytes(model))
-    total_bytes = estimated.total_bytes
-    if model.speculation is not None and model.speculation.draft is not None:
-        total_bytes += _draft_bytes(model.speculation.draft, model.context_length)
-    prefix_bytes = _prefix_cache_bytes(model, estimated)
-    return MemoryPlan(total_bytes, prefix_bytes, set_bytes=_set_bytes(model))
+    return plan_of(model, kind, path, estimate_memory(model, kind, path, budget_bytes), measured)
 
 
-def _set_bytes(model: ModelConfig) -> int | None:
-    return None if model.memory_bytes is None else int(model.memory_bytes)
+def plan_of(
+    model: ModelConfig,
+    kind: ModelKind,
+    path: Path,
+    estimate: Estimate,
+    measured: Measured | None,
+) -> MemoryPlan:
+    """Return the plan that follows from an estimate, and from what was measured before."""
+    key = settings_key(model, kind, path, estimate.context_tokens, _draft_path(model))
+    found = measured.lookup(key) if measured is not None else None
+    chat = kind is ModelKind.CHAT
+    return MemoryPlan(
+        static_bytes=found.static_bytes if found else estimate.static_bytes,
+        prefix_cache_bytes=estimate.prefix_cache_bytes,
+        kv_cache_bytes=estimate.kv_cache_bytes if chat and estimate.kv_layers else None,
+        activation_bytes=estimate.activation_bytes + estimate.buffers_bytes,
+        peak_bytes=found.peak_bytes if found else 0,
+        set_bytes=_set_bytes(model),
+        context_tokens=estimate.context_tokens,
+        kv_layers=estimate.kv_layers if chat else (),
+        settings_key=key,
+    )
+
+
+def estimate_memory(model: ModelConfig, kind: ModelKind, path: Path, budget_bytes: int) -> Estimate:
+    """Return what a model's worker takes, without what was measured before.
+
+    A context that isn't configured is the model's own, up to 32,768 tokens, and no longer than
+    ``budget_bytes``, or the share that was set by hand, has room for; but at least 2048 tokens:
+    that those don't fit is for the ledger to say.
+    """
+    files = read_model_files(path, kind)
+    try:
+        return _fitted(model, kind, files, budget_bytes)
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{path / 'config.json'} makes no sense: {error}"
+        ) from error
 
 
 def folder_path(source: str) -> Path:
@@ -88,21 +139,109 @@ def folder_path(source: str) -> Path:
     return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
 
 
-def _draft_bytes(source: str, context_length: int | None) -> int:
+def _fitted(model: ModelConfig, kind: ModelKind, files: ModelFiles, budget_bytes: int) -> Estimate:
+    room_bytes = _set_bytes(model) or budget_bytes
+    native, configured = native_context(files.config), model.context_length
+    if kind is not ModelKind.CHAT:
+        longest = native or _ENCODER_CONTEXT_TOKENS
+        return _encoder(model, kind, files, min(configured or longest, longest))
+    draft = _draft_files(model)
+
+    def with_context(tokens: int) -> Estimate:
+        return _writer(model, files, draft, tokens, room_bytes)
+
+    if configured is not None or native is None:
+        tokens = configured or _UNKNOWN_CONTEXT_TOKENS
+        # More than the model has is an error that the worker tells.
+        return replace(with_context(min(tokens, native or tokens)), context_tokens=configured)
+    longest = min(native, _MOST_CONTEXT_TOKENS)
+    found = with_context(longest)
+    lengths = range(_LEAST_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
+    if found.total_bytes <= room_bytes or not lengths:
+        return found
+    fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
+    return with_context(lengths[max(0, fitting - 1)])
+
+
+def _writer(
+    model: ModelConfig,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    context_tokens: int,
+    room_bytes: int,
+) -> Estimate:
+    layers = kv_layers(files.config, files.element_bytes)
+    if draft is not None:
+        # It keeps its own keys and values of the same tokens.
+        layers += kv_layers(draft.config, draft.element_bytes)
+    row_bytes = kv_bytes(layers, context_tokens)
+    weights = files.weights_bytes
+    bare = Estimate(
+        weights_bytes=weights,
+        draft_bytes=0 if draft is None else draft.weights_bytes,
+        process_bytes=process_bytes(files.config, ModelKind.CHAT),
+        kv_layers=layers,
+        context_tokens=context_tokens,
+        kv_cache_bytes=0,
+        prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
+        activation_bytes=activation_bytes(
+            files.config, ModelKind.CHAT, files.element_bytes, context_tokens,
+            model.concurrency, layers,
+        ),
+        buffers_bytes=buffers_bytes(weights),
+    )  # fmt: skip
+    full_bytes = model.concurrency * row_bytes
+    left_bytes = max(0, room_bytes - bare.total_bytes)
+    floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
+    kv_cache_bytes = max(full_bytes, floor_bytes)
+    if model.memory_bytes is not None:
+        # Less at a time than was configured, so as to keep to the share that was set by hand.
+        kv_cache_bytes = max(row_bytes, min(kv_cache_bytes, left_bytes))
+    return replace(bare, kv_cache_bytes=kv_cache_bytes)
+
+
+def _encoder(
+    model: ModelConfig, kind: ModelKind, files: ModelFiles, context_tokens: int
+) -> Estimate:
+    return Estimate(
+        weights_bytes=files.weights_bytes,
+        draft_bytes=0,
+        process_bytes=process_bytes(files.config, kind),
+        kv_layers=(),
+        context_tokens=model.context_length,
+        kv_cache_bytes=0,
+        prefix_cache_bytes=0,
+        activation_bytes=activation_bytes(
+            files.config, kind, files.element_bytes, context_tokens, 0, ()
+        ),
+        buffers_bytes=buffers_bytes(files.weights_bytes),
+    )
+
+
+def _set_bytes(model: ModelConfig) -> int | None:
+    return None if model.memory_bytes is None else int(model.memory_bytes)
+
+
+def _draft_path(model: ModelConfig) -> Path | None:
+    speculation = model.speculation
+    return folder_path(speculation.draft) if speculation and speculation.draft else None
+
+
+def _draft_files(model: ModelConfig) -> ModelFiles | None:
+    path = _draft_path(model)
+    if path is None:
+        return None
     try:
-        draft = estimate(folder_path(source), context_length)
+        return read_model_files(path, ModelKind.CHAT)
     except OperationError as error:
         raise OperationError(error.code, f"speculation.draft: {error}") from error
-    return draft.total_bytes - PROCESS_OVERHEAD_BYTES
 
 
-def _prefix_cache_bytes(model: ModelConfig, estimated: Estimate) -> int:
+def _prefix_cache_bytes(model: ModelConfig, row_bytes: int, room_bytes: int) -> int:
     cache = model.prefix_cache
     if not cache.enabled:
         return 0
     if cache.memory_bytes is not None:
         return int(cache.memory_bytes)
-    wanted_bytes = min(max(estimated.kv_cache_bytes, _LEAST_PREFIX_BYTES), _MOST_PREFIX_BYTES)
-    if model.memory_bytes is None:
-        return wanted_bytes
-    return min(wanted_bytes, int(model.memory_bytes) // _PREFIX_SHARE)
+    wanted_bytes = min(max(row_bytes, _LEAST_PREFIX_BYTES), _MOST_PREFIX_BYTES)
+    return min(wanted_bytes, room_bytes // _PREFIX_SHARE)
