@@ -1,4 +1,4 @@
-"""What routers and the CLI may ask of the supervisor, question by question."""
+"""What routers and the CLI may ask of the supervisor about models, question by question."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import SlotState
 from lmx.supervisor.core import Core
-from lmx.supervisor.slot_life import denied, quarantined
-from lmx.supervisor.slots import MAX_WAITERS, Asker, Waiter
+from lmx.supervisor.denials import denied
+from lmx.supervisor.slots import Asker
 
 log = structlog.get_logger()
 
 
 class Commands:
-    """Answers questions with the core. ``status`` and ``stop_all`` belong to the service."""
+    """Answers questions with the core. Those about lmx as a whole belong to
+    :mod:`lmx.supervisor.service_commands`."""
 
-    def __init__(
-        self,
-        core: Core,
-        reply: Callable[[Asker, Any], None],
-        status: Callable[[float], dict[str, Any]],
-        stop_all: Callable[[str], None],
-    ) -> None:
+    def __init__(self, core: Core, reply: Callable[[Asker, Any], None]) -> None:
         self._core = core
         self._reply = reply
-        self._status = status
-        self._stop_all = stop_all
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
@@ -47,25 +40,24 @@ class Commands:
                 return self._core.snapshot(now_s)
             case control.Acquire():
                 return self._acquire(asker, question, now_s)
-            case control.GetStatus():
-                return control.Status(self._status(now_s))
             case control.LoadModel(model_id):
                 return self._load(model_id, now_s)
             case control.UnloadModel(model_id):
                 return self._unload(model_id, now_s)
             case control.KillModel(model_id):
-                slot = self._core.slot(model_id)
-                worker = self._core.kill(slot, "an operator killed the model's worker", now_s)
-                log.warning("operator.kill", model=model_id, worker_pid=worker.pid)
-                back = "is being started again" if slot.wanted else "stays down"
-                return control.Done(
-                    f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid
-                )
+                return self._kill(model_id, now_s)
             case control.RestartModel(model_id):
                 return self._restart(model_id, now_s)
-            case control.StopAll():
-                self._stop_all("an operator asked for it")
-                return control.Done("stopping")
+            case control.DrainModel(model_id):
+                return self._hold(model_id, now_s)
+            case control.ResetModel(model_id):
+                slot = self._core.slot(model_id)
+                self._core.operator.reset(slot, now_s)
+                return control.Done(f"{slot.model.id} is reset: it is {slot.state}")
+            case control.PinModel(model_id, pinned):
+                slot = self._core.slot(model_id)
+                self._core.operator.pin(slot, pinned, now_s)
+                return control.Done(f"{slot.model.id} is {'pinned' if pinned else 'unpinned'}")
             case _:
                 kind = type(question).__name__
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
@@ -75,43 +67,51 @@ class Commands:
         worker = slot.ready_worker
         if worker is not None:
             return control.Acquired(slot.model.id, worker.instance)
-        if slot.state is SlotState.QUARANTINED:
-            raise quarantined(slot)
-        if self._core.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-        if len(slot.waiters) >= MAX_WAITERS:
-            raise UnavailableError(
-                ErrorCode.QUEUE_FULL,
-                f"{MAX_WAITERS} requests wait for {slot.model.id} already",
-                retry_after_s=10.0,
-            )
-        slot.waiters.append(Waiter(asker, now_s + question.wait_s))
-        self._core.want(slot, now_s)
+        self._core.acquire(slot, asker, question.wait_s, question.waited_s, now_s)
         return None
 
     def _load(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)
         if slot.ready_worker is not None:
             return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
-        self._core.revive(slot, now_s)
-        if slot.state is SlotState.COLD:
+        self._core.operator.load(slot, now_s)
+        if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
             raise UnavailableError(
                 ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
             )
+        if slot.state is SlotState.QUEUED:
+            place = self._core.positions(now_s)[slot.model.id]
+            return control.Done(f"{slot.model.id} waits for memory, number {place} in the queue")
         return control.Done(f"loading {slot.model.id}")
 
     def _unload(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)
         pid = slot.worker.pid if slot.worker else None
-        self._core.drain(slot, wanted=False, detail="an operator unloaded the model", now_s=now_s)
+        self._core.operator.unload(slot, now_s)
         verb = "unloading" if pid else "unloaded"
         return control.Done(f"{verb} {slot.model.id}", pid)
+
+    def _kill(self, model_id: str, now_s: float) -> control.Done:
+        slot = self._core.slot(model_id)
+        worker = self._core.operator.kill(slot, now_s)
+        log.warning("operator.kill", model=slot.model.id, worker_pid=worker.pid)
+        back = "is being started again" if slot.wanted else "stays down"
+        return control.Done(f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid)
 
     def _restart(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)
         if slot.worker is None:
             return self._load(model_id, now_s)
         pid = slot.worker.pid
-        detail = "an operator restarted the model"
-        self._core.drain(slot, wanted=True, detail=detail, now_s=now_s)
+        self._core.operator.restart(slot, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)
+
+    def _hold(self, model_id: str, now_s: float) -> control.Done:
+        slot = self._core.slot(model_id)
+        pid = slot.worker.pid if slot.worker else None
+        self._core.operator.hold(slot, now_s)
+        verb = "draining" if pid else "holding"
+        return control.Done(
+            f"{verb} {slot.model.id}; it stays down until `lmx-supervisor load {slot.model.id}`",
+            pid,
+        )

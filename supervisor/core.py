@@ -1,13 +1,14 @@
 """The supervisor's single writer: every fact comes in here, every decision goes out of here.
 
-One thread, no awaits: each method takes one event to its end. What touches the world
-(processes, sockets, files) is behind :class:`Actions`, so that the whole of it runs in tests
+One thread, no awaits: each method takes one event to its end, and then decides anew who starts
+and who gives way (:mod:`lmx.supervisor.placement`). What touches the world (processes, sockets,
+files) is behind :class:`lmx.supervisor.actions.Actions`, so that the whole of it runs in tests
 without any.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,23 @@ import structlog
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.states import ExitCause, LoadPhase, SlotState
-from lmx.supervisor import lifecycle, restart
+from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
+from lmx.supervisor import lifecycle
+from lmx.supervisor.actions import Actions
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import Config
-from lmx.supervisor.slot_life import Actions, SlotLife
-from lmx.supervisor.slots import Slot
-from lmx.supervisor.view import known_names, model_view
+from lmx.supervisor.config_diff import ModelChanges
+from lmx.supervisor.denials import drained, not_ready, quarantined
+from lmx.supervisor.groups import Groups
+from lmx.supervisor.operator_wishes import OperatorWishes
+from lmx.supervisor.picture import positions
+from lmx.supervisor.placer import Placer
+from lmx.supervisor.public_state import PublicState
+from lmx.supervisor.remodel import Remodel
+from lmx.supervisor.slot_life import SlotLife
+from lmx.supervisor.slots import MAX_WAITERS, Asker, Slot, Waiter
+from lmx.supervisor.view import known_names, worker_status
 from lmx.supervisor.worker_state import (
-    DrainAsked,
     KillAsked,
     ProcessExited,
     StopAsked,
@@ -35,26 +44,32 @@ log = structlog.get_logger()
 
 
 class Core:
-    """All slots, the ledger, and the rules between them."""
+    """All slots, the ledger, and the rules between them. ``pins``: what operators pinned and
+    unpinned, where it differs from the configuration."""
 
-    def __init__(self, config: Config, ledger: Ledger, actions: Actions, epoch: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        ledger: Ledger,
+        actions: Actions,
+        epoch: str,
+        pins: Mapping[str, bool] | None = None,
+    ) -> None:
         self.config = config
         self.ledger = ledger
         self.epoch = epoch
-        self.revision = 0
         self.slots: dict[str, Slot] = {model.id: Slot(model) for model in config.models}
-        self._names = {
-            name: model.id for model in config.models for name in (model.id, *model.aliases)
-        }
+        self._pins = dict(pins or {})
         self._actions = actions
         self._life = SlotLife(config, ledger, actions, epoch, self.flush)
-        self._created_s = int(actions.wall_s())
-        self._published: tuple[Any, ...] | None = None
+        self._placer = Placer(
+            self.slots, ledger, self._life, actions, config.memory, Groups(config.groups)
+        )
+        self.operator = OperatorWishes(self._life, self._placer, actions, self._pins, self.want)
+        self._public = PublicState(actions, epoch)
+        self._take_names()
         for slot in self.slots.values():
-            folder = actions.local_path(slot.model)
-            slot.kind = (
-                slot.model.kind if folder is None else actions.model_kind(slot.model, folder)
-            )
+            self._look_at(slot)
 
     def slot(self, name: str) -> Slot:
         """Return the slot of a model id or alias. Raises :class:`LmxError` (model_not_found)."""
@@ -62,7 +77,7 @@ class Core:
         if model_id is None:
             raise LmxError(
                 ErrorCode.MODEL_NOT_FOUND,
-                f"no model is named {name!r}; known: {known_names(self.slots.values())}",
+                f"no model is named {name!r}; known: {known_names(self._configured())}",
                 param="model",
             )
         return self.slots[model_id]
@@ -81,49 +96,55 @@ class Core:
         """Every worker whose exit was not observed yet."""
         return [slot.worker for slot in self.slots.values() if slot.worker is not None]
 
+    @property
+    def swaps_total(self) -> int:
+        """How many workers ended to make room for another model."""
+        return self._life.swaps_total
+
     # Wishes.
 
+    def acquire(
+        self, slot: Slot, asker: Asker, wait_s: float, waited_s: float, now_s: float
+    ) -> None:
+        """Have a request wait until the model is ready; it gets exactly one reply, within
+        ``wait_s``. Raises :class:`LmxError` where it can't wait."""
+        if slot.held:
+            raise drained(slot)
+        if slot.state is SlotState.QUARANTINED:
+            raise quarantined(slot)
+        if self.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        if len(slot.waiters) >= MAX_WAITERS:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"{MAX_WAITERS} requests wait for {slot.model.id} already",
+                retry_after_s=10.0,
+            )
+        slot.waiters.append(Waiter(asker, now_s + wait_s, now_s - max(0.0, waited_s)))
+        self.want(slot, now_s)
+
     def want(self, slot: Slot, now_s: float) -> None:
-        """Have the model running: start it if it is cold, else let it go on."""
+        """Have the model running: start it if it is cold, else let it go on. Nobody is evicted
+        for it unless somebody waits."""
         if self.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
         slot.wanted = True
         if slot.state is SlotState.COLD:
             self._life.begin(slot, now_s)
+        self._placer.place(now_s)
 
-    def revive(self, slot: Slot, now_s: float) -> None:
-        """As :meth:`want`, and at once also out of backoff and quarantine, its past forgiven."""
-        if slot.state in (SlotState.BACKOFF, SlotState.QUARANTINED):
-            slot.state = SlotState.COLD
-        slot.failures = restart.FailureRecord()
-        slot.retry_at_s = None
-        self.want(slot, now_s)
-
-    def drain(self, slot: Slot, *, wanted: bool, detail: str, now_s: float) -> None:
-        """End the model's worker after its streams; ``wanted`` says whether it comes back."""
-        slot.wanted = wanted
-        if not wanted:
-            self._life.deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
-        if slot.worker is not None:
-            self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
-            return
-        if slot.state is SlotState.QUARANTINED:
-            return  # It is down already, and only `restart` or `load` forgives it.
-        if slot.state is SlotState.FETCHING:
-            self._actions.stop_fetch(slot.model.id)
-        slot.state, slot.retry_at_s, slot.problem = SlotState.COLD, None, None
-
-    def kill(self, slot: Slot, detail: str, now_s: float) -> Worker:
-        """SIGKILL the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
-        if slot.worker is None:
-            raise LmxError(
-                ErrorCode.MODEL_NOT_LOADED,
-                f"{slot.model.id} has no worker process: it is {slot.state}",
-                param="model",
-            )
-        worker = slot.worker
-        self._life.step(slot, KillAsked(ExitCause.KILLED, detail), now_s)
-        return worker
+    def preload(self, now_s: float) -> None:
+        """Start what is to be there from the beginning, pinned models first, as far as there is
+        room."""
+        cold = [
+            slot
+            for slot in self._configured()
+            if slot.model.preload and slot.state is SlotState.COLD and not slot.held
+        ]
+        for slot in sorted(cold, key=lambda slot: not slot.pinned):
+            slot.wanted = True
+            self._life.begin(slot, now_s)
+        self._placer.place(now_s)
 
     def stop_workers(self, now_s: float, *, at_once: bool) -> None:
         """End every worker and fetch; nothing starts from here on."""
@@ -131,13 +152,31 @@ class Core:
         detail = "lmx is shutting down"
         for slot in self.slots.values():
             slot.wanted = False
-            if slot.state is SlotState.FETCHING:
-                self._actions.stop_fetch(slot.model.id)
-                slot.state = SlotState.COLD
-            self._life.deny_waiters(slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail))
+            if slot.state in (SlotState.FETCHING, SlotState.QUEUED):
+                self._life.put_down(slot, SlotState.COLD)
+            self._life.failures.deny_waiters(
+                slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail)
+            )
             if slot.worker is not None:
                 ask = KillAsked if at_once else StopAsked
                 self._life.step(slot, ask(ExitCause.SHUTDOWN, detail), now_s)
+
+    def reconfigure(self, config: Config, changes: ModelChanges, now_s: float) -> None:
+        """Take another configuration while all goes on: only the models that it changes notice.
+        The ledger's budget is the caller's to set before."""
+        planned_anew = config.memory != self.config.memory
+        self.config = config
+        self._life.configure(config)
+        self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
+        Remodel(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
+        self._take_names()
+        for name in changes.added:
+            self._look_at(self.slots[name])
+        if planned_anew:
+            for slot in self._configured():
+                if slot.state is SlotState.QUEUED:
+                    self._life.enqueue(slot, now_s)
+        self._placer.place(now_s)
 
     # Facts.
 
@@ -146,10 +185,13 @@ class Core:
         slot = self.slots.get(model_id)
         if slot is None or slot.worker is not None:
             return False
+        if slot.state is SlotState.FETCHING:
+            self._actions.stop_fetch(model_id)
         slot.worker = lifecycle.adopted(
             instance, model_id, pid, self._life.limits(slot.model), now_s
         )
-        slot.state, slot.wanted = SlotState.OCCUPIED, True
+        slot.state, slot.wanted, slot.plan = SlotState.OCCUPIED, True, None
+        slot.retry_at_s = None
         slot.path = self._actions.local_path(slot.model)
         self._life.by_instance[instance] = slot
         self.ledger.adopt(instance, held_bytes)
@@ -170,40 +212,73 @@ class Core:
         """Take a worker's message; one of an unknown instance is dropped by the caller."""
         slot = self._life.by_instance[instance]
         self._life.step(slot, message, now_s)
+        self._placer.place(now_s)
 
-    def worker_exited(self, instance: str, status: int | None, now_s: float) -> None:
-        """Take the observed end of a worker process."""
+    def worker_exited(
+        self, instance: str, status: int | None, now_s: float, *, out_of_memory: bool = False
+    ) -> None:
+        """Take the observed end of a worker process. Its bytes are nobody's until
+        :meth:`memory_settled`."""
+        slot = self._life.by_instance.get(instance)
+        if slot is None:
+            return
+        self._life.step(slot, ProcessExited(status, out_of_memory), now_s)
+        if slot.removed:
+            del self.slots[slot.model.id]
+        self._placer.place(now_s)
+
+    def memory_settled(self, instance: str, missing_bytes: int, now_s: float) -> None:
+        """Take what was measured back of an exited worker: all but ``missing_bytes``. Said
+        again when more comes back."""
+        self.ledger.settle(instance, missing_bytes)
+        self._placer.place(now_s)
+
+    def set_pressure(self, level: MemoryPressure, now_s: float) -> None:
+        """Take how near the machine is to running out of memory. While it is near nothing is
+        begun, and idle models that are not pinned go, one after the other."""
+        self._placer.pressure = level
+        self._placer.place(now_s)
+
+    def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None:
+        """SIGKILL a worker that grows while the machine runs out of memory; nothing if it has
+        ended."""
         slot = self._life.by_instance.get(instance)
         if slot is not None:
-            self._life.step(slot, ProcessExited(status), now_s)
+            self._life.step(slot, KillAsked(ExitCause.OUT_OF_MEMORY, detail), now_s)
 
     def fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         """Take a fetch's progress."""
-        slot = self.slots[model_id]
-        if slot.state is SlotState.FETCHING:
+        slot = self.slots.get(model_id)
+        if slot is not None and slot.state is SlotState.FETCHING:
             slot.fetch_phase, slot.fetch_fraction = phase, fraction
 
     def fetch_ended(self, model_id: str, outcome: Path | LmxError, now_s: float) -> None:
         """Take a fetch's end: the model's folder, or why there is none."""
-        slot = self.slots[model_id]
-        if slot.state is not SlotState.FETCHING:
+        slot = self.slots.get(model_id)
+        if slot is None or slot.state is not SlotState.FETCHING:
             return
         slot.fetch_phase = slot.fetch_fraction = None
         slot.state = SlotState.COLD
         if isinstance(outcome, Path):
             slot.path = outcome
-            self._life.launch(slot, now_s)
+            if not self.stopping:
+                self._life.enqueue(slot, now_s)
         else:
-            self._life.give_up(slot, outcome, now_s)
+            self._life.failures.give_up(slot, outcome, now_s)
+        self._placer.place(now_s)
 
     def tick(self, now_s: float, paused_s: float) -> None:
-        """Let time pass: deadlines of workers, backoffs and waiting requests."""
-        for slot in self.slots.values():
+        """Let time pass: deadlines of workers, backoffs, waiting requests, idle models."""
+        for slot in list(self.slots.values()):
             try:
                 self._tick_slot(slot, now_s, paused_s)
             except Exception:
                 # A bug in one model's affairs must not stop the clock of the others.
                 log.exception("tick.failed", model=slot.model.id)
+        try:
+            self._placer.place(now_s)
+        except Exception:
+            log.exception("tick.failed", model=None)
 
     def _tick_slot(self, slot: Slot, now_s: float, paused_s: float) -> None:
         if slot.worker is not None:
@@ -213,32 +288,52 @@ class Core:
             slot.state = SlotState.COLD
             if slot.wanted:
                 self._life.begin(slot, now_s)
-        overdue = [waiter for waiter in slot.waiters if now_s >= waiter.deadline_s]
-        for waiter in overdue:
-            slot.waiters.remove(waiter)
-            late = control.Denied(
-                ErrorCode.MODEL_LOADING,
-                f"{slot.model.id} is not ready yet: it is "
-                f"{slot.worker.state if slot.worker else slot.state}",
-                retry_after_s=5.0,
-            )
+        for waiter in slot.take_overdue(now_s):
+            late = not_ready(slot, self.positions(now_s).get(slot.model.id), now_s)
             self._actions.reply(waiter.asker, late)
+
+    # What others see.
+
+    @property
+    def revision(self) -> int:
+        """The number of the latest published snapshot."""
+        return self._public.revision
+
+    def positions(self, now_s: float) -> dict[str, int]:
+        """Return the place of each model that waits for memory, from 1."""
+        return positions(self.slots.values(), now_s)
 
     def flush(self, now_s: float) -> None:
         """Publish a snapshot if what it says has changed. Called after each event."""
-        snapshot = self.snapshot(now_s)
-        facts = (
-            snapshot.stopping,
-            *(replace(view, retry_after_s=None) for view in snapshot.models),
-        )
-        if facts != self._published:
-            self._published = facts
-            self.revision += 1
-            self._actions.publish(replace(snapshot, revision=self.revision))
+        self._public.flush(self.snapshot(now_s))
 
     def snapshot(self, now_s: float) -> control.Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
-        views = tuple(model_view(slot, self._created_s, now_s) for slot in self.slots.values())
-        return control.Snapshot(
-            self.epoch, self.revision, self.config.default_model_id, views, self.stopping
+        return self._public.snapshot(
+            self._configured(), self.config.default_model_id, now_s, stopping=self.stopping
         )
+
+    def status(self, now_s: float) -> list[dict[str, Any]]:
+        """Return every model as ``lmx-supervisor status --json`` shows it."""
+        places = self.positions(now_s)
+        return [
+            worker_status(slot, self.ledger, self.config.memory, places.get(slot.model.id), now_s)
+            for slot in self.slots.values()
+        ]
+
+    # Within.
+
+    def _configured(self) -> list[Slot]:
+        return [slot for slot in self.slots.values() if not slot.removed]
+
+    def _take_names(self) -> None:
+        self._names = {
+            name: model.id for model in self.config.models for name in (model.id, *model.aliases)
+        }
+
+    def _look_at(self, slot: Slot) -> None:
+        folder = self._actions.local_path(slot.model)
+        slot.kind = (
+            slot.model.kind if folder is None else self._actions.model_kind(slot.model, folder)
+        )
+        slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)

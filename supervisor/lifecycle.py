@@ -32,6 +32,10 @@ from lmx.supervisor.worker_state import (
 )
 
 _HISTORY_LENGTH: Final = 20
+_PATIENT: Final = (None, ExitCause.EVICTED, ExitCause.EXPIRED)
+"""Causes of a drain that may take as long as its streams do: no stream is cut to make room.
+None: it was draining when this supervisor took over, and nobody knows why."""
+
 _KILL_AGAIN_S: Final = 1.0
 
 
@@ -93,7 +97,7 @@ def _hello(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
         case WorkerState.LOADING:
             return _loading(after, now_s), ()
         case WorkerState.READY:
-            return _ready(after, event)
+            return _ready(after, event, now_s)
         case WorkerState.DRAINING:
             deadline_s = now_s + worker.limits.drain_s
             return _with(after, state=_S.DRAINING, deadline_s=deadline_s), ()
@@ -105,11 +109,13 @@ def _loading(worker: Worker, now_s: float) -> Worker:
     return _with(worker, state=_S.LOADING, deadline_s=now_s + worker.limits.load_stall_s)
 
 
-def _ready(worker: Worker, event: control.Loaded | control.WorkerHello) -> _Result:
+def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: float) -> _Result:
     after = _with(
         worker, state=_S.READY, deadline_s=None, phase=None, fraction=None,
         ready_memory_bytes=event.memory_bytes, memory_bytes=event.memory_bytes,
+        peak_memory_bytes=max(worker.peak_memory_bytes, event.memory_bytes),
         context_length=event.context_length, capabilities=event.capabilities,
+        idle_since_s=None if worker.busy else now_s,
     )  # fmt: skip
     return after, (BecameReady(event.memory_bytes),)
 
@@ -125,13 +131,13 @@ def _load_advanced(worker: Worker, event: control.LoadAdvanced, now_s: float) ->
 
 
 def _loaded(worker: Worker, event: control.Loaded, now_s: float) -> _Result:
-    return _ready(_with(worker, beat_at_s=now_s), event)
+    return _ready(_with(worker, beat_at_s=now_s), event, now_s)
 
 
 def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Result:
     return _stopping(
-        worker, signal.SIGTERM, worker.limits.term_grace_s, now_s,
-        ExitCause.LOAD_FAILED, event.message,
+        _with(worker, permanent=event.permanent), signal.SIGTERM, worker.limits.term_grace_s,
+        now_s, ExitCause.LOAD_FAILED, event.message,
     )  # fmt: skip
 
 
@@ -139,7 +145,12 @@ def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after = _with(
         worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
         requests_total=event.requests_total, tokens_total=event.tokens_total,
-        memory_bytes=event.memory_bytes, saved=event.saved,
+        memory_bytes=event.memory_bytes, saved=event.saved, kv_bytes=event.kv_bytes,
+        peak_memory_bytes=max(
+            worker.peak_memory_bytes, event.peak_memory_bytes, event.memory_bytes
+        ),
+        keep_alive_s=event.keep_alive_s, said=event.state,
+        idle_since_s=None if event.rows + event.queued else now_s - event.idle_for_s,
     )  # fmt: skip
     return after, ()
 
@@ -158,16 +169,24 @@ def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _R
 def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
     after = _with(
         worker, state=_S.DRAINING, deadline_s=now_s + worker.limits.drain_s,
-        cause=event.cause, detail=event.detail,
+        cause=event.cause, detail=event.detail, polite=event.if_idle, said=None,
     )  # fmt: skip
     return after, (SendDrain(event.if_idle),)
 
 
-def _drain_again(worker: Worker, event: DrainAsked, _now_s: float) -> _Result:
-    """Asked once more: for good now, within the first deadline."""
+def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    """Asked once more: for good now, within the first deadline if that ends it."""
     if event.if_idle:
         return worker, ()
-    return _with(worker, cause=event.cause, detail=event.detail), (SendDrain(False),)
+    if event.cause in _PATIENT and worker.cause not in _PATIENT:
+        return worker, ()
+    deadline_s = worker.deadline_s
+    if worker.cause in _PATIENT:
+        deadline_s = now_s + worker.limits.drain_s
+    after = _with(
+        worker, cause=event.cause, detail=event.detail, deadline_s=deadline_s, polite=False
+    )
+    return after, (SendDrain(False),)
 
 
 def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
@@ -179,8 +198,15 @@ def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
     return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
 
 
-def _drain_refused(worker: Worker, _event: Any, _now_s: float) -> _Result:
-    return _with(worker, state=_S.READY, deadline_s=None, cause=None, detail=""), ()
+def _drain_refused(worker: Worker, event: control.DrainRefused, _now_s: float) -> _Result:
+    if not worker.polite:
+        return worker, ()  # Asked for good since: this answers the question before.
+    after = _with(
+        worker, state=_S.READY, deadline_s=None, cause=None, detail="", polite=False,
+        # Busy until its next beat says otherwise, so that it is not asked again before.
+        rows=max(1, event.rows), idle_since_s=None,
+    )  # fmt: skip
+    return after, ()
 
 
 def _drained(worker: Worker, _event: Any, now_s: float) -> _Result:
@@ -244,9 +270,17 @@ def _tick_ready(worker: Worker, event: Tick, now_s: float) -> _Result:
 
 def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
     worker = _forgive(worker, event)
-    if _over(worker, now_s):
+    if not _over(worker, now_s):
+        return _check_beat(worker, now_s)
+    if worker.cause not in _PATIENT or (worker.said is _S.DRAINING and not worker.busy):
         return _drained(worker, event, now_s)
-    return _check_beat(worker, now_s)
+    after, effects = _check_beat(worker, now_s)
+    if effects:
+        return after, effects
+    # No deadline for its streams; but one that was never asked, because the message was lost,
+    # would drain for ever.
+    after = _with(worker, deadline_s=now_s + worker.limits.drain_s)
+    return after, () if worker.said is _S.DRAINING else (SendDrain(worker.polite),)
 
 
 def _tick_stopping(worker: Worker, event: Tick, now_s: float) -> _Result:
@@ -272,7 +306,7 @@ def _forgive(worker: Worker, event: Tick) -> Worker:
 
 
 def _exited(worker: Worker, event: ProcessExited, _now_s: float) -> _Result:
-    cause, detail = exit_cause(worker, event.status)
+    cause, detail = exit_cause(worker, event.status, event.out_of_memory)
     after = _with(
         worker, state=_S.EXITED, deadline_s=None, cause=cause, detail=detail, rows=0, queued=0
     )
@@ -313,6 +347,9 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.LOADING, Tick): _tick_loading,
     (_S.READY, control.WorkerHello): _hello_again,
     (_S.READY, control.WorkerBeat): _working_beat,
+    # Second answers, of one that was asked to drain twice.
+    (_S.READY, control.DrainRefused): _stay,
+    (_S.READY, control.Drained): _drained,
     (_S.READY, DrainAsked): _drain,
     (_S.READY, Tick): _tick_ready,
     (_S.DRAINING, control.WorkerHello): _hello_again,

@@ -18,6 +18,7 @@ _COUNTED: Final = frozenset(
         ExitCause.SIGNAL,
         ExitCause.HANG,
         ExitCause.LOAD_FAILED,
+        ExitCause.OUT_OF_MEMORY,
     }
 )
 """Causes that are the model's own fault. The others were asked for."""
@@ -56,7 +57,8 @@ class StayDown:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """It failed too often: only an operator starts it again."""
+    """It failed too often, or in a way that trying again does not mend: only an operator starts
+    it again."""
 
     failures: int
 
@@ -73,11 +75,13 @@ def after_exit(
     now_s: float,
     jitter: float,
     policy: RestartPolicy,
+    permanent: bool = False,
 ) -> tuple[FailureRecord, Decision]:
     """Decide on a restart. ``jitter`` is a uniform random number in [0, 1).
 
     ``was_ready_for_s`` is how long the model had been ready; ``stable_after_s`` of it
     starts the backoff anew (failures within the window still count for quarantine).
+    ``permanent``: the failure comes again with each try, so the first one quarantines.
     """
     if was_ready_for_s >= policy.stable_after_s:
         record = replace(record, attempt=0)
@@ -85,7 +89,7 @@ def after_exit(
         return record, StartAgain(0.0) if wanted else StayDown()
     recent = tuple(at for at in record.failed_at_s if now_s - at < policy.window_s)
     record = FailureRecord((*recent, now_s), record.attempt + 1)
-    if len(record.failed_at_s) > policy.max_failures:
+    if permanent or len(record.failed_at_s) > policy.max_failures:
         return record, Quarantine(len(record.failed_at_s))
     if not wanted:
         return record, StayDown()

@@ -8,11 +8,15 @@ from typing import Any
 
 from lmx.protocol.control import ModelView, Saved
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.budget import Ledger
+from lmx.supervisor.config import MemoryConfig
+from lmx.supervisor.denials import ready_in_s
+from lmx.supervisor.picture import expires_at_s
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.worker_state import Worker
 
 
-def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
+def model_view(slot: Slot, position: int | None, created_s: int, now_s: float) -> ModelView:
     """Return a slot as routers see it.
 
     ``memory_bytes`` is what the worker measured when it became ready, not each beat's: the
@@ -35,8 +39,10 @@ def model_view(slot: Slot, created_s: int, now_s: float) -> ModelView:
         loaded_at_s=slot.loaded_at_s,
         phase=worker.phase if worker else slot.fetch_phase,
         fraction=worker.fraction if worker else slot.fetch_fraction,
-        retry_after_s=None if slot.retry_at_s is None else max(0.0, slot.retry_at_s - now_s),
+        retry_after_s=ready_in_s(slot, position, now_s),
         problem=slot.problem,
+        position=position,
+        pinned=slot.pinned,
         max_waiting=slot.model.max_rows + slot.model.max_queue,
     )
 
@@ -51,9 +57,13 @@ def public_state(slot: Slot) -> str:
     return str(slot.worker.state if slot.worker else slot.state)
 
 
-def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
+def worker_status(
+    slot: Slot, ledger: Ledger, memory: MemoryConfig, position: int | None, now_s: float
+) -> dict[str, Any]:
     """Return a slot as ``lmx-supervisor status --json`` shows it."""
     worker = slot.worker
+    expires_s = expires_at_s(slot, memory)
+    idle_since_s = worker.idle_since_s if worker else None
     return {
         "model": slot.model.id,
         "aliases": list(slot.model.aliases),
@@ -63,6 +73,14 @@ def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
         "memory_bytes": worker.memory_bytes if worker else 0,
+        "peak_memory_bytes": worker.peak_memory_bytes if worker else 0,
+        "kv_bytes": worker.kv_bytes if worker else 0,
+        "reserved_bytes": ledger.reserved_by(worker.instance) if worker else 0,
+        "pinned": slot.pinned,
+        "idle_s": None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
+        "expires_in_s": None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
+        "position": position,
+        "waiting": len(slot.waiters),
         "context_length": (worker.context_length if worker else None) or slot.model.context_length,
         "requests_active": worker.rows if worker else 0,
         "requests_queued": worker.queued if worker else 0,
@@ -72,12 +90,23 @@ def worker_status(slot: Slot, now_s: float) -> dict[str, Any]:
         "phase": _text(worker.phase if worker else slot.fetch_phase),
         "fraction": worker.fraction if worker else slot.fetch_fraction,
         "loaded_at_s": slot.loaded_at_s,
+        "loads_total": slot.loads_total,
+        "load_s_total": round(slot.load_s_total, 3),
+        "exits": {str(cause): count for cause, count in sorted(slot.exits.items())},
+        "last_exit": _last_exit(slot),
         "restarts": slot.restarts,
         "retry_in_s": None
         if slot.retry_at_s is None
         else round(max(0.0, slot.retry_at_s - now_s), 3),
         "problem": slot.problem,
     }
+
+
+def _last_exit(slot: Slot) -> dict[str, Any] | None:
+    last = slot.last_exit
+    if last is None:
+        return None
+    return {"cause": str(last.cause), "detail": last.detail, "at_s": last.at_s}
 
 
 def _saved(worker: Worker | None) -> dict[str, int]:

@@ -26,7 +26,11 @@ class Limits:
 class Worker:
     """One worker process. ``deadline_s`` is when the present state times out, if it can.
 
-    ``ready_memory_bytes`` was measured when it became ready, ``memory_bytes`` at its last beat.
+    ``ready_memory_bytes`` was measured when it became ready, ``memory_bytes`` at its last beat,
+    ``peak_memory_bytes`` is the most it ever held. ``said`` is the state that its last beat
+    named. ``idle_since_s``: when its last request ended, None while it has one or is not READY.
+    ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
+    ``permanent``: its load failed in a way that trying again does not mend.
     """
 
     instance: str
@@ -49,9 +53,21 @@ class Worker:
     requests_total: int = 0
     tokens_total: int = 0
     saved: Saved = field(default_factory=Saved)
+    said: WorkerState | None = None
+    peak_memory_bytes: int = 0
+    kv_bytes: int = 0
+    idle_since_s: float | None = None
+    keep_alive_s: float | None = None
+    polite: bool = False
+    permanent: bool = False
     cause: ExitCause | None = None
     detail: str = ""
     history: tuple[str, ...] = ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests were in flight as it last told."""
+        return self.rows + self.queued > 0
 
 
 # Events beside the messages a worker sends.
@@ -66,7 +82,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Somebody wants the worker gone once its streams have ended."""
+    """Somebody wants the worker gone once its streams have ended. ``cause`` EVICTED or EXPIRED
+    gives the streams as long as they take, any other one ``Limits.drain_s``."""
 
     if_idle: bool
     cause: ExitCause
@@ -92,9 +109,10 @@ class KillAsked:
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
     """The process is gone. ``status`` as in ``Popen.returncode``; None when it was not our
-    child and nobody can know."""
+    child and nobody can know. ``out_of_memory``: the system says that memory ran out."""
 
     status: int | None
+    out_of_memory: bool = False
 
 
 # Effects.

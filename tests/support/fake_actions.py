@@ -1,7 +1,8 @@
-"""An :class:`lmx.supervisor.core.Actions` that touches nothing and remembers everything."""
+"""An :class:`lmx.supervisor.actions.Actions` that touches nothing and remembers everything."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from lmx.supervisor.worker_state import Worker
 
 class FakeActions:
     """Processes are numbers; ``needs`` is what each model claims to need, in bytes. ``told``
-    has replies and publications in their order."""
+    has replies and publications in their order. ``parted``: exited workers whose memory is being
+    measured back; nothing settles it by itself. ``working`` is what each needs on top of what it
+    needs once it is loaded."""
 
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
@@ -31,6 +34,11 @@ class FakeActions:
         self.told: list[Any] = []
         self.fetching: set[str] = set()
         self.forgotten: list[str] = []
+        self.notes: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.parted: dict[str, int] = {}
+        self.remembered: list[tuple[str, int, int]] = []
+        self.pins: dict[str, bool] | None = None
+        self.working: dict[str, int] = {}
         self.remote: set[str] = set()
         self._next_pid = 1000
 
@@ -53,7 +61,14 @@ class FakeActions:
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         if self.estimate_error is not None:
             raise self.estimate_error
-        return MemoryPlan(self.needs.get(model.id, 100))
+        return MemoryPlan(
+            self.needs.get(model.id, 100),
+            activation_bytes=self.working.get(model.id, 0),
+            settings_key=model.id,
+        )
+
+    def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
+        self.remembered.append((plan.settings_key, static_bytes, peak_bytes))
 
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
@@ -74,6 +89,16 @@ class FakeActions:
     def forget(self, worker: Worker) -> None:
         self.forgotten.append(worker.instance)
         self.alive.pop(worker.pid, None)
+
+    def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
+        assert worker.instance not in self.parted
+        self.parted[worker.instance] = reserved_bytes
+
+    def save_pins(self, pins: Mapping[str, bool]) -> None:
+        self.pins = dict(pins)
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self.notes.append((name, model_id, data))
 
     def reply(self, asker: Asker, message: Any) -> None:
         self.replies.append((asker, message))

@@ -216,6 +216,120 @@ def test_any_sequence_keeps_the_rules(steps: list[tuple[Any, float]]) -> None:
         assert (worker.state is WorkerState.EXITED) == any(isinstance(e, Ended) for e in effects)
 
 
+EVENT_TYPES = sorted({type(event) for event in EVENTS}, key=lambda kind: kind.__name__)
+LATE = {
+    control.WorkerHello,
+    control.LoadAdvanced,
+    control.Loaded,
+    control.LoadFailed,
+    control.WorkerBeat,
+    control.DrainRefused,
+    control.Drained,
+}
+NEVER = {
+    WorkerState.STARTING: set(),
+    WorkerState.LOADING: {control.DrainRefused, control.Drained},
+    WorkerState.READY: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
+    WorkerState.DRAINING: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
+    WorkerState.STOPPING: set(),
+    WorkerState.EXITED: set(EVENT_TYPES),
+}
+"""What can't happen in a state. Everything else is in the table; nothing is left out."""
+
+
+def in_state(state: WorkerState) -> Worker:
+    loading, _ = step(new(), hello(), 1.0)
+    stopping, _ = step(ready(), STOP, 3.0)
+    return {
+        WorkerState.STARTING: new(),
+        WorkerState.LOADING: loading,
+        WorkerState.READY: ready(),
+        WorkerState.DRAINING: step(ready(), DRAIN, 3.0)[0],
+        WorkerState.STOPPING: stopping,
+        WorkerState.EXITED: step(stopping, ProcessExited(0), 4.0)[0],
+    }[state]
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+@pytest.mark.parametrize("kind", EVENT_TYPES, ids=lambda kind: kind.__name__)
+def test_every_pair_of_state_and_event_is_in_the_table_or_an_error(
+    state: WorkerState, kind: type
+) -> None:
+    worker = in_state(state)
+    assert worker.state is state
+    for event in [event for event in EVENTS if type(event) is kind]:
+        if kind in NEVER[state]:
+            with pytest.raises(LifecycleError, match="before that: spawned"):
+                step(worker, event, 5.0)
+            continue
+        after, effects = step(worker, event, 5.0)
+        assert isinstance(after, Worker)
+        assert (after.state is WorkerState.EXITED) == (kind is ProcessExited)
+        if state is WorkerState.STOPPING and kind in LATE:
+            assert (after, effects) == (worker, ())
+
+
+def test_each_message_of_a_worker_is_among_the_events() -> None:
+    """A new one must be thought of in every state."""
+    told = {
+        message for message in vars(control).values()
+        if isinstance(message, type) and "instance" in getattr(message, "__annotations__", {})
+        and message not in (control.Acquired, control.ModelView, control.WorkerExited)
+    }  # fmt: skip
+    assert told == LATE
+
+
+@pytest.mark.parametrize("cause", [ExitCause.EVICTED, ExitCause.EXPIRED])
+@pytest.mark.parametrize("polite", [True, False])
+def test_no_stream_is_cut_to_make_room(cause: ExitCause, polite: bool) -> None:
+    worker, effects = step(ready(), DrainAsked(polite, cause, "room"), 3.0)
+    assert effects == (SendDrain(polite),)
+    for second in range(4, 400):
+        draining = replace(beat(rows=2), state=WorkerState.DRAINING)
+        worker, _ = step(worker, draining, float(second))
+        worker, effects = step(worker, Tick(), float(second))
+        assert (worker.state, effects) == (WorkerState.DRAINING, ())
+    worker, effects = step(worker, replace(draining, stalled_for_s=31), 400.0)
+    assert (worker.state, worker.cause) == (WorkerState.STOPPING, ExitCause.HANG)
+
+
+def test_one_that_never_heard_that_it_is_to_drain_is_asked_again() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, beat(), 10.0)
+    worker, effects = step(worker, Tick(), 11.0)
+    assert (worker.state, effects) == (WorkerState.DRAINING, (SendDrain(True),))
+    worker, _ = step(worker, replace(beat(), state=WorkerState.DRAINING), 15.0)
+    worker, effects = step(worker, Tick(), 19.0)
+    assert effects == (SendSignal(signal.SIGTERM),), "it has nothing left, and its word is lost"
+    assert worker.cause is ExitCause.EVICTED
+
+
+def test_an_operator_gives_an_eviction_a_deadline() -> None:
+    worker, _ = step(ready(), DrainAsked(False, ExitCause.EVICTED, "room"), 3.0)
+    worker, effects = step(worker, DRAIN, 6.0)
+    assert (worker.cause, worker.deadline_s) == (ExitCause.UNLOADED, 14.0)
+    assert effects == (SendDrain(False),)
+    again, _ = step(worker, DrainAsked(False, ExitCause.EVICTED, "room"), 7.0)
+    assert (again.cause, again.deadline_s) == (ExitCause.UNLOADED, 14.0)
+
+
+def test_a_refusal_of_the_question_before_does_not_end_a_drain() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, DRAIN, 3.1)
+    worker, _ = step(worker, control.DrainRefused(ME, 1), 3.2)
+    assert worker.state is WorkerState.DRAINING
+
+
+def test_a_refusal_counts_as_busy_until_the_next_beat() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, control.DrainRefused(ME, 0), 3.1)
+    assert worker.busy
+    assert worker.idle_since_s is None
+    worker, _ = step(worker, replace(beat(), idle_for_s=0.4), 4.0)
+    assert not worker.busy
+    assert worker.idle_since_s == 3.6
+
+
 def test_every_state_survives_what_a_worker_may_say_late() -> None:
     """All worker messages in every living state: allowed, or an error that shows the past."""
     stopping, _ = step(ready(), STOP, 3.0)

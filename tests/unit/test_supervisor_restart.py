@@ -22,6 +22,7 @@ FAILURES = [
     ExitCause.SIGNAL,
     ExitCause.HANG,
     ExitCause.LOAD_FAILED,
+    ExitCause.OUT_OF_MEMORY,
 ]
 
 
@@ -61,6 +62,14 @@ def test_waits_double_up_to_the_limit_and_a_stable_time_starts_anew() -> None:
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     _, decision = decide(record, now_s=10_000.0, ready_s=10.0, jitter=1.0)
     assert decision == StartAgain(0.5)
+
+
+def test_a_failure_that_comes_again_each_time_quarantines_at_once() -> None:
+    _, decision = after_exit(
+        FailureRecord(), ExitCause.LOAD_FAILED, wanted=True, was_ready_for_s=0.0, now_s=0.0,
+        jitter=0.5, policy=POLICY, permanent=True,
+    )  # fmt: skip
+    assert decision == Quarantine(1)
 
 
 def test_what_was_asked_for_is_no_failure() -> None:

@@ -1,0 +1,70 @@
+"""What the core has done for it: everything that touches the world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.slots import Asker
+from lmx.supervisor.worker_state import Worker
+
+
+class Actions(Protocol):
+    """Processes, sockets, files, the log. None of these may block or call back into the core."""
+
+    def wall_s(self) -> float:
+        """Return the time of day, in seconds since 1970."""
+
+    def local_path(self, model: ModelConfig) -> Path | None:
+        """Return the model's folder if it is on this machine as it is, else None."""
+
+    def start_fetch(self, model: ModelConfig) -> None:
+        """Begin to make the model available; progress and the end come as events."""
+
+    def stop_fetch(self, model_id: str) -> None:
+        """End a fetch, if one runs; no event follows."""
+
+    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
+        """Return what the model is for: as configured, else as its folder tells."""
+
+    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
+        """Return what a worker will need. Raises :class:`LmxError`."""
+
+    def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
+        """Keep what a worker with this plan was measured at: after its load (``peak_bytes`` 0),
+        and at its end."""
+
+    def spawn(
+        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+    ) -> int:
+        """Start a worker and return its pid. Raises ``OSError``, or ``TypeError`` and
+        ``OverflowError`` for a configuration that can't travel."""
+
+    def signal(self, worker: Worker, number: int) -> None:
+        """Signal the worker's process group; nothing if it is gone."""
+
+    def send(self, worker: Worker, message: Any) -> None:
+        """Send a control message to a worker; lost if it does not listen."""
+
+    def forget(self, worker: Worker) -> None:
+        """Remove what an exited worker left: its record, its socket file."""
+
+    def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
+        """See whether an exited worker's memory comes back. Within a time of its own that is
+        told with ``Core.memory_settled``, always: until then the bytes are nobody's."""
+
+    def save_pins(self, pins: Mapping[str, bool]) -> None:
+        """Keep what operators pinned and unpinned."""
+
+    def reply(self, asker: Asker, message: Any) -> None:
+        """Answer a question; lost if the asker has gone."""
+
+    def publish(self, message: Any) -> None:
+        """Tell all routers."""
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        """Keep an event for people, and write it to the log. ``data``: plain values."""
