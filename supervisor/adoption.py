@@ -51,8 +51,7 @@ class Adoption:
             # A worker without a record may be behind it still; its Hello will come.
             if not _is_bound(path):
                 path.unlink(missing_ok=True)
-        router = self._records.router()
-        if router is not None:
+        for router in self._records.routers():
             self._take_router(router, host, port, now_s)
 
     def strangers(self) -> list[str]:
@@ -77,16 +76,14 @@ class Adoption:
 
     def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
         """Keep a router that says Hello: adopt it where there is none, end a second one."""
-        process = self._guard.process
-        if process is not None and process.pid == hello.pid:
-            process.port = hello.port
+        if self._guard.knows(hello.pid):
+            self._guard.hello(hello.pid, hello.port, now_s)
             return
         record = RouterRecord(hello.pid, hello.router_id, host, hello.port)
         if not record.alive:
             return
-        if process is None and not self._core.stopping:
-            self._records.save_router(record)
-            self._guard.adopt(record.pid, record.port, now_s)
+        if self._guard.process is None and not self._core.stopping:
+            self._guard.adopt(record, now_s)
             self._watch(None, record.pid)
         else:
             self._end(record, "second router")
@@ -107,13 +104,15 @@ class Adoption:
 
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:
-            self._records.forget_router()
+            log.info("record.stale", router=record.token)
+        elif record.retiring:
+            self._guard.adopt_retiring(record, now_s)
+            self._watch(None, record.pid)
         elif record.host == host and port in (0, record.port):
-            self._guard.adopt(record.pid, record.port, now_s)
+            self._guard.adopt(record, now_s)
             self._watch(None, record.pid)
         else:
             self._end(record, f"router on {record.host}:{record.port}")
-            self._records.forget_router()
 
     def _end(self, record: ProcessRecord, what: str) -> None:
         """SIGKILL, because nobody is there to serve through it, and wait for its end: its

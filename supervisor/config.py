@@ -6,40 +6,28 @@ documents the same keys for people.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, model_validator
 
-from lmx.protocol.keep_alive import parse_keep_alive
-from lmx.protocol.states import ModelKind
-from lmx.supervisor.sources import FolderSource, parse_source
+from lmx.supervisor.config_model import ModelConfig
+from lmx.supervisor.config_values import KeepAlive, Name, Seconds, Section, Size
 
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Size = Annotated[ByteSize, Field(gt=0)]
-KeepAlive = Annotated[float, BeforeValidator(parse_keep_alive)]
-"""Seconds; negative: forever."""
-
-Name = Annotated[
-    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+__all__ = [
+    "Config",
+    "GroupConfig",
+    "LogConfig",
+    "MemoryConfig",
+    "ModelConfig",
+    "RestartConfig",
+    "ServerConfig",
+    "TimingConfig",
 ]
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-MLX_ENGINE = "lmx.worker.mlx_engine:create"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class ServerConfig(_Section):
+class ServerConfig(Section):
     """The HTTP side."""
 
     host: str = Field("127.0.0.1", min_length=1)
@@ -62,7 +50,7 @@ class ServerConfig(_Section):
         return self
 
 
-class MemoryConfig(_Section):
+class MemoryConfig(Section):
     """The memory that all workers share, and who gives way to whom.
 
     The budget is ``budget_bytes``, else ``budget_fraction`` of the machine's memory, and in any
@@ -88,7 +76,7 @@ class MemoryConfig(_Section):
         return self
 
 
-class GroupConfig(_Section):
+class GroupConfig(Section):
     """Models with a rule about what may be loaded beside them.
 
     ``swap``: one of its models at a time. ``exclusive``: none of other groups while one of its
@@ -103,7 +91,7 @@ class GroupConfig(_Section):
     persistent: bool = False
 
 
-class TimingConfig(_Section):
+class TimingConfig(Section):
     """Deadlines. A hang is judged by missing progress, never by elapsed time alone."""
 
     beat_interval_s: Seconds = 1.0
@@ -127,7 +115,7 @@ class TimingConfig(_Section):
         return self
 
 
-class RestartConfig(_Section):
+class RestartConfig(Section):
     """What happens to a model whose worker failed."""
 
     backoff_base_s: Seconds = 0.5
@@ -137,7 +125,7 @@ class RestartConfig(_Section):
     window_s: Seconds = 60.0
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """Log files, one for each process, rotated by size."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -145,109 +133,7 @@ class LogConfig(_Section):
     keep: int = Field(3, ge=1, le=100)
 
 
-class PrefixCacheConfig(_Section):
-    """Prompts that were computed before. ``memory_bytes`` None: what one full context takes,
-    within bounds (:mod:`lmx.supervisor.memory_plan`)."""
-
-    enabled: bool = True
-    memory_bytes: Size | None = None
-    disk: bool = True
-    disk_bytes: Size = ByteSize(4 * 1024**3)
-
-
-class SpeculationConfig(_Section):
-    """Tokens guessed ahead: by a small model with the same tokenizer, or by looking them up."""
-
-    method: Literal["draft_model", "prompt_lookup"]
-    draft: str | None = None
-    num_assistant_tokens: int = Field(4, ge=1, le=32)
-    assistant_confidence_threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    max_ngram_size: int = Field(3, ge=1, le=32)
-    max_rows: int = Field(2, ge=1, le=1024)
-
-    @model_validator(mode="after")
-    def _draft_belongs_to_method(self) -> SpeculationConfig:
-        if (self.method == "draft_model") != (self.draft is not None):
-            raise ValueError(
-                "draft is the model that guesses: it must be given with method draft_model, "
-                "and with no other"
-            )
-        return self
-
-    @field_validator("draft")
-    @classmethod
-    def _draft_is_a_folder(cls, value: str | None) -> str | None:
-        if value is not None and not isinstance(parse_source(value), FolderSource):
-            raise ValueError(
-                "a draft model must be a folder in MLX form, as an absolute path or one that "
-                "starts with ./, ../ or ~"
-            )
-        return value
-
-
-class ModelConfig(_Section):
-    """One model. ``engine`` is for tests and for engines of one's own. ``kind`` None: as the
-    model's files tell. ``concurrency``: for so many requests of full length at a time memory is
-    kept; of shorter ones there are more, up to ``max_rows``."""
-
-    id: Name
-    source: str = Field(min_length=1)
-    aliases: tuple[Name, ...] = ()
-    preload: bool = True
-    pinned: bool = False
-    keep_alive: KeepAlive | None = None
-    context_length: int | None = Field(None, ge=16)
-    concurrency: int = Field(1, ge=1, le=1024)
-    max_rows: int = Field(32, ge=1, le=1024)
-    max_queue: int = Field(256, ge=0, le=100_000)
-    max_queue_s: Seconds = 300.0
-    default_max_tokens: int | None = Field(None, ge=1)
-    max_tokens_limit: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
-    kind: ModelKind | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tool_parser: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
-    max_decode_stall_s: Seconds = 1.0
-    prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
-    speculation: SpeculationConfig | None = None
-    memory_bytes: Size | None = None
-    stall_timeout_s: Seconds | None = None
-    load_stall_timeout_s: Seconds | None = None
-    engine: str = Field(MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    engine_options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _default_is_within_limit(self) -> ModelConfig:
-        default, limit = self.default_max_tokens, self.max_tokens_limit
-        if default is not None and limit is not None and default > limit:
-            raise ValueError(
-                f"default_max_tokens ({default}) is more than max_tokens_limit ({limit})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _prefix_cache_is_within_share(self) -> ModelConfig:
-        cache = self.prefix_cache
-        share, part = self.memory_bytes, cache.memory_bytes if cache.enabled else None
-        if share is not None and part is not None and part >= share:
-            raise ValueError(
-                f"prefix_cache.memory_bytes ({part}) is a part of memory_bytes ({share}): it "
-                "must be less"
-            )
-        return self
-
-    @field_validator("source")
-    @classmethod
-    def _known_source(cls, value: str) -> str:
-        parse_source(value)
-        return value
-
-
-class Config(_Section):
+class Config(Section):
     """All of it. Also checked: ids and aliases are unique, the default model exists."""
 
     server: ServerConfig = ServerConfig()
@@ -281,20 +167,31 @@ class Config(_Section):
     @model_validator(mode="after")
     def _groups_name_models(self) -> Config:
         group_of: dict[str, str] = {}
-        ids = {model.id for model in self.models}
+        models = {model.id: model for model in self.models}
+        id_of = {alias: model.id for model in self.models for alias in model.aliases}
         for group in self.groups:
             for model_id in group.models:
-                if model_id not in ids:
-                    raise ValueError(
-                        f"groups.{group.name} names {model_id!r}, which is no model's id "
-                        f"(known: {', '.join(sorted(ids)) or 'none'})"
+                if model_id not in models:
+                    hint = (
+                        f"an alias: write the model's id, {id_of[model_id]!r}"
+                        if model_id in id_of
+                        else f"which is no model's id (known: {', '.join(models) or 'none'})"
                     )
+                    raise ValueError(f"groups.{group.name} names {model_id!r}, {hint}")
                 if model_id in group_of:
                     raise ValueError(
                         f"{model_id!r} is in groups {group_of[model_id]} and {group.name}: a "
-                        "model can be in one group"
+                        "model can be in one group, once"
                     )
                 group_of[model_id] = group.name
+            pinned = [model_id for model_id in group.models if models[model_id].pinned]
+            if group.swap and len(pinned) > 1:
+                raise ValueError(
+                    f"groups.{group.name} has one of its models loaded at a time (swap), but "
+                    f"{' and '.join(pinned)} are pinned: one would keep the other out for good"
+                )
+        if len({group.name for group in self.groups}) < len(self.groups):
+            raise ValueError("two groups have the same name")
         return self
 
     @property

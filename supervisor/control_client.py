@@ -18,7 +18,6 @@ from lmx.supervisor.records import Records
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.2
-_CORRELATION: Final = 1
 
 
 def supervisor_runs(home: Home) -> bool:
@@ -54,10 +53,13 @@ def not_running(home: Home) -> OperationError:
 
 
 class ControlClient:
-    """A connection to the supervisor's control socket; a context manager."""
+    """A connection to the supervisor's control socket; a context manager. ``answer_s`` is how
+    long an answer may take."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
         self._home = home
+        self._answer_s = answer_s
+        self._correlation = 0
         self._context = zmq.Context()
         self._socket = open_socket(self._context, Role.CONTROL_CLIENT)
         self._socket.connect(home.run.control)
@@ -66,15 +68,24 @@ class ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; what was asked and not answered is given up."""
         self._context.destroy(linger=0)
 
     def ask(self, question: Any) -> Any:
         """Return the reply. Raises :class:`OperationError`: not_running when nobody takes the
         question, what the supervisor said when it denied, a time-out when it says nothing."""
         self._wait(zmq.POLLOUT, _CONNECT_S)
-        self._socket.send(codec.encode(question, _CORRELATION))
-        self._wait(zmq.POLLIN, _ANSWER_S)
-        reply = codec.decode(self._socket.recv()).message
+        self._correlation += 1
+        self._socket.send(codec.encode(question, self._correlation))
+        while True:
+            self._wait(zmq.POLLIN, self._answer_s)
+            envelope = codec.decode(self._socket.recv())
+            if envelope.correlation == self._correlation:  # not a late answer to an earlier one
+                break
+        reply = envelope.message
         if isinstance(reply, control.Denied):
             raise OperationError(
                 reply.code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s

@@ -27,6 +27,7 @@ class ControlServer:
     would take the paths of a running supervisor without an error."""
 
     def __init__(self, run: RunDirectory) -> None:
+        self._run = run
         self._context = zmq.asyncio.Context()
         self._control = open_socket(self._context, Role.CONTROL_SERVER)
         self._events = open_socket(self._context, Role.EVENTS_SERVER)
@@ -64,6 +65,8 @@ class ControlServer:
         send_nowait(self._events, codec.encode(message))
 
     async def close(self) -> None:
-        """Close both sockets, after giving what was just sent a moment to leave."""
+        """Close both sockets, after giving what was just sent a moment to leave. Nobody connects
+        meanwhile: what they ask would be lost, and the next program's socket is there soon."""
+        self._control.unbind(self._run.control)
         await asyncio.sleep(0.05)
         self._context.destroy(linger=200)

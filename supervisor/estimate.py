@@ -1,121 +1,137 @@
-"""What a model will take in memory, read from its files without loading it.
-
-Weights from the safetensors headers, KV cache from config.json for one full context (none for
-a model that doesn't generate), and a fixed sum for the process. Not exact: the figure measured
-after the load replaces it.
-"""
+"""What a model's worker takes in memory, by what it is for. Pure; the constants are measured
+(``docs/memory.md``, written by ``make bench-memory``)."""
 
 from __future__ import annotations
 
-import json
-import struct
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.buffer_cache import buffer_cache_bytes
+from lmx.protocol.kv_shape import KvLayers, kv_bytes
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.kv_config import count, text_section
 
-PROCESS_OVERHEAD_BYTES: Final = 400 * 1024**2
-"""Python, mlx, transformers and the tokenizer: 250-350 MiB of resident memory measured in
-workers of small models, and some activations."""
+_MIB: Final = 1024**2
 
-_HEADER_LIMIT_BYTES: Final = 100 * 1024**2
-_DEFAULT_CONTEXT_TOKENS: Final = 4096
+_PROCESS_BYTES: Final = {
+    ModelKind.CHAT: 88 * _MIB,
+    ModelKind.EMBEDDING: 76 * _MIB,
+    ModelKind.RERANK: 76 * _MIB,
+}
+"""Python, mlx, mlx-vlm and transformers, resident once a model is loaded, without its tokenizer."""
+
+_TOKEN_BYTES: Final = 1650
+"""Of a tokenizer, for each token of the vocabulary, in each of the two that a worker has: byte
+pair encodings of 49 and 152 thousand tokens took 77 and 245 MiB."""
+
+_CHUNK_TOKENS: Final = 256
+_METAL_CHUNK_TOKENS: Final = 2048
+"""Of a prompt or of encoders' texts computed at a time. On a CPU a chunk takes a second, which is
+some hundred tokens of a small model and fewer of a large one."""
+
+_DEPTH_TOKENS: Final = 4096
+"""Behind so many tokens a chunk on a CPU is half as long, for it takes as much time."""
+
+_METAL_PIECE_TOKENS: Final = 8192
+
+_HIDDEN_COPIES: Final = 4
+_INNER_COPIES: Final = 3
+_SCORE_COPIES: Final = 2
+"""Of a layer's intermediate results so many are there at once: of the hidden size, of the inner
+one, and, where attention isn't one kernel as on Metal, scores before and after their softmax."""
+
+_LOGIT_COPIES: Final = 6
+"""In float32: of each row in a step, with filters and probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes by what they are for."""
+    """Bytes by what they are for. ``buffers_bytes``: freed ones that mlx keeps for reuse.
+    ``context_tokens`` None: the worker finds it out."""
 
     weights_bytes: int
+    draft_bytes: int
+    process_bytes: int
+    kv_layers: tuple[KvLayers, ...]
+    context_tokens: int | None
     kv_cache_bytes: int
-    overhead_bytes: int
+    prefix_cache_bytes: int
+    activation_bytes: int
+    buffers_bytes: int
+
+    @property
+    def static_bytes(self) -> int:
+        """What is there once the model is loaded."""
+        return self.weights_bytes + self.draft_bytes + self.process_bytes
 
     @property
     def total_bytes(self) -> int:
-        """The sum that is reserved."""
-        return self.weights_bytes + self.kv_cache_bytes + self.overhead_bytes
-
-
-def estimate(
-    folder: Path, context_length: int | None, kind: ModelKind = ModelKind.CHAT
-) -> Estimate:
-    """Estimate a model folder. Raises :class:`OperationError` when it is not one, whatever is
-    wrong with it: a folder from anywhere is no reason for the supervisor to fall."""
-    try:
-        return _estimate(folder, context_length, kind)
-    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{folder} can't be read as a model ({type(error).__name__}: {error}): fetch it again",
-        ) from error
-
-
-def _estimate(folder: Path, context_length: int | None, kind: ModelKind) -> Estimate:
-    if not folder.is_dir():
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: "
-            "give a folder with config.json and *.safetensors, "
-            "a .gguf file, or a Hugging Face repo id",
+        """All of it, at work."""
+        return (
+            self.static_bytes
+            + self.kv_cache_bytes
+            + self.prefix_cache_bytes
+            + self.activation_bytes
+            + self.buffers_bytes
         )
-    config_file = folder / "config.json"
-    try:
-        config = json.loads(config_file.read_bytes())
-    except FileNotFoundError as error:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID, f"{folder} has no config.json: not a model folder"
-        ) from error
-    except ValueError as error:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID, f"{config_file} is not JSON: {error}"
-        ) from error
-    weights = sum(weights_bytes(shard) for shard in sorted(folder.glob("*.safetensors")))
-    if kind is not ModelKind.CHAT:
-        # The dense layers of sentence-transformers lie in folders of their own.
-        weights += sum(weights_bytes(shard) for shard in sorted(folder.glob("*/*.safetensors")))
-        return Estimate(weights, 0, PROCESS_OVERHEAD_BYTES)
-    return Estimate(weights, _kv_cache_bytes(config, context_length), PROCESS_OVERHEAD_BYTES)
 
 
-def weights_bytes(shard: Path) -> int:
-    """Return the tensor bytes of a safetensors file, from its header alone.
+def process_bytes(config: Mapping[str, Any], kind: ModelKind) -> int:
+    """Return what a worker takes besides weights and caches."""
+    return _PROCESS_BYTES[kind] + _TOKEN_BYTES * _vocabulary(config)
 
-    Format: u64 little endian header length, then JSON whose entries have ``data_offsets``.
-    Raises :class:`OperationError` for a file that is not one.
+
+def activation_bytes(
+    config: Mapping[str, Any],
+    kind: ModelKind,
+    element_bytes: int,
+    context_tokens: int,
+    rows: int,
+    layers: tuple[KvLayers, ...],
+    platform: str = sys.platform,
+) -> int:
+    """Return the most that intermediate results take: those of one chunk of a prompt of
+    ``context_tokens`` in one layer, and of the logits of ``rows``.
+
+    While a row joins others its cache is there twice, and windows hold a chunk more.
     """
-    try:
-        with shard.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _HEADER_LIMIT_BYTES:
-                raise ValueError(f"header of {length} bytes")
-            header = json.loads(file.read(length))
-        return max((entry["data_offsets"][1] for entry in _tensors(header)), default=0)
-    except (AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{shard} is not a safetensors file ({error}): fetch the model again",
-        ) from error
+    metal = platform == "darwin"
+    if kind is ModelKind.CHAT:
+        chunk = min(_METAL_CHUNK_TOKENS if metal else _CHUNK_TOKENS, context_tokens)
+    else:
+        # One text that is longer than a piece goes alone.
+        chunk = max(_METAL_PIECE_TOKENS if metal else _CHUNK_TOKENS, context_tokens)
+    text = text_section(config)
+    hidden = count(text, "hidden_size", "n_embd", "d_model")
+    heads = count(text, "num_attention_heads", "n_head", "n_heads")
+    numbers = _HIDDEN_COPIES * hidden + _INNER_COPIES * _inner(text, hidden)
+    if not metal:
+        depth_tokens = context_tokens * _DEPTH_TOKENS // (context_tokens + _DEPTH_TOKENS)
+        numbers += _SCORE_COPIES * heads * depth_tokens
+    total_bytes = chunk * numbers * element_bytes
+    if kind is not ModelKind.CHAT:
+        return total_bytes
+    total_bytes += _LOGIT_COPIES * rows * _vocabulary(config) * 4
+    if rows > 1:
+        total_bytes += kv_bytes(layers, context_tokens)
+    return total_bytes + sum(
+        part.layers * part.token_bytes * chunk for part in layers if part.window_tokens
+    )
 
 
-def _tensors(header: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for name, entry in header.items() if name != "__metadata__"]
+def buffers_bytes(weights_bytes: int) -> int:
+    """Return the most that mlx keeps of freed buffers."""
+    return buffer_cache_bytes(weights_bytes)
 
 
-def _kv_cache_bytes(config: dict[str, Any], context_length: int | None) -> int:
-    """Keys and values of one full context, as if no layer had a sliding window."""
-    text = config.get("text_config") or config
-    heads = _count(text, "num_attention_heads")
-    kv_heads = _count(text, "num_key_value_heads") or heads
-    head_size = _count(text, "head_dim") or (_count(text, "hidden_size") // heads if heads else 0)
-    native = _count(text, "max_position_embeddings") or _DEFAULT_CONTEXT_TOKENS
-    tokens = min(context_length or native, native)
-    element_bytes = 4 if "32" in str(text.get("torch_dtype") or text.get("dtype") or "") else 2
-    per_token = 2 * _count(text, "num_hidden_layers") * kv_heads * head_size * element_bytes
-    return per_token * tokens
+def _inner(text: Mapping[str, Any], hidden: int) -> int:
+    experts = count(text, "num_experts_per_tok", "moe_topk", "num_experts_per_token")
+    routed = experts * count(text, "moe_intermediate_size", "expert_dim")
+    dense = count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
+    return max(routed, dense)
 
 
-def _count(config: dict[str, Any], key: str) -> int:
-    value = config.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    return count(text_section(config), "vocab_size") or count(config, "vocab_size")

@@ -7,6 +7,7 @@ pid for this one. A zombie counts as ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import subprocess
@@ -27,14 +28,15 @@ class ExitWatch:
         self._queue = None if sys.platform == "linux" else _ProcessQueue(loop)
 
     def watch(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
-        """Watch ``pid``; ``child`` is given when it is our own, so that its status is known.
+        """Watch ``pid``; ``child`` is given when this program started it.
 
-        ``on_exit`` gets the status as ``Popen.returncode`` has it, None when unknowable. A
+        ``on_exit`` gets the status as ``Popen.returncode`` has it, None when unknowable: it is
+        known also of a child that was started before this process replaced its program. A
         process that has ended already is reported too.
         """
 
         def ended() -> None:
-            self._report(child, on_exit)
+            self._report(pid, child, on_exit)
 
         if self._queue is not None:
             self._queue.add(pid, ended)
@@ -62,16 +64,32 @@ class ExitWatch:
         del self._descriptors[pid]
         ended()
 
-    def _report(self, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
-        if child is None:
+    def _report(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
+        try:
+            status = _reaped(pid) if child is None else child.poll()
+        except ChildProcessError:
             on_exit(None)
             return
-        status = child.poll()
         if status is None:
             # kqueue may speak up just before the child can be waited for.
-            self._loop.call_later(_REAP_RETRY_S, self._report, child, on_exit)
+            self._loop.call_later(_REAP_RETRY_S, self._report, pid, child, on_exit)
             return
         on_exit(status)
+
+
+def reap_children() -> None:
+    """Take note of children that have ended, so that no zombie stays. Only while this program
+    has started none of its own: the status of those is their owners' to read."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+def _reaped(pid: int) -> int | None:
+    """Return a child's status, None while it can't be waited for. Raises
+    ``ChildProcessError`` for what is no child."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return None if found == 0 else os.waitstatus_to_exitcode(status)
 
 
 class _ProcessQueue:

@@ -12,6 +12,7 @@ from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.core import Core
 from lmx.supervisor.router_guard import RouterGuard
+from lmx.supervisor.service_commands import QUESTIONS, ServiceCommands
 from lmx.supervisor.slots import Asker
 
 
@@ -23,13 +24,15 @@ class Inbox:
         core: Core,
         guard: RouterGuard,
         commands: Commands,
+        service_commands: ServiceCommands,
         adoption: Adoption,
         send: Callable[[bytes, Any], None],
-        host: str,
+        host: Callable[[], str],
     ) -> None:
         self._core = core
         self._guard = guard
         self._commands = commands
+        self._service_commands = service_commands
         self._adoption = adoption
         self._send = send
         self._host = host
@@ -53,11 +56,13 @@ class Inbox:
                 if self._core.knows(message.instance):
                     self._core.worker_said(message.instance, message, now_s)
             case control.RouterHello():
-                self._adoption.admit_router(message, self._host, now_s)
+                self._adoption.admit_router(message, self._host(), now_s)
             case control.RouterBeat():
-                known = self._guard.process is not None and self._guard.process.pid == message.pid
+                known = self._guard.knows(message.pid)
                 self._guard.beat(message, now_s)
                 self._send(identity, self._seen() if known else self._identify())
+            case _ if isinstance(message, QUESTIONS):
+                self._service_commands.answer(Asker(identity, correlation), message, now_s)
             case _:
                 self._commands.answer(Asker(identity, correlation), message, now_s)
         self._core.flush(now_s)

@@ -1,65 +1,183 @@
-"""The CLI's commands on one model: ask, then wait until it is so, with progress."""
+"""The CLI's commands that change something: ask, then wait until it is so, with progress."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.console import LoadProgress, make_console, wait_for
+from lmx.supervisor.console import LoadProgress, make_console
 from lmx.supervisor.control_client import ControlClient
 from lmx.supervisor.home import Home
+from lmx.supervisor.status_words import find_model
+from lmx.supervisor.steady_client import SteadyClient
+
+_POLL_S: Final = 0.1
+_RESTART_S: Final = 60.0
+"""For a new router or supervisor to serve, on a machine that is busy with something else."""
+_AWAY_S: Final = 15.0
+"""For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
+be started again by launchd or systemd."""
 
 
 def load_model(home: Home, model: str) -> None:
     """Load a model and wait. Raises :class:`OperationError` when it can't be loaded."""
-    with ControlClient(home) as client:
-        client.ask(control.LoadModel(model))
-        _wait_ready(client, model, old_pid=None)
+    _ask(home, control.LoadModel(model))
+    _wait_ready(home, model, old_pid=None)
 
 
 def restart_model(home: Home, model: str) -> None:
     """End a model's worker after its streams, load it again and wait."""
-    with ControlClient(home) as client:
-        done: control.Done = client.ask(control.RestartModel(model))
-        _wait_ready(client, model, old_pid=done.pid)
+    done = _ask(home, control.RestartModel(model))
+    _wait_ready(home, model, old_pid=done.pid)
 
 
 def unload_model(home: Home, model: str) -> None:
     """Unload a model and wait until its process is gone."""
-    with ControlClient(home) as client, LoadProgress(make_console()) as progress:
-        done: control.Done = client.ask(control.UnloadModel(model))
-        line = wait_for(
-            client.status,
-            model,
-            lambda line: line["pid"] is None or line["pid"] != done.pid,
-            progress,
-        )
-    process = f" (pid {done.pid} is gone)" if done.pid else ""
+    done = _ask(home, control.UnloadModel(model))
+    line = _wait_gone(home, model, done.pid)
     again = "; a request has had it loaded again" if line["pid"] else ""
-    click.echo(f"unloaded {line['model']}{process}{again}")
+    click.echo(f"unloaded {line['model']}{_gone(done.pid)}{again}")
+
+
+def drain_model(home: Home, model: str) -> None:
+    """Have a model take no new request, and wait until its streams and its process ended."""
+    done = _ask(home, control.DrainModel(model))
+    line = _wait_gone(home, model, done.pid)
+    if line["state"] == "held":
+        name = line["model"]
+        click.echo(
+            f"drained {name}{_gone(done.pid)}; it takes no request until "
+            f"`lmx-supervisor reset {name}` or `load {name}`"
+        )
+    else:
+        click.echo(f"drained {line['model']}{_gone(done.pid)}; it was asked for again meanwhile")
 
 
 def kill_model(home: Home, model: str) -> None:
     """SIGKILL a model's worker; does not wait for its return."""
+    click.echo(_ask(home, control.KillModel(model)).message)
+
+
+def reset_model(home: Home, model: str) -> None:
+    """Forget a model's failures; loads nothing."""
+    click.echo(_ask(home, control.ResetModel(model)).message)
+
+
+def pin_model(home: Home, model: str, *, pinned: bool) -> None:
+    """Pin or unpin a model; loads nothing."""
+    click.echo(_ask(home, control.PinModel(model, pinned)).message)
+
+
+def reload_config(home: Home) -> None:
+    """Have the configuration read again and print what follows.
+
+    Raises :class:`OperationError` (config_invalid) with every problem; nothing changed then.
+    """
     with ControlClient(home) as client:
-        done: control.Done = client.ask(control.KillModel(model))
-    click.echo(done.message)
+        reloaded: control.Reloaded = client.ask(control.ReloadConfig())
+    if not reloaded.sections:
+        click.echo("the configuration is the same: nothing changed")
+        return
+    click.echo(f"reloaded; changed: {', '.join(reloaded.sections)}")
+    for change in reloaded.changes:
+        click.echo(f"  - {change}")
 
 
-def _wait_ready(client: ControlClient, model: str, old_pid: int | None) -> None:
+def restart_router(home: Home) -> None:
+    """Start a new router beside the old one, and wait until it serves."""
+    done = _ask(home, control.RestartRouter())
+    status = _wait_status(
+        home,
+        lambda found: (
+            done.pid in (None, found["router"]["pid"]) and found["router"]["memory_bytes"] > 0
+        ),
+        "the new router does not serve: see `lmx-supervisor logs --router`",
+    )
+    router = status["router"]
+    click.echo(
+        f"a new router (pid {router['pid']}) serves at {router['url']}; the old one ends when its "
+        "requests have"
+    )
+
+
+def restart_supervisor(home: Home) -> None:
+    """Replace the supervisor's program, and wait until the new one answers."""
+    with ControlClient(home) as client:
+        before = client.status()["supervisor"]
+        client.ask(control.RestartSupervisor())
+    status = _wait_status(
+        home,
+        lambda found: found["supervisor"]["epoch"] != before["epoch"],
+        f"no new supervisor answers: see {home.supervisor_log}",
+    )
+    after = status["supervisor"]
+    versions = " -> ".join(dict.fromkeys((before["version"], after["version"])))
+    click.echo(f"a new supervisor (pid {after['pid']}, lmx {versions}) has taken over what runs")
+
+
+def _ask(home: Home, question: Any) -> control.Done:
+    with ControlClient(home) as client:
+        done: control.Done = client.ask(question)
+    return done
+
+
+def _wait_ready(home: Home, model: str, old_pid: int | None) -> None:
     def settled(line: dict[str, Any]) -> bool:
         if line["state"] == "ready":
             return bool(line["pid"] != old_pid)
-        # "backoff" still tries again; "cold" is given up, or unloaded by somebody else.
-        return line["state"] in ("quarantined", "cold")
+        # "backoff" and "queued" go on by themselves; "cold" is given up, or was unloaded by
+        # somebody else, as "held" was drained.
+        return line["state"] in ("quarantined", "cold", "held")
 
-    with LoadProgress(make_console()) as progress:
-        line = wait_for(client.status, model, settled, progress)
+    line = _wait_for(home, model, settled)
     if line["state"] != "ready":
         raise OperationError(
             ErrorCode.MODEL_LOAD_FAILED,
             f"{line['model']}: {line['problem'] or 'it was unloaded meanwhile'}",
         )
+
+
+def _wait_gone(home: Home, model: str, pid: int | None) -> dict[str, Any]:
+    return _wait_for(home, model, lambda line: line["pid"] is None or line["pid"] != pid)
+
+
+def _gone(pid: int | None) -> str:
+    return f" (pid {pid} is gone)" if pid else ""
+
+
+def _wait_for(home: Home, model: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Poll the status until a model's line satisfies ``until``; returns that line.
+
+    Has no deadline of its own: the supervisor's deadlines end every state in which a model
+    is on its way, so ``until`` has to be satisfied by those in which it is not. A model that
+    waits for memory waits as long as the person at the terminal does.
+    """
+    with SteadyClient(home, answered=True) as client, LoadProgress(make_console()) as progress:
+        while True:
+            status = client.status()
+            if status is not None:
+                line = find_model(status["workers"], model)
+                progress.show(line)
+                if until(line):
+                    return line
+            time.sleep(_POLL_S)
+
+
+def _wait_status(
+    home: Home, until: Callable[[dict[str, Any]], bool], failure: str
+) -> dict[str, Any]:
+    """Poll the status until it satisfies ``until``; raises :class:`OperationError` with
+    ``failure`` when it does not in time."""
+    deadline_s = time.monotonic() + _RESTART_S
+    with SteadyClient(home, _AWAY_S, answered=True) as client:
+        while time.monotonic() < deadline_s:
+            status = client.status()
+            if status is not None and until(status):
+                return status
+            time.sleep(_POLL_S)
+    raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.ids import new_instance_id
 from lmx.protocol.model_kind import read_kind
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.budget import Ledger
 from lmx.supervisor.child import signal_group, start_child
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
+from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.home import Home
+from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
+from lmx.supervisor.pins import Pins
 from lmx.supervisor.records import Records, RouterRecord, WorkerRecord
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.sources import FolderSource, parse_source
@@ -27,10 +31,11 @@ from lmx.supervisor.worker_state import Worker
 
 
 class Processes:
-    """:class:`lmx.supervisor.slot_life.Actions` and ``RouterActions``, for real.
+    """:class:`lmx.supervisor.actions.Actions` and ``RouterActions``, for real.
 
     Ends of processes are reported to ``worker_exited(instance, status)`` and
-    ``router_exited(pid)``, on the event loop.
+    ``router_exited(pid)``, on the event loop. ``worker_left`` has what an exited worker held
+    measured back.
     """
 
     def __init__(
@@ -42,6 +47,11 @@ class Processes:
         watch: ExitWatch,
         server: ControlServer,
         fetching: Fetching,
+        events: EventLog,
+        pins: Pins,
+        measured: Measured,
+        ledger: Ledger,
+        worker_left: Callable[[Worker, int], None],
         admin_key: str,
         worker_exited: Callable[[str, int | None], None],
         router_exited: Callable[[int], None],
@@ -54,8 +64,26 @@ class Processes:
         self._watch = watch
         self._server = server
         self._fetching = fetching
+        self._events = events
+        self._pins = pins
+        self._measured = measured
+        self._ledger = ledger
+        self._worker_left = worker_left
         self._worker_exited = worker_exited
         self._router_exited = router_exited
+
+    def reconfigure(self, config: Config) -> None:
+        """Start what is started from here on with another configuration."""
+        self._config = config
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self._events.note(name, model_id, detail, **data)
+
+    def save_pins(self, pins: Mapping[str, bool]) -> None:
+        self._pins.save(pins)
+
+    def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
+        self._worker_left(worker, reserved_bytes)
 
     def wall_s(self) -> float:
         return time.time()
@@ -76,7 +104,10 @@ class Processes:
         return model.kind or read_kind(path)
 
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
-        return plan_memory(model, kind, path)
+        return plan_memory(model, kind, path, self._ledger.budget_bytes, self._measured)
+
+    def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
+        self._measured.record(plan.settings_key, static_bytes, peak_bytes)
 
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
@@ -105,7 +136,7 @@ class Processes:
     def publish(self, message: Any) -> None:
         self._server.publish(message)
 
-    def spawn_router(self, listener: socket.socket) -> int:
+    def spawn_router(self, listener: socket.socket) -> RouterRecord:
         router_id = new_instance_id()
         spec = router_spec(
             self._config, self._home, router_id, listener, self._version, self._admin_key
@@ -118,23 +149,20 @@ class Processes:
             self._home.router_log,
             (listener.fileno(),),
         )
-        port = listener.getsockname()[1]
-        self._records.save_router(
-            RouterRecord(child.pid, router_id, self._config.server.host, port)
-        )
         self._watch_child(None, child)
-        return child.pid
+        port = listener.getsockname()[1]
+        return RouterRecord(child.pid, router_id, self._config.server.host, port)
 
     def signal_router(self, pid: int, number: int) -> None:
         signal_group(pid, number)
 
-    def forget_router(self) -> None:
-        self._records.forget_router()
+    def save_routers(self, records: list[RouterRecord]) -> None:
+        self._records.save_routers(records)
 
     def watch(
         self, instance: str | None, pid: int, child: subprocess.Popen[bytes] | None = None
     ) -> None:
-        """Have the end of a process reported; instance None is the router."""
+        """Have the end of a process reported; instance None is a router."""
         if instance is None:
             self._watch.watch(pid, child, lambda _status: self._router_exited(pid))
         else:

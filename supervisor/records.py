@@ -13,10 +13,10 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 import structlog
@@ -62,10 +62,15 @@ class WorkerRecord(ProcessRecord):
 
 @dataclass(frozen=True, slots=True)
 class RouterRecord(ProcessRecord):
-    """The router, and where it listens."""
+    """A router, and where it listens. ``retiring``: it is not the one that serves."""
 
     host: str
     port: int
+    retiring: bool = False
+
+    def as_retiring(self) -> RouterRecord:
+        """Return it as one that another router replaces."""
+        return dataclasses.replace(self, retiring=True)
 
 
 def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
@@ -89,12 +94,17 @@ class SupervisorLock:
         self._path = path
         self._descriptor: int | None = None
 
-    def acquire(self) -> None:
+    def acquire(self, inherited: int | None = None) -> None:
         """Take it. Raises :class:`OperationError` (already_running) with the holder's pid.
 
         Tries for a moment: who asks whether a supervisor runs holds the lock for an instant.
+        ``inherited``: a descriptor that this process held the lock with before it replaced its
+        program; the lock was never free in between.
         """
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if inherited is not None:
+            os.set_inheritable(inherited, False)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600) if inherited is None else inherited
         try:
             _lock_within(descriptor, _ACQUIRE_S)
         except BlockingIOError as error:
@@ -106,8 +116,15 @@ class SupervisorLock:
                 "or stop it with `lmx-supervisor stop`",
             ) from error
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
+
+    @property
+    def descriptor(self) -> int:
+        """What it is held with. Raises ``RuntimeError`` before it was taken."""
+        if self._descriptor is None:
+            raise RuntimeError("the lock was not taken")
+        return self._descriptor
 
 
 def _lock_within(descriptor: int, limit_s: float) -> None:
@@ -127,12 +144,12 @@ class Records:
 
     def __init__(self, state: Path) -> None:
         self._workers = state / "workers"
-        self._router = state / "router.json"
+        self._routers = state / "router.json"
 
     def save_worker(self, record: WorkerRecord) -> None:
         """Write a worker's record. A full disk is logged: the worker is as good without one,
         and the next supervisor adopts it by its Hello."""
-        _write(self._workers / f"{record.token}.json", record)
+        _write(self._workers / f"{record.token}.json", dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:
         """Remove a worker's record; it has exited."""
@@ -141,40 +158,48 @@ class Records:
     def workers(self) -> list[WorkerRecord]:
         """Return every worker's record; unreadable ones are logged and removed."""
         paths = sorted(self._workers.glob("*.json"))
-        return [found for path in paths if (found := _read(path, WorkerRecord)) is not None]
+        return [found for path in paths if (found := _read(path, _worker_record)) is not None]
 
-    def save_router(self, record: RouterRecord) -> None:
-        """Write the router's record."""
-        _write(self._router, record)
-
-    def forget_router(self) -> None:
-        """Remove the router's record; it has exited."""
-        self._router.unlink(missing_ok=True)
+    def save_routers(self, records: Sequence[RouterRecord]) -> None:
+        """Write the records of all routers that run; none: the file is removed."""
+        if records:
+            _write(self._routers, [dataclasses.asdict(record) for record in records])
+        else:
+            self._routers.unlink(missing_ok=True)
 
     def orphans(self) -> list[ProcessRecord]:
-        """Return what runs of all that is recorded, the router first."""
-        router = self.router()
-        recorded: list[ProcessRecord] = [] if router is None else [router]
-        return [record for record in (*recorded, *self.workers()) if record.alive]
+        """Return what runs of all that is recorded, the routers first."""
+        recorded: list[ProcessRecord] = [*self.routers(), *self.workers()]
+        return [record for record in recorded if record.alive]
 
-    def router(self) -> RouterRecord | None:
-        """Return the router's record, if there is one."""
-        return _read(self._router, RouterRecord) if self._router.exists() else None
+    def routers(self) -> list[RouterRecord]:
+        """Return every router's record; an unreadable file is logged and removed."""
+        if not self._routers.exists():
+            return []
+        return _read(self._routers, _router_records) or []
 
 
-def _write(path: Path, record: ProcessRecord) -> None:
+def _router_records(values: list[dict[str, Any]]) -> list[RouterRecord]:
+    return [RouterRecord(**value) for value in values]
+
+
+def _worker_record(value: dict[str, Any]) -> WorkerRecord:
+    return WorkerRecord(**value)
+
+
+def _write(path: Path, values: Any) -> None:
     temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        temporary.write_text(json.dumps(dataclasses.asdict(record)))
+        temporary.write_text(json.dumps(values))
         temporary.replace(path)
     except OSError as error:
         log.error("record.not_written", path=str(path), error=str(error))
 
 
-def _read(path: Path, cls: type[_Record]) -> _Record | None:
+def _read(path: Path, parse: Callable[[Any], _Record]) -> _Record | None:
     try:
-        return cls(**json.loads(path.read_text()))
+        return parse(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         log.warning("record.unreadable", path=str(path), error=str(error))
         with contextlib.suppress(OSError):

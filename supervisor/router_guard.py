@@ -1,4 +1,5 @@
-"""Keeps one router running: starts it, watches its beats, starts it again when it ends."""
+"""Keeps one router running: starts it, watches its beats, starts it again when it ends, and
+replaces it by another one without a request lost."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import random
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from lmx.protocol import control
 from lmx.protocol.states import ExitCause
 from lmx.supervisor import restart
+from lmx.supervisor.records import RouterRecord
+from lmx.supervisor.router_actions import RouterActions
+from lmx.supervisor.router_retirement import Retirement, kill_overdue
+from lmx.supervisor.router_state import RouterLimits, RouterProcess
 
 log = structlog.get_logger()
 
@@ -22,135 +26,151 @@ _POLICY: Final = restart.RestartPolicy(
 )
 """A router is never given up: without it nobody is served, and it costs little to try."""
 
-
-class RouterActions(Protocol):
-    """What the guard has done for it."""
-
-    def spawn_router(self, listener: socket.socket) -> int:
-        """Start a router on a listening socket and return its pid. Raises ``OSError``."""
-
-    def signal_router(self, pid: int, number: int) -> None:
-        """Signal the router; nothing if it is gone."""
-
-    def forget_router(self) -> None:
-        """Remove the record of a router that has exited."""
-
-
-@dataclass(slots=True)
-class RouterProcess:
-    """The running router. ``port`` is 0 and beats are None until it has said so."""
-
-    pid: int
-    started_s: float
-    beat_at_s: float
-    port: int
-    adopted: bool
-    streams: int = 0
-    requests_total: int = 0
-    memory_bytes: int = 0
-    kill_at_s: float | None = None
+_BIND_AGAIN_S: Final = 0.1
 
 
 class RouterGuard:
-    """The router's state; a single writer like the core. ``beat_timeout_s`` without a beat
-    means it hangs: SIGABRT (it dumps its stacks), then SIGKILL after ``abort_grace_s``."""
+    """The routers' state; a single writer like the core. ``process`` serves; ``successor`` was
+    started to replace it and has not said Hello yet; those that were replaced end their
+    requests. ``beat_timeout_s`` without a beat means that the router hangs: SIGABRT (it dumps
+    its stacks), then SIGKILL after ``abort_grace_s``."""
 
     def __init__(
-        self,
-        actions: RouterActions,
-        bind: Callable[[int], socket.socket],
-        beat_timeout_s: float,
-        abort_grace_s: float,
+        self, actions: RouterActions, bind: Callable[[int], socket.socket], limits: RouterLimits
     ) -> None:
+        self.limits = limits
         self._actions = actions
         self._bind = bind
-        self._beat_timeout_s = beat_timeout_s
-        self._abort_grace_s = abort_grace_s
-        self._listener: socket.socket | None = None
+        self.listener: socket.socket | None = None
+        self._moved: socket.socket | None = None
         self._port = 0
         self._failures = restart.FailureRecord()
         self._retry_at_s: float | None = None
         self._stopping = False
         self.restarts = 0
         self.process: RouterProcess | None = None
+        self.successor: RouterProcess | None = None
+        self._retirement = Retirement(actions)
 
     def start(self, now_s: float) -> None:
         """Start a router, where "any port" is configured on the port of the one before it.
 
         Raises ``OSError`` when the address can't be bound, or no process started.
         """
-        if self._listener is None:
-            self._listener = self._bind(self._port)
-        pid = self._actions.spawn_router(self._listener)
-        port = self._port = self._listener.getsockname()[1]
-        self.process = RouterProcess(pid, now_s, now_s, port, adopted=False)
-        log.info("router.spawned", router_pid=pid, port=port)
+        self._take_moved()
+        if self.listener is None:
+            self.listener = self._bind(self._port)
+        self.process = self._spawn(self.listener, now_s)
+        self._port = self.process.port
+        self._save()
 
-    def adopt(self, pid: int, port: int, now_s: float) -> None:
-        """Take over a router that an earlier supervisor started; it has the listening socket."""
-        self._port = port
+    def replace(self, now_s: float, listener: socket.socket | None = None) -> int | None:
+        """Start another router, on ``listener`` if one is given; it takes over once it says
+        Hello, and the old one ends its requests. If it ends before, the old one stays.
+
+        Returns its pid. None when nobody but the old router has the listening socket: it then
+        gives the address free first, and the next tick binds it again. Raises ``OSError`` when
+        no process started; nothing has changed then.
+        """
+        source = listener or self._moved or self.listener
+        if source is None:
+            self._retry_at_s = now_s
+            if self.process is not None:
+                self._retire(self.process, now_s)
+                self.process = None
+            self._save()
+            return None
+        started = self._spawn(source, now_s)
+        if listener is not None:
+            if self._moved is not None:
+                self._moved.close()
+            self._moved = listener
+        if self.successor is not None:
+            self._retire(self.successor, now_s)
+        self.successor = started
+        if self.process is None:
+            self._retry_at_s = None
+            self._promote(now_s)
+        self._save()
+        return started.pid
+
+    def adopt(self, record: RouterRecord, now_s: float) -> None:
+        """Take over a router that an earlier supervisor started."""
+        self._port = record.port
         self._retry_at_s = None
-        self.process = RouterProcess(pid, now_s, now_s, port, adopted=True)
-        log.info("router.adopted", router_pid=pid, port=port)
+        self.process = self._process(record, now_s, adopted=True)
+        self._save()
+        log.info("router.adopted", router_pid=record.pid, port=record.port)
+
+    def adopt_retiring(self, record: RouterRecord, now_s: float) -> None:
+        """Take over a router that was being replaced, or was to replace another one."""
+        self._retire(self._process(record, now_s, adopted=True), now_s)
+        self._save()
+
+    def knows(self, pid: int) -> bool:
+        """Whether this process is a router of ours."""
+        return any(router.pid == pid for router in self._routers())
+
+    def hello(self, pid: int, port: int, now_s: float) -> None:
+        """Take the Hello of a router of ours."""
+        if self.successor is not None and self.successor.pid == pid:
+            self._promote(now_s)
+            self._save()
+        if self.process is not None and self.process.pid == pid:
+            self.process.port, self.process.heard = port, True
 
     def beat(self, message: control.RouterBeat, now_s: float) -> None:
         """Take a router's beat."""
-        if self.process is not None and message.pid == self.process.pid:
-            self.process.beat_at_s = now_s
-            self.process.streams = message.streams
-            self.process.requests_total = message.requests_total
-            self.process.memory_bytes = message.memory_bytes
+        for router in self._routers():
+            if router.pid == message.pid:
+                router.beat_at_s, router.heard = now_s, True
+                router.streams = message.streams
+                router.requests_total = message.requests_total
+                router.memory_bytes = message.memory_bytes
 
     def exited(self, pid: int, now_s: float) -> None:
-        """Take the observed end of the router, and plan the next one."""
-        if self.process is None or self.process.pid != pid:
+        """Take the observed end of a router, and plan the next one if it was the one."""
+        if self.successor is not None and self.successor.pid == pid:
+            self.successor = None
+            self._note("router.not_replaced", "the new router ended at its start", pid)
+        elif self.process is not None and self.process.pid == pid:
+            self._serving_exited(self.process, now_s)
+        elif not self._retirement.exited(pid):
             return
-        lived_s = now_s - self.process.started_s
-        self.process = None
-        self._actions.forget_router()
-        if self._stopping:
-            return
-        self._failures, decision = restart.after_exit(
-            self._failures, ExitCause.CRASH, wanted=True, was_ready_for_s=lived_s,
-            now_s=now_s, jitter=random.random(), policy=_POLICY,
-        )  # fmt: skip
-        wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
-        self.restarts += 1
-        self._retry_at_s = now_s + wait_s
-        log.warning("router.exited", router_pid=pid, lived_s=round(lived_s, 3), retry_in_s=wait_s)
+        self._save()
 
     def tick(self, now_s: float, paused_s: float) -> None:
         """Let time pass: a silent router is ended, a planned one is started."""
-        router = self.process
-        if router is None:
-            if self._retry_at_s is not None and now_s >= self._retry_at_s:
-                self._retry_at_s = None
-                self._start_again(now_s)
-            return
-        router.beat_at_s += paused_s
-        if router.kill_at_s is not None:
-            if now_s >= router.kill_at_s:
-                self._actions.signal_router(router.pid, signal.SIGKILL)
-                router.kill_at_s = now_s + 1.0
-        elif now_s - router.beat_at_s > self._beat_timeout_s and not self._stopping:
-            log.error("router.hung", router_pid=router.pid)
-            self._actions.signal_router(router.pid, signal.SIGABRT)
-            router.kill_at_s = now_s + self._abort_grace_s
+        self._retirement.tick(now_s)
+        if self.successor is not None:
+            self._tick_running(self.successor, now_s, paused_s)
+        if self.process is not None:
+            self._tick_running(self.process, now_s, paused_s)
+        elif self._retry_at_s is not None and now_s >= self._retry_at_s:
+            self._retry_at_s = None
+            self._start_again(now_s)
 
     def stop(self, now_s: float, grace_s: float) -> None:
-        """End the router: SIGTERM lets its streams finish, SIGKILL after ``grace_s``."""
+        """End every router: SIGTERM lets streams finish, SIGKILL after ``grace_s``."""
         self._stopping = True
         self._retry_at_s = None
-        if self.process is not None:
-            number = signal.SIGTERM if grace_s > 0 else signal.SIGKILL
-            self._actions.signal_router(self.process.pid, number)
-            self.process.kill_at_s = now_s + grace_s
+        number = signal.SIGTERM if grace_s > 0 else signal.SIGKILL
+        for router in self._routers():
+            self._actions.signal_router(router.pid, number)
+            router.kill_at_s = now_s + grace_s
+        self._retirement.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether any router's end was not observed yet."""
+        return bool(self._routers())
 
     def close(self) -> None:
-        """Close the listening socket, if this process holds it."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        """Close the listening sockets that this process holds."""
+        for listener in (self.listener, self._moved):
+            if listener is not None:
+                listener.close()
+        self.listener = self._moved = None
 
     def status(self) -> dict[str, Any]:
         """Return the router as ``lmx-supervisor status --json`` shows it."""
@@ -158,17 +178,88 @@ class RouterGuard:
         return {
             "state": "running" if router else "restarting",
             "pid": router.pid if router else None,
+            "host": router.record.host if router else None,
             "port": router.port if router else None,
             "adopted": router.adopted if router else False,
             "memory_bytes": router.memory_bytes if router else 0,
-            "streams": router.streams if router else 0,
+            "streams": sum(router.streams for router in self._routers()),
             "requests_total": router.requests_total if router else 0,
             "restarts": self.restarts,
+            "retiring": len(self._retirement.routers),
         }
+
+    def _routers(self) -> list[RouterProcess]:
+        chief = [router for router in (self.process, self.successor) if router is not None]
+        return [*chief, *self._retirement.routers]
+
+    def _spawn(self, listener: socket.socket, now_s: float) -> RouterProcess:
+        record = self._actions.spawn_router(listener)
+        log.info("router.spawned", router_pid=record.pid, port=record.port)
+        return self._process(record, now_s, adopted=False)
+
+    def _process(self, record: RouterRecord, now_s: float, *, adopted: bool) -> RouterProcess:
+        grace_s = self.limits.shutdown_grace_s
+        return RouterProcess(record, now_s, now_s, record.port, adopted, grace_s, heard=adopted)
+
+    def _save(self) -> None:
+        serving = [] if self.process is None else [self.process.record]
+        others = [router.record for router in self._routers() if router is not self.process]
+        self._actions.save_routers(
+            [*serving, *(record.as_retiring() for record in others)],
+        )
+
+    def _take_moved(self) -> None:
+        if self._moved is not None:
+            if self.listener is not None:
+                self.listener.close()
+            self.listener, self._moved = self._moved, None
+
+    def _promote(self, now_s: float) -> None:
+        """Let the successor serve, and the one before it end its requests."""
+        old, self.process, self.successor = self.process, self.successor, None
+        assert self.process is not None
+        self._take_moved()
+        self._port = self.process.port
+        if old is not None:
+            self._retire(old, now_s)
+            self._note("router.restarted", f"it took over from {old.pid}", self.process.pid)
+
+    def _retire(self, router: RouterProcess, now_s: float) -> None:
+        self._retirement.begin(router, self.limits, now_s)
+
+    def _serving_exited(self, router: RouterProcess, now_s: float) -> None:
+        self.process = None
+        if self._stopping:
+            return
+        lived_s = now_s - router.started_s
+        self._failures, decision = restart.after_exit(
+            self._failures, ExitCause.CRASH, wanted=True, was_ready_for_s=lived_s,
+            now_s=now_s, jitter=random.random(), policy=_POLICY,
+        )  # fmt: skip
+        wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
+        self.restarts += 1
+        self._note("router.exited", f"it lived for {lived_s:.1f} s", router.pid)
+        if self.successor is not None:
+            self._promote(now_s)
+        else:
+            self._retry_at_s = now_s + wait_s
+
+    def _tick_running(self, router: RouterProcess, now_s: float, paused_s: float) -> None:
+        router.beat_at_s += paused_s
+        kill_overdue(router, self._actions, now_s)
+        limit_s = self.limits.beat_timeout_s if router.heard else self.limits.start_timeout_s
+        if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
+            log.error("router.hung", router_pid=router.pid)
+            self._actions.signal_router(router.pid, signal.SIGABRT)
+            router.kill_at_s = now_s + self.limits.abort_grace_s
 
     def _start_again(self, now_s: float) -> None:
         try:
             self.start(now_s)
         except OSError as error:
             log.error("router.not_started", error=str(error))
-            self._retry_at_s = now_s + 1.0
+            # One that retires gives the address free in a moment.
+            self._retry_at_s = now_s + (_BIND_AGAIN_S if self._retirement.routers else 1.0)
+
+    def _note(self, name: str, detail: str, pid: int) -> None:
+        self._actions.note(name, None, detail, router_pid=pid)

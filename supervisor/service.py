@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any, Final
 import psutil
 import structlog
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.errors import LmxError
 from lmx.protocol.ids import new_epoch
 from lmx.protocol.states import LoadPhase
+from lmx.supervisor import listening
 from lmx.supervisor.admin_key import read_admin_key
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.budget import Ledger
@@ -24,52 +24,76 @@ from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
-from lmx.supervisor.exit_watch import ExitWatch
+from lmx.supervisor.event_log import EventLog
+from lmx.supervisor.exit_watch import ExitWatch, reap_children
 from lmx.supervisor.fetching import Fetching
+from lmx.supervisor.handover import Handover, leave
 from lmx.supervisor.home import Home
 from lmx.supervisor.inbox import Inbox
+from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.machine_budget import budget_bytes
+from lmx.supervisor.measured import Measured
+from lmx.supervisor.memory_watch import MemoryWatch
+from lmx.supervisor.pins import Pins
 from lmx.supervisor.processes import Processes
-from lmx.supervisor.records import (
-    Records,
-    SupervisorLock,
-)
+from lmx.supervisor.records import Records, SupervisorLock
+from lmx.supervisor.reload import Reloader
 from lmx.supervisor.router_guard import RouterGuard
-from lmx.supervisor.view import worker_status
+from lmx.supervisor.router_state import RouterLimits
+from lmx.supervisor.service_commands import ServiceCommands
+from lmx.supervisor.service_status import memory_status, supervisor_status, with_url
+from lmx.supervisor.shutdown import Shutdown
+from lmx.supervisor.startup import come_up
+from lmx.supervisor.system_memory import read_memory
+from lmx.supervisor.worker_state import Worker
 
 log = structlog.get_logger()
 
 _TICK_S: Final = 0.1
-_INTRODUCTION_S: Final = 3.0
-"""Beats and reconnects take at most half of it, by their defaults."""
-
-_ATTEMPTS: Final = int(_INTRODUCTION_S / _TICK_S)
-
 _PAUSE_S: Final = 2.0
 """A tick this late means that this process was not running; deadlines are moved by it."""
 
 
 class Service:
-    """One supervisor from its start to its end. Carries out what core and guard decide."""
+    """One supervisor from its start to its end. Carries out what core and guard decide.
+    ``reconfigured`` is told of each other configuration that is put in force."""
 
-    def __init__(self, config: Config, home: Home, version: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        home: Home,
+        version: str,
+        invocation: Invocation,
+        reconfigured: Callable[[Config], None],
+    ) -> None:
         self.config = config
         self.home = home
         self.version = version
         self.started_s = time.time()
+        self._invocation = invocation
+        self._tell_reconfigured = reconfigured
         self._lock = SupervisorLock(home.lock)
         self._stop_asked: asyncio.Event | None = None
-        self._wake = asyncio.Event()
-        self._stop_at_once = False
+        self._replace_asked = asyncio.Event()
         self.serving = False
 
-    async def run(self) -> None:
-        """Serve until asked to stop; returns when every process is gone.
+    async def run(self) -> Handover | None:
+        """Serve until asked to stop; returns None when every process is gone. Asked to put
+        another program in its place, it returns what that one goes on with, all else as it is.
 
         Raises :class:`OperationError` when another supervisor runs or the port is taken.
         """
+        inherited = self._invocation.handover
         self.home.prepare()
-        self._lock.acquire()
-        await self._run()
+        self._lock.acquire(None if inherited is None else inherited.lock_fd)
+        if inherited is not None:
+            reap_children()
+        return await self._run()
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stop_asked is not None and self._stop_asked.is_set()
 
     def stop(self, why: str) -> None:
         """Begin to stop: streams may finish. Asked again: at once."""
@@ -77,93 +101,108 @@ class Service:
             return
         if self._stop_asked.is_set():
             log.warning("supervisor.stop_at_once", why=why)
-            self._stop_at_once = True
-            self._wake.set()
+            self._shutdown.hurry()
         else:
             log.info("supervisor.stopping", why=why)
             self._stop_asked.set()
 
-    async def _run(self) -> None:
+    def replace(self) -> None:
+        """Begin to put another program in this one's place."""
+        self._replace_asked.set()
+
+    def reload(self, why: str) -> None:
+        """Read the configuration again. What comes of it is noted, also when it is rejected."""
+        if not self.serving:
+            return
+        now_s = time.monotonic()
+        with contextlib.suppress(LmxError):
+            self._reloader.reload(why, now_s)
+        self.core.flush(now_s)
+
+    async def _run(self) -> Handover | None:
         loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
-        timing = self.config.timing
-        watch = ExitWatch(loop)
-        server = ControlServer(self.home.run)
+        self._wire(loop)
+        tasks = [
+            loop.create_task(self._server.serve(self._inbox.take)),
+            loop.create_task(self._tick_forever()),
+        ]
+        asked = [
+            loop.create_task(self._stop_asked.wait()),
+            loop.create_task(self._replace_asked.wait()),
+        ]
+        try:
+            await come_up(
+                self.core, self.guard, self._adoption, self.config.server,
+                self._invocation.handover,
+            )  # fmt: skip
+            self.serving = True
+            self._events.note(
+                "supervisor.ready", None, f"lmx {self.version}", home=str(self.home.path),
+                budget_bytes=self.core.ledger.budget_bytes, models=len(self.core.slots),
+            )  # fmt: skip
+            done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if done == {asked[1]}:
+                return await self._hand_over()
+            await self._shutdown.run(self.config.timing.shutdown_grace_s)
+            for task in done - set(asked):
+                task.result()  # a task that ended by itself is a bug: let it be heard
+            return None
+        finally:
+            self.serving = False
+            for task in (*asked, *tasks):
+                task.cancel()
+            self._service_commands.close()
+            self.guard.close()
+            self._watch.close()
+            await self._server.close()
+
+    def _wire(self, loop: asyncio.AbstractEventLoop) -> None:
+        epoch = new_epoch()
+        self._watch = ExitWatch(loop)
+        self._server = ControlServer(self.home.run)
+        self._events = EventLog(epoch)
         records = Records(self.home.state)
         self._fetching = Fetching(
             self.home.models, self.home.logs / "fetch.log", self._fetch_advanced, self._fetch_ended
         )
-        processes = Processes(
-            self.config, self.home, self.version, records, watch, server, self._fetching,
+        pins = Pins(self.home.pins)
+        ledger = Ledger(self._budget_bytes(self.config))
+        self._processes = Processes(
+            self.config, self.home, self.version, records, self._watch, self._server,
+            self._fetching, self._events, pins, Measured(self.home.measured), ledger,
+            self._worker_left,
             read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
         )  # fmt: skip
-        self.core = Core(self.config, Ledger(self._budget_bytes()), processes, new_epoch())
-        self.guard = RouterGuard(processes, self._bind, timing.beat_timeout_s, timing.abort_grace_s)
-        commands = Commands(self.core, processes.reply, self.status, self.stop)
-        adoption = Adoption(self.core, self.guard, records, self.home.run, processes.watch)
-        inbox = Inbox(
-            self.core, self.guard, commands, adoption, server.send, self.config.server.host
+        self.core = Core(self.config, ledger, self._processes, epoch, pins.load())
+        self._memory = MemoryWatch(
+            self.core, self.config.memory, self._processes.send, self._events.note
         )
-        tasks = [loop.create_task(server.serve(inbox.take)), loop.create_task(self._tick_forever())]
-        try:
-            await self._come_up(adoption)
-            self.serving = True
-            log.info(
-                "supervisor.ready", version=self.version, home=str(self.home.path),
-                budget_bytes=self.core.ledger.budget_bytes, models=len(self.core.slots),
-            )  # fmt: skip
-            stopped = loop.create_task(self._stop_asked.wait())
-            done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            await self._go_down()
-            for task in done - {stopped}:
-                task.result()  # a task that ended by itself is a bug: let it be heard
-        finally:
-            self.serving = False
-            for task in tasks:
-                task.cancel()
-            self.guard.close()
-            watch.close()
-            await server.close()
-
-    async def _come_up(self, adoption: Adoption) -> None:
-        now_s = time.monotonic()
-        server = self.config.server
-        adoption.take_over(server.host, server.port, now_s)
-        if adoption.strangers():
-            # Workers whose record was never written. Their next beat brings them in.
-            await self._within(_INTRODUCTION_S, lambda: not adoption.strangers())
-        await self._start_router()
-        now_s = time.monotonic()
-        for slot in self.core.slots.values():
-            if slot.model.preload and slot.worker is None:
-                self.core.want(slot, now_s)
-        self.core.flush(now_s)
-
-    async def _start_router(self) -> None:
-        """Start the router. A taken port is tried for a moment: a router whose record was never
-        written may hold it, and will say Hello, or one that was just ended is not quite gone."""
-        server = self.config.server
-        for attempt in range(_ATTEMPTS, 0, -1):
-            if self.guard.process is not None:
-                return
-            try:
-                self.guard.start(time.monotonic())
-            except OSError as error:
-                if attempt == 1 or error.errno != errno.EADDRINUSE:
-                    raise OperationError(
-                        ErrorCode.CONFIG_INVALID,
-                        f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop "
-                        "what uses it, or choose another server.port (LMX_SERVER_PORT)",
-                    ) from error
-                await asyncio.sleep(_TICK_S)
-
-    async def _within(self, limit_s: float, condition: Callable[[], bool]) -> bool:
-        """Wait for what messages bring; returns whether it came in time."""
-        for _ in range(int(limit_s / _TICK_S)):
-            if condition():
-                return True
-            await asyncio.sleep(_TICK_S)
-        return condition()
+        self.guard = RouterGuard(
+            self._processes,
+            lambda port: listening.bind(self.config.server, port),
+            RouterLimits.of(self.config.timing),
+        )
+        self._shutdown = Shutdown(self.core, self.guard, self._fetching)
+        handed = self._invocation.handover
+        if handed is not None:
+            self.guard.listener = listening.inherited(handed.listen_fd, self.config.server)
+        self._reloader = Reloader(
+            self.config, self._invocation.read_config, self.core, self.guard, self._processes,
+            self._apply, self._events.note,
+        )  # fmt: skip
+        self._service_commands = ServiceCommands(
+            self, self.core, self.guard, self._events, self._reloader, self._invocation,
+            self._processes.reply,
+        )  # fmt: skip
+        self._adoption = Adoption(
+            self.core, self.guard, records, self.home.run, self._processes.watch
+        )
+        self._inbox = Inbox(
+            self.core, self.guard, Commands(self.core, self._processes.reply),
+            self._service_commands, self._adoption, self._server.send,
+            lambda: self.config.server.host,
+        )  # fmt: skip
 
     async def _tick_forever(self) -> None:
         last_s = time.monotonic()
@@ -173,73 +212,59 @@ class Service:
             late_s = now_s - last_s - _TICK_S
             last_s = now_s
             paused_s = late_s if late_s > _PAUSE_S else 0.0
+            self._memory.tick(now_s)
             self.core.tick(now_s, paused_s)
             self.guard.tick(now_s, paused_s)
             self.core.flush(now_s)
 
-    async def _go_down(self) -> None:
-        """Router first, so that streams can finish; workers after it; then nothing is left."""
-        grace_s = self.config.timing.shutdown_grace_s
-        self.core.begin_stopping()
-        self.core.flush(time.monotonic())
-        # The router ends its streams itself within its grace; the rest is for its exit.
-        self.guard.stop(time.monotonic(), grace_s + 2.0)
-        await self._until(lambda: self.guard.process is None or self._stop_at_once)
-        self.core.stop_workers(time.monotonic(), at_once=self._stop_at_once)
-        if self._stop_at_once:
-            self.guard.stop(time.monotonic(), 0.0)
+    async def _hand_over(self) -> Handover:
+        """End nothing but the fetches, which go on where they were."""
+        log.info("supervisor.replacing")
         await self._fetching.close()
-        hurried = self._stop_at_once
-        await self._until(lambda: not self._processes_left() or self._stop_at_once != hurried)
-        if self._processes_left():
-            self.core.stop_workers(time.monotonic(), at_once=True)
-            await self._until(lambda: not self._processes_left())
-        log.info("supervisor.stopped")
-
-    def _processes_left(self) -> bool:
-        return bool(self.core.workers) or self.guard.process is not None
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that follows from an exit or from being asked to hurry. The
-        deadlines are the ticks': they end in SIGKILL."""
-        while not condition():
-            self._wake.clear()
-            await self._wake.wait()
+        return leave(self.core, self._lock.descriptor, self.guard.listener)
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Return all that ``lmx-supervisor status --json`` shows."""
-        router = self.guard.status()
-        router["host"] = self.config.server.host
-        if router["port"]:
-            host = self.config.server.host
-            router["url"] = f"http://{f'[{host}]' if ':' in host else host}:{router['port']}/v1"
         return {
             "supervisor": {
-                "state": "stopping" if self.core.stopping else "running",
+                **supervisor_status(self.core),
+                **memory_status(self._memory.pressure, self._memory.reading or read_memory()),
                 "pid": os.getpid(),
                 "version": self.version,
-                "epoch": self.core.epoch,
                 "uptime_s": round(time.time() - self.started_s, 3),
                 "memory_bytes": psutil.Process().memory_info().rss,
-                "budget_bytes": self.core.ledger.budget_bytes,
-                "reserved_bytes": self.core.ledger.reserved_bytes,
                 "home": str(self.home.path),
             },
-            "router": router,
-            "workers": [worker_status(slot, now_s) for slot in self.core.slots.values()],
+            "router": with_url(self.guard.status(), self.config.server.host),
+            "workers": self.core.status(now_s),
         }
+
+    def _apply(self, config: Config) -> None:
+        """Put another configuration in force, but for models and the router."""
+        self.config = config
+        self.guard.limits = RouterLimits.of(config.timing)
+        self._memory.memory = config.memory
+        self.core.ledger.budget_bytes = self._budget_bytes(config)
+        self._tell_reconfigured(config)
+
+    def _budget_bytes(self, config: Config) -> int:
+        return budget_bytes(config.memory, read_memory().total_bytes)
 
     # Facts from outside.
 
     def _worker_exited(self, instance: str, status: int | None) -> None:
         now_s = time.monotonic()
-        self.core.worker_exited(instance, status, now_s)
+        by_system = self._memory.killed_by_system(status, now_s)
+        self.core.worker_exited(instance, status, now_s, out_of_memory=by_system)
         self.core.flush(now_s)
-        self._wake.set()
+        self._shutdown.exited()
+
+    def _worker_left(self, worker: Worker, reserved_bytes: int) -> None:
+        self._memory.left(worker, reserved_bytes, time.monotonic())
 
     def _router_exited(self, pid: int) -> None:
         self.guard.exited(pid, time.monotonic())
-        self._wake.set()
+        self._shutdown.exited()
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         self.core.fetch_advanced(model_id, phase, fraction)
@@ -248,22 +273,3 @@ class Service:
         now_s = time.monotonic()
         self.core.fetch_ended(model_id, outcome, now_s)
         self.core.flush(now_s)
-
-    def _bind(self, last_port: int) -> socket.socket:
-        server = self.config.server
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((server.host, server.port or last_port))
-            listener.listen(1024)
-            listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
-        return listener
-
-    def _budget_bytes(self) -> int:
-        memory = self.config.memory
-        share = int(psutil.virtual_memory().total * memory.budget_fraction)
-        return min(int(memory.budget_bytes), share) if memory.budget_bytes else share

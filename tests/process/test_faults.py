@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ from rig import QUICK, Stream, ask, http, rig, scripted, wait_until
 pytestmark = pytest.mark.process
 
 TWO = {"models": [scripted("alpha"), scripted("beta")]}
-LONG = {"tokens": 400, "step_s": 0.02}
+LONG = {"tokens": 200, "step_s": 0.02}
 
 
 async def test_a_crash_is_one_error_event_and_nothing_to_the_others() -> None:
@@ -37,7 +36,7 @@ async def test_a_crash_is_one_error_event_and_nothing_to_the_others() -> None:
             await again.ended()
             assert (again.text, again.finish_reason) == ("word word word ", "stop")
             await living.ended()
-            assert (living.text, living.errors) == ("word " * 400, [])
+            assert (living.text, living.errors) == ("word " * 200, [])
             assert living.done
         after = await asyncio.to_thread(lmx.wait_state, "alpha", "ready")
         assert after["pid"] != before["alpha"]["pid"]
@@ -67,7 +66,7 @@ async def test_a_stopped_worker_is_found_killed_and_started_again() -> None:
             assert second["pid"] != first["pid"]
             assert not psutil.pid_exists(first["pid"])
             await other.ended()
-            assert (other.text, other.errors) == ("word " * 400, [])
+            assert (other.text, other.errors) == ("word " * 200, [])
 
 
 async def test_a_hang_inside_a_step_is_seen_though_the_process_beats() -> None:
@@ -89,14 +88,14 @@ async def test_a_hang_inside_a_step_is_seen_though_the_process_beats() -> None:
 
 async def test_slow_is_not_hung() -> None:
     """A long prefill and slow tokens make progress: longer than the limit, never killed."""
-    with rig(TWO) as lmx:
+    with rig({**TWO, "timing": {"stall_timeout_s": 1.0}}) as lmx:
         first = lmx.wait_state("alpha", "ready")
         async with http() as session:
             slow = Stream(
-                session, lmx.url, ask("alpha", {"tokens": 4, "prefill_s": 5.0, "step_s": 0.9})
+                session, lmx.url, ask("alpha", {"tokens": 3, "prefill_s": 2.5, "step_s": 0.6})
             )
             await slow.ended()
-        assert (slow.text, slow.errors) == ("word " * 4, [])
+        assert (slow.text, slow.errors) == ("word " * 3, [])
         assert lmx.worker("alpha")["pid"] == first["pid"]
 
 
@@ -140,7 +139,7 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again() -> 
                 assert after["instance"] == before[name]["instance"]
             assert lmx.status()["router"]["pid"] == router
             await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 400, [])
+            assert (stream.text, stream.errors) == ("word " * 200, [])
             late = Stream(session, url, ask("alpha", {"tokens": 3}))
             await late.ended()
             assert late.text == "word " * 3
@@ -180,86 +179,3 @@ async def test_a_killed_router_is_back_and_what_it_left_is_cancelled() -> None:
         after = lmx.worker("alpha")
         assert (after["pid"], after["restarts"]) == (before["pid"], 0)
         assert lmx.status()["router"]["restarts"] == 1
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize(
-    ("where", "directive"),
-    [("decode", {"tokens": 100_000, "step_s": 0.05}), ("prefill", {"tokens": 5, "prefill_s": 60})],
-)
-async def test_a_client_that_leaves_frees_its_row_within_one_step(
-    where: str, directive: dict[str, float], streaming: bool
-) -> None:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        async with http() as session:
-            stream = Stream(session, lmx.url, ask("alpha", directive, stream=streaming))
-            await asyncio.to_thread(
-                wait_until, lambda: lmx.worker("alpha")["requests_active"] == 1, "a row is taken"
-            )
-            await stream.hang_up()
-        wait_until(lambda: lmx.worker("alpha")["requests_active"] == 0, "the row is free")
-        (cancelled,) = lmx.log_events("worker-alpha", "stream.cancelled")
-        assert cancelled["where"] == where
-        assert cancelled["step_when_freed"] - cancelled["step_at_cancel"] <= 1
-        requests = lmx.log_events("router", "http.request")
-        assert requests[-1]["request_id"] == cancelled["request_id"]
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        f"[{'0,' * 7_000_000}0]",
-        f'[{{"role": "user", "content": "{"x" * 15_000_000}"}}]',
-        f"[{','.join(['{}'] * 4_000_000)}]",
-    ],
-    ids=["numbers", "one text", "empty objects"],
-)
-async def test_a_body_just_under_the_limit_does_not_hold_up_the_router(messages: str) -> None:
-    """Refused, while a stream goes on; and the memory comes back."""
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        router = lmx.status()["router"]["pid"]
-        async with http() as session:
-            stream = Stream(session, lmx.url, ask("alpha", LONG))
-            await stream.has_text(20)
-            body = f'{{"model": "alpha", "messages": {messages}}}'
-            headers = {"Content-Type": "application/json"}
-            url = f"{lmx.url}/chat/completions"
-            async with session.post(url, data=body, headers=headers) as response:
-                assert response.status == 400
-            await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 400, [])
-        after = lmx.status()["router"]
-        assert (after["pid"], after["restarts"]) == (router, 0)
-        wait_until(lambda: lmx.status()["router"]["memory_bytes"] < 100_000_000, "under 100 MB")
-
-
-async def test_bad_requests_disturb_nobody() -> None:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        url = f"{lmx.url}/chat/completions"
-        good: dict[str, Any] = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
-        bad: list[tuple[Any, int, str, str | None]] = [
-            (b"{", 400, "invalid_json", None),
-            (b"[]", 400, "invalid_type", None),
-            ({**good, "messages": []}, 400, "invalid_value", "messages"),
-            ({**good, "messages": "hi"}, 400, "invalid_type", "messages"),
-            ({**good, "temperature": "hot"}, 400, "invalid_type", "temperature"),
-            ({**good, "model": "nobody"}, 404, "model_not_found", "model"),
-            ({**good, "user": "x" * 20_000_000}, 413, "request_too_large", None),
-        ]
-        async with http() as session:
-            stream = Stream(session, lmx.url, ask("alpha", LONG))
-            await stream.has_text(20)
-            for body, status, code, param in bad:
-                sent = {"data": body} if isinstance(body, bytes) else {"json": body}
-                headers = {"Content-Type": "application/json", "X-Request-Id": "mine-1"}
-                async with session.post(url, headers=headers, **sent) as response:
-                    error = (await response.json())["error"]
-                    assert (response.status, error["code"]) == (status, code), error
-                    assert error["param"] == param
-                    assert set(error) == {"message", "type", "param", "code"}
-                    assert response.headers["X-Request-Id"] == "mine-1"
-            await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 400, [])

@@ -10,58 +10,6 @@ from rig import Stream, ask, http, rig, scripted, wait_until
 pytestmark = pytest.mark.process
 
 
-async def test_a_cold_model_is_loaded_once_by_many_requests() -> None:
-    config = {"models": [scripted("cold", preload=False, options={"load_s": 1.0})]}
-    with rig(config) as lmx:
-        assert lmx.worker("cold")["state"] == "cold"
-        async with http() as session:
-            url = lmx.url
-            streams = [Stream(session, url, ask("cold", {"tokens": 3})) for _ in range(20)]
-            await asyncio.gather(*(stream.ended() for stream in streams))
-        assert {stream.text for stream in streams} == {"word " * 3}
-        assert len(lmx.log_events("supervisor", "worker.spawned")) == 1
-
-
-async def test_a_client_that_leaves_does_not_abort_the_load() -> None:
-    config = {"models": [scripted("cold", preload=False, options={"load_s": 1.0})]}
-    with rig(config) as lmx:
-        async with http() as session:
-            stream = Stream(session, lmx.url, ask("cold", {"tokens": 3}))
-            await asyncio.to_thread(lmx.wait_state, "cold", "loading")
-            await stream.hang_up()
-        lmx.wait_state("cold", "ready")
-        assert len(lmx.log_events("supervisor", "worker.spawned")) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "cause", "words"),
-    [
-        ({"load_crash": True}, "crash", "SIGABRT"),
-        ({"load_exit": 7}, "crash", "status 7"),
-        ({"load_error": "no tensor lm_head"}, "load_failed", "no tensor lm_head"),
-        ({"load_hang": True}, "hang", "no progress"),
-    ],
-)
-def test_a_load_that_keeps_failing_is_quarantined_with_its_reason(
-    options: dict[str, object], cause: str, words: str
-) -> None:
-    config = {
-        "models": [scripted("broken", options=options), scripted("fine")],
-        "restart": {"max_failures": 1, "backoff_base_s": 0.1},
-        "timing": {"load_stall_timeout_s": 1.0, "abort_grace_s": 0.5},
-    }
-    with rig(config) as lmx:
-        line = lmx.wait_state("broken", "quarantined")
-        assert words in line["problem"]
-        assert "lmx-supervisor restart broken" in line["problem"]
-        exits = lmx.log_events("supervisor", "worker.exited")
-        assert [event["cause"] for event in exits] == [cause, cause]
-        assert lmx.wait_state("fine", "ready")["restarts"] == 0
-        done = lmx.cli("load", "broken")
-        assert done.returncode == 1
-        assert words in done.stderr
-
-
 def test_a_slow_load_with_progress_is_waited_for() -> None:
     """Twice the stall limit in all, but never without progress for so long."""
     config = {

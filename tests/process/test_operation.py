@@ -139,7 +139,7 @@ def test_logs_of_each_process_and_following_them() -> None:
             assert done.returncode == 0, done.stderr
             assert all(json.loads(line)["event"] for line in done.stdout.splitlines())
         missing = lmx.cli("logs", "nobody")
-        assert (missing.returncode, "no log" in missing.stderr) == (1, True)
+        assert (missing.returncode, "known: alpha" in missing.stderr) == (1, True)
         command = [sys.executable, "-m", "lmx.supervisor", "logs", "alpha", "-f", "-n", "1"]
         follower = subprocess.Popen(command, env=lmx.environment, stdout=subprocess.PIPE, text=True)
         try:

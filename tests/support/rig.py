@@ -25,6 +25,11 @@ import aiohttp
 import psutil
 import yaml
 
+from lmx.protocol.control import Event, EventList, GetEvents, GetStatus, Status
+from lmx.protocol.errors import OperationError
+from lmx.supervisor.control_client import ControlClient
+from lmx.supervisor.home import Home
+
 SUPPORT = Path(__file__).resolve().parent
 QUICK = {
     "beat_interval_s": 0.2,
@@ -122,8 +127,10 @@ class Rig:
         def serving() -> bool:
             if self.supervisor is not None and self.supervisor.poll() is not None:
                 raise AssertionError(f"the supervisor ended:\n{self.output.read_text()}")
-            done = self.cli("status", "--json")
-            return done.returncode == 0 and json.loads(done.stdout)["router"]["memory_bytes"] > 0
+            try:
+                return bool(self.status()["router"]["memory_bytes"] > 0)
+            except OperationError:
+                return False
 
         wait_until(serving, "lmx serves", 30)
 
@@ -136,11 +143,10 @@ class Rig:
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        """Return ``status --json``."""
-        done = self.cli("status", "--json")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        """Return what ``status --json`` prints, without the CLI: a process for each look costs
+        a second, and tests look all the time. Raises :class:`OperationError`."""
+        found: Status = self.ask(GetStatus())
+        return found.status
 
     def worker(self, model: str) -> dict[str, Any]:
         """Return one model's line of the status."""
@@ -157,18 +163,29 @@ class Rig:
         found: dict[str, Any] = wait_until(there, f"{model} is {' or '.join(states)}", deadline_s)
         return found
 
+    def ask(self, question: Any) -> Any:
+        """Put a question of :mod:`lmx.protocol.control` to the supervisor; returns the reply.
+        Raises :class:`OperationError` with what it says when it denies."""
+        with ControlClient(Home(self.home)) as client:
+            return client.ask(question)
+
+    def events(self, *names: str) -> list[Event]:
+        """Return what happened of these names, oldest first."""
+        listed: EventList = self.ask(GetEvents(0, 2000))
+        return [event for event in listed.events if event.name in names]
+
     @property
     def url(self) -> str:
         """The base URL, as a client of the OpenAI SDK would be given it."""
         url: str = self.status()["router"]["url"]
         return url
 
-    def log_events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """Return the events of one kind from a log file of this home."""
+    def log_events(self, name: str, event: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of one kind, or all, from a log file of this home."""
         path = self.home / "logs" / f"{name}.log"
         lines = path.read_text().splitlines() if path.exists() else []
         events = [json.loads(line) for line in lines if line.startswith("{")]
-        return [found for found in events if found["event"] == event]
+        return [found for found in events if event in (None, found["event"])]
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of this home, whoever its parent is."""
@@ -244,16 +261,30 @@ def ask(model: str, content: Any, **settings: Any) -> dict[str, Any]:
     }
 
 
+async def whole(
+    session: aiohttp.ClientSession, url: str, model: str, content: Any, **settings: Any
+) -> tuple[int, dict[str, Any]]:
+    """Return status and answer, or error object, of a request that does not stream."""
+    body = ask(model, content, **{**settings, "stream": False})
+    async with session.post(f"{url}/chat/completions", json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        if "error" in answer:
+            return response.status, {**answer["error"], "headers": dict(response.headers)}
+        return response.status, answer
+
+
 class Stream:
     """A streamed answer, read in a task of its own: text, errors, and how it ended.
 
-    ``broken``: the connection was lost, or closed before the answer's end.
+    ``broken``: the connection was lost, or closed before the answer's end. ``comments``: the
+    lines that are no events, with the time at which they came.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
         self.status: int | None = None
         self.text = ""
         self.errors: list[dict[str, Any]] = []
+        self.comments: list[tuple[float, str]] = []
         self.finish_reason: str | None = None
         self.done = False
         self.after_error = 0
@@ -270,6 +301,8 @@ class Stream:
         async with session.post(url, json=body) as response:
             self.status = response.status
             async for line in response.content:
+                if line.startswith(b":"):
+                    self.comments.append((time.monotonic(), line.decode().strip()))
                 if not line.startswith(b"data: "):
                     continue
                 self.after_error += len(self.errors)

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.config import Config, PrefixCacheConfig, SpeculationConfig
+from lmx.protocol.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.supervisor.config import Config, GroupConfig
 from lmx.supervisor.config_load import load_config, variable_names
+from lmx.supervisor.config_model import PrefixCacheConfig, SpeculationConfig
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "lmx.example.yaml"
 
@@ -59,7 +63,44 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ),
         (
             "models: [{id: a, source: /x, speculation: {method: draft_model, draft: org/x}}]",
-            ["models.0.speculation.draft", "org/x", "must be a folder"],
+            ["models.0.speculation.draft", "org/x", "not downloaded", "name a folder"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: ./x.gguf}}]",
+            ["models.0.speculation.draft", "./x.gguf", "can't be a .gguf file"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: x}}]",
+            ["models.0.speculation.draft", "'x'", "this is no path"],
+        ),
+        ("models: [{id: a, source: /x, concurrency: 9, max_rows: 8}]", ["models.0", "(9)", "(8)"]),
+        ("memory: {keep_alive: 5 minutes}", ["memory.keep_alive", "5 minutes", "1h30m"]),
+        ("memory: {keep_alive: true}", ["memory.keep_alive", "True", "forever"]),
+        ("memory: {keep_alive: .inf}", ["memory.keep_alive", "forever"]),
+        ("models: [{id: a, source: /x, keep_alive: soon}]", ["models.0.keep_alive", "soon", "5m"]),
+        ("memory: {soft_line: 0.98}", ["memory", "soft_line (0.98)", "hard_line (0.97)"]),
+        ("memory: {keep_alve: 1}", ["memory.keep_alve", "unknown key", "keep_alive"]),
+        ("groups: [{name: g, models: []}]", ["groups.0.models"]),
+        ("groups: [{name: g, models: [a], swop: 1}]", ["groups.0.swop", "unknown key", "swap"]),
+        ("groups: [{name: g, models: [b]}]", ["groups.g", "'b'", "known: none"]),
+        (
+            "models: [{id: a, source: /x, aliases: [b]}]\ngroups: [{name: g, models: [b]}]",
+            ["groups.g", "'b'", "an alias", "'a'"],
+        ),
+        (
+            "models: [{id: a, source: /x}]\n"
+            "groups: [{name: g, models: [a]}, {name: h, models: [a]}]",
+            ["'a'", "groups g and h", "one group"],
+        ),
+        (
+            "models: [{id: a, source: /x}, {id: b, source: /x}]\n"
+            "groups: [{name: g, models: [a]}, {name: g, models: [b]}]",
+            ["two groups have the same name"],
+        ),
+        (
+            "models: [{id: a, source: /x, pinned: true}, {id: b, source: /x, pinned: true}]\n"
+            "groups: [{name: g, models: [a, b], swap: true}]",
+            ["groups.g", "a and b are pinned"],
         ),
         ("logs: {level: loud}", ["logs.level", "loud", "debug"]),
         ("server: {port: 1}\nserver: {port: 2}", ["stands twice", "server", "line 2"]),
@@ -146,10 +187,10 @@ def test_the_example_documents_every_key_with_its_default() -> None:
         missing = set(type(getattr(default, section)).model_fields) - documented
         assert all(f"# {key}:" in text for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
-    fields = set(type(example.models[0]).model_fields)
-    for nested in (PrefixCacheConfig, SpeculationConfig):
+    fields = set(type(example.models[0]).model_fields) | set(Config.model_fields)
+    for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig):
         fields |= set(nested.model_fields)
-    lines = {line.strip().lstrip("# ").partition(":")[0] for line in text.splitlines()}
+    lines = {line.strip().lstrip("# -").partition(":")[0] for line in text.splitlines()}
     assert fields <= documented | lines
 
 
@@ -157,3 +198,36 @@ def test_every_setting_has_a_variable() -> None:
     names = variable_names()
     assert names["LMX_SERVER_PORT"] == ("server", "port")
     assert len(names) == len(set(names.values()))
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds", "shown"),
+    [
+        ("300", 300.0, "5m"),
+        ("'300'", 300.0, "5m"),
+        ("90s", 90.0, "1m30s"),
+        ("1h30m", 5400.0, "1h30m"),
+        ("0", 0.0, "0s"),
+        ("-1", -1.0, "forever"),
+        ("forever", -1.0, "forever"),
+        ("250ms", 0.25, "0.25s"),
+    ],
+)
+def test_keep_alive_is_read_and_shown_as_a_duration(
+    written: str, seconds: float, shown: str, tmp_path: Path
+) -> None:
+    config = load(f"memory: {{keep_alive: {written}}}", tmp_path)
+    assert config.memory.keep_alive == seconds
+    assert config.model_dump(mode="json")["memory"]["keep_alive"] == shown
+
+
+@given(st.floats(0, 1e7))
+def test_a_keep_alive_that_is_shown_reads_back_the_same(seconds: float) -> None:
+    assert parse_keep_alive(keep_alive_text(seconds)) == pytest.approx(seconds, abs=1e-3)
+
+
+def test_the_shown_configuration_is_a_configuration(tmp_path: Path) -> None:
+    """`config show > lmx.yaml` changes nothing."""
+    config = load_config(EXAMPLE, {})
+    again = load(yaml.safe_dump(config.model_dump(mode="json")), tmp_path)
+    assert again == config

@@ -1,0 +1,52 @@
+"""Where a model's folder is on this machine, without fetching or importing anything."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.home import Home
+from lmx.supervisor.memory_plan import folder_path
+from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, parse_source
+
+
+def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
+    """Return the folder that a source is, or was made into. It may be incomplete.
+
+    Raises :class:`OperationError` when it was not fetched yet.
+    """
+    match parse_source(source):
+        case FolderSource(path):
+            return folder_path(path)
+        case GgufSource(path):
+            found = _converted(folder_path(path).resolve(), home)
+        case HubSource(repo_id, revision):
+            found = _snapshot(repo_id, revision or "main", environment)
+    if found is None:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{source} was not fetched yet, and its size is read from its files: load it once",
+        )
+    return found
+
+
+def _converted(file: Path, home: Home) -> Path | None:
+    # As lmx.supervisor.fetch_gguf names them; of several forms the latest.
+    path_hash = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    found = [path.parent for path in home.models.glob(f"*-{path_hash}/config.json")]
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Path | None:
+    root = environment.get("HF_HUB_CACHE")
+    if not root:
+        root = str(Path(environment.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+    repository = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
+    try:
+        commit = (repository / "refs" / revision).read_text().strip()
+    except OSError:
+        commit = revision
+    folder = repository / "snapshots" / commit
+    return folder if folder.is_dir() else None

@@ -1,0 +1,94 @@
+"""Puts another configuration in force while lmx runs: all of it, or nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from lmx.protocol import control
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.supervisor import listening
+from lmx.supervisor.config import Config
+from lmx.supervisor.config_diff import ConfigDiff, compare
+from lmx.supervisor.core import Core
+from lmx.supervisor.processes import Processes
+from lmx.supervisor.router_guard import RouterGuard
+
+
+class Reloader:
+    """Holds the configuration that is in force. ``apply(new)`` gives a new one to whoever looks
+    at it and can't fail; models are the core's to change, the router is the guard's."""
+
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Config],
+        core: Core,
+        guard: RouterGuard,
+        processes: Processes,
+        apply: Callable[[Config], None],
+        note: Callable[..., None],
+    ) -> None:
+        self.config = config
+        self._read = read
+        self._core = core
+        self._guard = guard
+        self._processes = processes
+        self._apply = apply
+        self._note = note
+
+    def reload(self, why: str, now_s: float) -> control.Reloaded:
+        """Read the configuration and put it in force.
+
+        Raises :class:`LmxError` when it is not valid, its address can't be bound or lmx is
+        ending; nothing has changed then.
+        """
+        try:
+            return self._reload(why, now_s)
+        except LmxError as error:
+            self._note("config.rejected", None, error.message, why=why)
+            raise
+
+    def differs(self) -> tuple[str, ...]:
+        """Return the sections of the file that are not in force. Raises :class:`LmxError` when
+        it is not valid."""
+        return compare(self.config, self._read()).sections
+
+    def _reload(self, why: str, now_s: float) -> control.Reloaded:
+        if self._core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        new = self._read()
+        diff = compare(self.config, new)
+        if diff.sections:
+            self._put_in_force(new, diff, now_s)
+        detail = "; ".join(diff.sentences) or "it is the same"
+        self._note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
+        return control.Reloaded(diff.sections, diff.sentences)
+
+    def _put_in_force(self, new: Config, diff: ConfigDiff, now_s: float) -> None:
+        listener = self._bind(new) if diff.moved else None
+        # The router first: it is the one thing that can still fail.
+        self._processes.reconfigure(new)
+        if diff.router:
+            try:
+                self._guard.replace(now_s, listener)
+            except OSError as error:
+                self._processes.reconfigure(self.config)
+                if listener is not None:
+                    listener.close()
+                message = f"can't start a new router: {error.strerror or error}"
+                raise OperationError(ErrorCode.INTERNAL, message) from error
+        self.config = new
+        self._apply(new)
+        self._core.reconfigure(new, diff.models, now_s)
+
+    def _bind(self, new: Config) -> socket.socket | None:
+        """Return a socket on the new address, None where the router listens there already."""
+        server, router = new.server, self._guard.process
+        port = 0 if router is None else router.port
+        if server.host == self.config.server.host and server.port in (0, port):
+            return None
+        try:
+            return listening.bind(server, port)
+        except OSError as error:
+            raise listening.cannot_listen(server, error) from error

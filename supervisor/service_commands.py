@@ -1,0 +1,183 @@
+"""What routers and the CLI may ask of the supervisor about itself: status, events, reload,
+restarts, the end. Questions about models are :mod:`lmx.supervisor.commands`'."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+import structlog
+
+from lmx.protocol import control
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.states import WorkerState
+from lmx.supervisor.core import Core
+from lmx.supervisor.denials import denied
+from lmx.supervisor.event_log import EventLog
+from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.reload import Reloader
+from lmx.supervisor.router_guard import RouterGuard
+from lmx.supervisor.slots import Asker
+
+log = structlog.get_logger()
+
+QUESTIONS: Final = (
+    control.GetStatus,
+    control.GetEvents,
+    control.ReloadConfig,
+    control.RestartRouter,
+    control.RestartSupervisor,
+    control.StopAll,
+)
+
+_TAKE_OVER_S: Final = 8.0
+"""For a new router to take over: it starts within a second or two. Less than the CLI waits."""
+
+_POLL_S: Final = 0.05
+_ON_THEIR_WAY_OUT: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
+
+
+class ServiceActions(Protocol):
+    """What these questions need of the running service."""
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Return all that ``status --json`` shows."""
+
+    def stop(self, why: str) -> None:
+        """Begin to stop."""
+
+    def replace(self) -> None:
+        """Begin to put a new program in this one's place."""
+
+
+class ServiceCommands:
+    """Answers questions about the supervisor, some of them after a while."""
+
+    def __init__(
+        self,
+        service: ServiceActions,
+        core: Core,
+        guard: RouterGuard,
+        events: EventLog,
+        reloader: Reloader,
+        invocation: Invocation,
+        reply: Callable[[Asker, Any], None],
+    ) -> None:
+        self._service = service
+        self._core = core
+        self._guard = guard
+        self._events = events
+        self._reloader = reloader
+        self._invocation = invocation
+        self._reply = reply
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
+        """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
+        try:
+            answer = self._answer(asker, question, now_s)
+        except LmxError as error:
+            answer = denied(error)
+        if answer is not None:
+            self._reply(asker, answer)
+
+    def close(self) -> None:
+        """Give up what was not answered yet."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _answer(self, asker: Asker, question: Any, now_s: float) -> Any:
+        match question:
+            case control.GetStatus():
+                return control.Status(self._service.status(now_s))
+            case control.GetEvents(after_seq, limit):
+                return self._events.after(after_seq, limit)
+            case control.ReloadConfig():
+                return self._reloader.reload("an operator asked for it", now_s)
+            case control.RestartRouter():
+                self._later(asker, self._restart_router(now_s))
+            case control.RestartSupervisor():
+                self._later(asker, self._restart_supervisor())
+            case control.StopAll():
+                self._service.stop("an operator asked for it")
+                return control.Done("stopping")
+            case _:
+                kind = type(question).__name__
+                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
+        return None
+
+    def _later(self, asker: Asker, work: Coroutine[Any, Any, control.Done]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer_later(asker, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, control.Done]) -> None:
+        try:
+            self._reply(asker, await work)
+        except LmxError as error:
+            self._reply(asker, denied(error))
+        except Exception as error:
+            log.exception("control.message_failed")
+            failed = OperationError(ErrorCode.INTERNAL, f"the supervisor failed on this: {error}")
+            self._reply(asker, denied(failed))
+
+    async def _restart_router(self, now_s: float) -> control.Done:
+        self._refuse_while_stopping()
+        try:
+            pid = self._guard.replace(now_s)
+        except OSError as error:
+            message = f"can't start a new router: {error.strerror or error}"
+            raise OperationError(ErrorCode.INTERNAL, message) from error
+        deadline_s = time.monotonic() + _TAKE_OVER_S
+        while time.monotonic() < deadline_s:
+            serving = self._guard.process
+            if serving is not None and pid in (None, serving.pid):
+                return control.Done("a new router serves", serving.pid)
+            if pid is not None and not self._guard.knows(pid):
+                raise OperationError(
+                    ErrorCode.INTERNAL,
+                    "the new router ended at its start, so the old one goes on: see "
+                    "`lmx-supervisor logs --router`",
+                )
+            await asyncio.sleep(_POLL_S)
+        return control.Done("a new router is starting", pid)
+
+    async def _restart_supervisor(self) -> control.Done:
+        self._refuse_while_stopping()
+        self._refuse_while_models_leave()
+        await self._invocation.check_successor()
+        self._refuse_changed_config()
+        self._refuse_while_models_leave()
+        self._refuse_while_stopping()
+        self._service.replace()
+        return control.Done("the supervisor replaces itself")
+
+    def _refuse_while_stopping(self) -> None:
+        if self._core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+
+    def _refuse_while_models_leave(self) -> None:
+        """A new supervisor would not know why they end, and start them again."""
+        leaving = [w.model_id for w in self._core.workers if w.state in _ON_THEIR_WAY_OUT]
+        if leaving:
+            raise UnavailableError(
+                ErrorCode.MODEL_LOADING,
+                f"{', '.join(leaving)} is being unloaded: try again when that is done",
+                retry_after_s=1.0,
+            )
+
+    def _refuse_changed_config(self) -> None:
+        """It would be in force for what starts next alone. A file that only the new program
+        understands can't be compared: it is the new one's then."""
+        try:
+            sections = self._reloader.differs()
+        except LmxError:
+            return
+        if sections:
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"the configuration has changed ({', '.join(sections)}) and is not in force: "
+                "run `lmx-supervisor reload` first",
+            )

@@ -1,0 +1,40 @@
+"""What ``lmx-supervisor status --json`` says of the supervisor itself. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmx.protocol.states import MemoryPressure
+from lmx.supervisor.core import Core
+from lmx.supervisor.system_memory import MemoryReading
+
+
+def supervisor_status(core: Core) -> dict[str, Any]:
+    """Return what the core knows: its state and the memory that models have."""
+    ledger = core.ledger
+    return {
+        "state": "stopping" if core.stopping else "running",
+        "epoch": core.epoch,
+        "budget_bytes": ledger.budget_bytes,
+        "reserved_bytes": ledger.reserved_bytes,
+        "missing_bytes": ledger.missing_bytes,
+        "swaps_total": core.swaps_total,
+    }
+
+
+def memory_status(pressure: MemoryPressure, reading: MemoryReading) -> dict[str, Any]:
+    """Return how the machine's memory is."""
+    return {
+        "memory_pressure": pressure.value,
+        "machine_memory_bytes": reading.total_bytes,
+        "machine_used_bytes": reading.used_bytes,
+    }
+
+
+def with_url(router: dict[str, Any], host: str) -> dict[str, Any]:
+    """Return a router's status with where its API is; ``host`` is for while there is none."""
+    host = router["host"] or host
+    if not router["port"]:
+        return {**router, "host": host}
+    named = f"[{host}]" if ":" in host else host
+    return {**router, "host": host, "url": f"http://{named}:{router['port']}/v1"}

@@ -1,0 +1,64 @@
+"""How a supervisor goes down: the router first, so that streams can finish; workers after it; then
+nothing is left. :mod:`lmx.supervisor.stop_bound` says how long that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from lmx.supervisor.core import Core
+from lmx.supervisor.fetching import Fetching
+from lmx.supervisor.router_guard import RouterGuard
+from lmx.supervisor.stop_bound import ROUTER_FAREWELL_S
+
+log = structlog.get_logger()
+
+
+class Shutdown:
+    """Needs to be told of each exit; the deadlines are the ticks', and end in SIGKILL."""
+
+    def __init__(self, core: Core, guard: RouterGuard, fetching: Fetching) -> None:
+        self._core = core
+        self._guard = guard
+        self._fetching = fetching
+        self._wake = asyncio.Event()
+        self._at_once = False
+
+    def hurry(self) -> None:
+        """Let nobody finish any more."""
+        self._at_once = True
+        self._wake.set()
+
+    def exited(self) -> None:
+        """A process was seen to end."""
+        self._wake.set()
+
+    async def run(self, grace_s: float) -> None:
+        """Return when no process is left; requests have ``grace_s`` to finish."""
+        self._core.begin_stopping()
+        self._core.flush(time.monotonic())
+        # The router ends its streams itself within its grace; the rest is for its exit.
+        self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S)
+        await self._until(lambda: not self._guard.running or self._at_once)
+        self._core.stop_workers(time.monotonic(), at_once=self._at_once)
+        if self._at_once:
+            self._guard.stop(time.monotonic(), 0.0)
+        await self._fetching.close()
+        hurried = self._at_once
+        await self._until(lambda: not self._processes_left() or self._at_once != hurried)
+        if self._processes_left():
+            self._core.stop_workers(time.monotonic(), at_once=True)
+            await self._until(lambda: not self._processes_left())
+        log.info("supervisor.stopped")
+
+    def _processes_left(self) -> bool:
+        return bool(self._core.workers) or self._guard.running
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what follows from an exit or from being asked to hurry."""
+        while not condition():
+            self._wake.clear()
+            await self._wake.wait()

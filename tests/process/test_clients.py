@@ -1,0 +1,101 @@
+"""What clients do amiss: they leave, send nonsense, send too much. Nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+pytestmark = pytest.mark.process
+
+LONG = {"tokens": 100, "step_s": 0.02}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Rig]:
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        yield lmx
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("where", "directive"),
+    [("decode", {"tokens": 100_000, "step_s": 0.05}), ("prefill", {"tokens": 5, "prefill_s": 60})],
+)
+async def test_a_client_that_leaves_frees_its_row_within_one_step(
+    server: Rig, where: str, directive: dict[str, float], streaming: bool
+) -> None:
+    before = len(server.log_events("worker-alpha", "stream.cancelled"))
+    async with http() as session:
+        stream = Stream(session, server.url, ask("alpha", directive, stream=streaming))
+        await asyncio.to_thread(
+            wait_until, lambda: server.worker("alpha")["requests_active"] == 1, "a row is taken"
+        )
+        await stream.hang_up()
+    wait_until(lambda: server.worker("alpha")["requests_active"] == 0, "the row is free")
+    (cancelled,) = server.log_events("worker-alpha", "stream.cancelled")[before:]
+    assert cancelled["where"] == where
+    assert cancelled["step_when_freed"] - cancelled["step_at_cancel"] <= 1
+    requests = server.log_events("router", "http.request")
+    assert requests[-1]["request_id"] == cancelled["request_id"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        f"[{'0,' * 7_000_000}0]",
+        f'[{{"role": "user", "content": "{"x" * 15_000_000}"}}]',
+        f"[{','.join(['{}'] * 4_000_000)}]",
+    ],
+    ids=["numbers", "one text", "empty objects"],
+)
+async def test_a_body_just_under_the_limit_does_not_hold_up_the_router(
+    server: Rig, messages: str
+) -> None:
+    """Refused, while a stream goes on; and the memory comes back."""
+    router = server.status()["router"]["pid"]
+    async with http() as session:
+        stream = Stream(session, server.url, ask("alpha", LONG))
+        await stream.has_text(20)
+        body = f'{{"model": "alpha", "messages": {messages}}}'
+        headers = {"Content-Type": "application/json"}
+        url = f"{server.url}/chat/completions"
+        async with session.post(url, data=body, headers=headers) as response:
+            assert response.status == 400
+        await stream.ended()
+        assert (stream.text, stream.errors) == ("word " * 100, [])
+    after = server.status()["router"]
+    assert (after["pid"], after["restarts"]) == (router, 0)
+    wait_until(lambda: server.status()["router"]["memory_bytes"] < 100_000_000, "under 100 MB")
+
+
+async def test_bad_requests_disturb_nobody(server: Rig) -> None:
+    url = f"{server.url}/chat/completions"
+    good: dict[str, Any] = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
+    bad: list[tuple[Any, int, str, str | None]] = [
+        (b"{", 400, "invalid_json", None),
+        (b"[]", 400, "invalid_type", None),
+        ({**good, "messages": []}, 400, "invalid_value", "messages"),
+        ({**good, "messages": "hi"}, 400, "invalid_type", "messages"),
+        ({**good, "temperature": "hot"}, 400, "invalid_type", "temperature"),
+        ({**good, "model": "nobody"}, 404, "model_not_found", "model"),
+        ({**good, "user": "x" * 20_000_000}, 413, "request_too_large", None),
+    ]
+    async with http() as session:
+        stream = Stream(session, server.url, ask("alpha", LONG))
+        await stream.has_text(20)
+        for body, status, code, param in bad:
+            sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+            headers = {"Content-Type": "application/json", "X-Request-Id": "mine-1"}
+            async with session.post(url, headers=headers, **sent) as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"]) == (status, code), error
+                assert error["param"] == param
+                assert set(error) == {"message", "type", "param", "code"}
+                assert response.headers["X-Request-Id"] == "mine-1"
+        await stream.ended()
+        assert (stream.text, stream.errors) == ("word " * 100, [])

@@ -1,0 +1,63 @@
+"""What happens when a worker takes more memory than there is for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from rig import Stream, ask, http, rig, scripted, wait_until
+
+pytestmark = pytest.mark.process
+
+
+async def test_who_grows_beyond_the_budget_is_told_then_ended_and_the_others_live_on() -> None:
+    """The engine keeps what it took, whatever is asked of its requests: the last resort."""
+    models = [
+        scripted("grows", memory_bytes="100 MiB"),
+        scripted("other", memory_bytes="100 MiB", pinned=True),
+    ]
+    memory = {"budget_bytes": "320 MiB", "min_residency_s": 0}
+    with rig({"models": models, "memory": memory}) as lmx:
+        before = {name: lmx.wait_state(name, "ready") for name in ("grows", "other")}
+        async with http() as session:
+            url, long = lmx.url, {"tokens": 100_000, "step_s": 0.05}
+            living = Stream(session, url, ask("other", long))
+            small = [Stream(session, url, ask("grows", long)) for _ in range(3)]
+            await asyncio.gather(*(stream.has_text(5) for stream in (living, *small)))
+            greedy = Stream(session, url, ask("grows", {**long, "grow_mib": 320}))
+            await asyncio.gather(*(stream.ended() for stream in (greedy, *small)))
+            # Told twice to give a request up, then ended with those that were left.
+            codes = Counter(s.errors[0]["code"] for s in (greedy, *small))
+            assert codes == {"insufficient_memory": 2, "worker_out_of_memory": 2}
+            levels = [event.data["level"] for event in lmx.events("memory.pressure")]
+            assert "hard" in levels
+            await asyncio.to_thread(wait_until, lambda: lmx.events("worker.exited"), "it is gone")
+            exited = [(e.model_id, e.data["cause"]) for e in lmx.events("worker.exited")]
+            assert exited == [("grows", "out_of_memory")]
+            assert lmx.worker("grows")["exits"] == {"out_of_memory": 1}
+            assert (living.errors, living.done) == ([], False)
+            assert lmx.worker("other")["pid"] == before["other"]["pid"]
+            # What was ended serves again, once there is memory for it.
+            again = Stream(session, url, ask("grows", {"tokens": 3}))
+            await again.ended()
+            assert (again.text, again.errors) == ("word " * 3, [])
+            await living.hang_up()
+        assert lmx.status()["supervisor"]["missing_bytes"] == 0
+
+
+async def test_a_small_excess_costs_an_idle_model_its_place_and_nobody_an_answer() -> None:
+    models = [scripted(name, memory_bytes="100 MiB") for name in ("grows", "idle")]
+    memory = {"budget_bytes": "320 MiB", "min_residency_s": 0}
+    with rig({"models": models, "memory": memory}) as lmx:
+        for name in ("grows", "idle"):
+            lmx.wait_state(name, "ready")
+        async with http() as session:
+            body = {"tokens": 40, "step_s": 0.05, "grow_mib": 220}
+            stream = Stream(session, lmx.url, ask("grows", body))
+            await asyncio.to_thread(lmx.wait_state, "idle", "cold")
+            await stream.ended()
+            assert (stream.text, stream.errors) == ("word " * 40, [])
+        assert lmx.worker("idle")["last_exit"]["cause"] == "evicted"
+        assert lmx.worker("grows")["exits"] == {}
+        assert lmx.worker("grows")["reserved_bytes"] > 220 * 1024**2

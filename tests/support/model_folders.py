@@ -1,0 +1,41 @@
+"""Model folders of nothing but headers: for what is read from files without loading them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+PLAIN: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+    "max_position_embeddings": 1000,
+}
+PLAIN_TOKEN_BYTES = 2 * 2 * 2 * 16 * 2
+"""Of one token in 16 bits: two layers of two heads of 16 numbers, keys and values."""
+
+
+def write_shard(path: Path, **tensors: tuple[str, int]) -> None:
+    """Write a safetensors file of type and bytes of each tensor; sparse, however large."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    offset = 0
+    for name, (dtype, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + offset)
+
+
+def write_model(folder: Path, weights_bytes: int = 4000, **config: Any) -> Path:
+    """Write a folder of a small model with 16-bit weights; ``config`` is added to PLAIN's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(PLAIN | config))
+    write_shard(folder / "model.safetensors", w=("BF16", weights_bytes))
+    return folder

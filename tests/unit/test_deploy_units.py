@@ -1,0 +1,77 @@
+"""The launchd and systemd files: they start what exists, and wait longer than lmx takes to end."""
+
+from __future__ import annotations
+
+import configparser
+import plistlib
+import shlex
+from pathlib import Path
+from typing import Any
+
+from lmx.supervisor.cli import main
+from lmx.supervisor.config import TimingConfig
+from lmx.supervisor.stop_bound import stop_bound_s
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PROGRAM = "@LMX@/.venv/bin/lmx-supervisor"
+
+
+def launchd() -> dict[str, Any]:
+    found: dict[str, Any] = plistlib.loads((DEPLOY / "com.lmx.supervisor.plist").read_bytes())
+    return found
+
+
+def systemd() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(DEPLOY / "lmx.service")
+    return parser["Service"]
+
+
+def accepts(arguments: list[str]) -> bool:
+    """Whether the command line has such a command, with such options."""
+    context = main.make_context("lmx-supervisor", list(arguments))
+    _, command, rest = main.resolve_command(context, arguments)
+    assert command is not None
+    command.make_context(command.name, rest)
+    return True
+
+
+def test_both_wait_longer_than_a_graceful_stop_takes() -> None:
+    bound_s = stop_bound_s(TimingConfig())
+    assert launchd()["ExitTimeOut"] > bound_s
+    assert float(systemd()["TimeoutStopSec"]) > bound_s
+
+
+def test_the_bound_in_their_comments_is_the_real_one() -> None:
+    words = f"ends within {stop_bound_s(TimingConfig()):g} with"
+    for name in ("com.lmx.supervisor.plist", "lmx.service"):
+        assert words in (DEPLOY / name).read_text(), name
+
+
+def test_what_they_run_exists() -> None:
+    service = systemd()
+    for line in (
+        launchd()["ProgramArguments"],
+        shlex.split(service["ExecStart"]),
+        shlex.split(service["ExecReload"]),
+    ):
+        assert line[0] == PROGRAM
+        assert accepts(line[1:])
+
+
+def test_one_process_that_dies_takes_no_other_with_it() -> None:
+    service = systemd()
+    assert (service["KillMode"], service["OOMPolicy"]) == ("process", "continue")
+    assert launchd()["AbandonProcessGroup"] is True
+
+
+def test_a_stop_is_not_answered_with_a_start() -> None:
+    assert launchd()["KeepAlive"] == {"SuccessfulExit": False}
+    assert systemd()["Restart"] == "on-failure"
+
+
+def test_launchd_neither_throttles_nor_renices() -> None:
+    unit = launchd()
+    assert unit["ProcessType"] == "Interactive"
+    assert "Nice" not in unit

@@ -1,0 +1,83 @@
+"""What follows from a changed configuration: every key is in a table, and nothing else notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.config_diff import MODEL, SECTIONS, WHOLE, ModelChanges, Needs, compare
+
+ALPHA = {"id": "alpha", "source": "/a", "context_length": 2048}
+BETA = {"id": "beta", "source": "/b"}
+
+
+def config(*models: dict[str, Any], **sections: Any) -> Config:
+    return Config.model_validate({"models": list(models), **sections})
+
+
+def test_every_key_of_the_configuration_is_in_a_table() -> None:
+    assert set(SECTIONS) | WHOLE == set(Config.model_fields)
+    for name, table in SECTIONS.items():
+        assert set(table) == set(type(getattr(Config(), name)).model_fields), name
+    assert set(MODEL) | {"id"} == set(ModelConfig.model_fields)
+
+
+def test_the_same_configuration_changes_nothing() -> None:
+    diff = compare(config(ALPHA, BETA), config(ALPHA, BETA))
+    assert (diff.sections, diff.models, diff.sentences) == ((), ModelChanges(), ())
+    assert not diff.router
+
+
+def test_only_the_models_that_changed_are_named() -> None:
+    gamma = {"id": "gamma", "source": "/g", "preload": False}
+    old = config(ALPHA, BETA, {"id": "gone", "source": "/x"})
+    new = config({**ALPHA, "context_length": 4096}, {**BETA, "keep_alive": "5m"}, gamma)
+    diff = compare(old, new)
+    assert diff.models == ModelChanges(("gamma",), ("gone",), ("alpha",), ("beta",))
+    assert diff.sections == ("models",)
+    assert not diff.router
+    assert diff.sentences == (
+        "gone: unloaded after its streams, it is no longer configured",
+        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
+        "beta: in force from now on (keep_alive none -> 300)",
+        "gamma: new, loaded with its first request",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "needs"),
+    [
+        ({"server": {"max_requests": 3}}, Needs.ROUTER),
+        ({"server": {"port": 9000}}, Needs.ADDRESS),
+        ({"logs": {"level": "debug"}}, Needs.ROUTER),
+        ({"timing": {"shutdown_grace_s": 5}}, Needs.ROUTER),
+        ({"timing": {"drain_timeout_s": 5}}, Needs.NOTHING),
+        ({"memory": {"budget_fraction": 0.5}}, Needs.NOTHING),
+        ({"restart": {"max_failures": 9}}, Needs.NOTHING),
+        ({"groups": [{"name": "g", "models": ["alpha"]}]}, Needs.NOTHING),
+        ({"default_model": "beta"}, Needs.NOTHING),
+    ],
+)
+def test_sections_never_touch_models_and_the_router_only_where_it_must(
+    changed: dict[str, Any], needs: Needs
+) -> None:
+    diff = compare(config(ALPHA, BETA), config(ALPHA, BETA, **changed))
+    assert diff.models == ModelChanges()
+    assert diff.sections == tuple(changed)
+    assert diff.router == bool(needs)
+    assert diff.moved == (needs is Needs.ADDRESS)
+    assert len(diff.sentences) == 1
+
+
+def test_a_section_within_a_model_is_told_key_by_key() -> None:
+    new = {**ALPHA, "prefix_cache": {"disk": False}, "engine_options": {"x": 1}}
+    (sentence,) = compare(config(ALPHA), config(new)).sentences
+    assert "prefix_cache.disk True -> False" in sentence
+    assert "engine_options {} -> {'x': 1}" in sentence
+
+
+def test_another_order_of_the_models_only_moves_the_default() -> None:
+    diff = compare(config(ALPHA, BETA), config(BETA, ALPHA))
+    assert (diff.models, diff.sentences) == (ModelChanges(), ("default model: alpha -> beta",))

@@ -1,0 +1,103 @@
+"""What `lmx-supervisor estimate` says, without a supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import write_model
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config import Config
+from lmx.supervisor.estimate_view import print_estimate
+from lmx.supervisor.fetched import fetched_folder
+from lmx.supervisor.home import Home
+from lmx.supervisor.measured import Measured
+from lmx.supervisor.memory_plan import plan_memory
+
+MIB = 1024**2
+
+
+def config_of(source: Path | str, budget: str = "4GiB", **model: Any) -> Config:
+    entry = {"id": "small", "aliases": ["s"], "source": str(source), **model}
+    memory = {"budget_bytes": budget, "os_reserve_bytes": 1}
+    return Config.model_validate({"memory": memory, "models": [entry]})
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], config: Config, home: Path, model: str
+) -> dict[str, Any]:
+    print_estimate(config, Home(home), model, True)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(write_model(tmp_path / "m"))
+    found = printed(capsys, config, tmp_path, "s")
+    names = ("weights", "draft", "process", "kv_cache", "prefix_cache", "activation", "buffers")
+    assert sum(found[f"{name}_bytes"] for name in names) == found["estimated_bytes"]
+    assert found["reserve_bytes"] == found["estimated_bytes"]
+    assert (found["model"], found["kind"], found["fits"]) == ("small", "chat", True)
+    assert printed(capsys, config, tmp_path, str(tmp_path / "m"))["weights_bytes"] == 4000
+
+
+def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, home = config_of(write_model(tmp_path / "m")), Home(tmp_path)
+    measured = Measured(tmp_path / "measured.json")
+    home.state.mkdir()
+    key = plan_memory(
+        config.models[0], ModelKind.CHAT, tmp_path / "m", 4 * 1024**3, measured
+    ).settings_key
+    Measured(home.measured).record(key, 77 * MIB, 9000 * MIB)
+    found = printed(capsys, config, tmp_path, "small")
+    assert found["measured_static_bytes"] == 77 * MIB
+    assert found["measured_peak_bytes"] == found["reserve_bytes"] == 9000 * MIB
+    assert not found["fits"]
+    print_estimate(config, home, "small", False)
+    out = capsys.readouterr().out
+    assert "measured when loaded" in out
+    assert "does not fit the budget of 4.0 GiB: 4.8 GiB too much" in out
+
+
+def test_people_see_each_line_and_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "m", num_hidden_layers=512)
+    config = config_of(folder, "1GiB", context_length=1000, concurrency=20)
+    print_estimate(config, Home(tmp_path), "small", False)
+    out = capsys.readouterr().out
+    for line in ("weights", "process", "KV cache", "1000 tokens x 20", "prefix cache", "buffers"):
+        assert line in out
+    for hint in ("prefix_cache.memory_bytes", "concurrency 19", "context_length below 1000"):
+        assert hint in out
+    print_estimate(config_of(write_model(tmp_path / "n")), Home(tmp_path), "small", False)
+    assert "fits the budget of 4.0 GiB" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
+    config = config_of("org/name")
+    with pytest.raises(LmxError, match=r"no model is named 'x', .* known: small"):
+        print_estimate(config, Home(tmp_path), "x", True)
+    with pytest.raises(LmxError, match="not fetched yet") as caught:
+        fetched_folder("org/name", Home(tmp_path), {"HF_HOME": str(tmp_path)})
+    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_folders_of_fetched_models_are_found(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = write_model(repository / "snapshots" / "c0ffee")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    for environment in ({"HF_HOME": str(tmp_path)}, {"HF_HUB_CACHE": str(tmp_path / "hub")}):
+        assert fetched_folder("org/name", home, environment) == snapshot
+        assert fetched_folder("org/name@c0ffee", home, environment) == snapshot
+    file = tmp_path / "m.Q4_0.gguf"
+    path_hash = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]
+    converted = write_model(home.models / f"m.Q4_0-float32-{path_hash}")
+    assert fetched_folder(str(file), home, {}) == converted

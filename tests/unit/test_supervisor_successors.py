@@ -1,0 +1,132 @@
+"""What passes from one program of the supervisor to the next: options, records, lock, children."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmx.protocol.errors import OperationError
+from lmx.supervisor import listening
+from lmx.supervisor.cli import up
+from lmx.supervisor.config import Config, ServerConfig, TimingConfig
+from lmx.supervisor.exit_watch import ExitWatch
+from lmx.supervisor.handover import Handover
+from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.records import Records, RouterRecord, SupervisorLock
+from lmx.supervisor.stop_bound import stop_bound_s
+
+HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
+
+
+def invocation(tmp_path: Path, text: str) -> Invocation:
+    path = tmp_path / "lmx.yaml"
+    path.write_text(text)
+    return Invocation(path, True, Config, HANDOVER)
+
+
+def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
+    arguments = invocation(tmp_path, "").arguments(HANDOVER)
+    assert arguments[:5] == [sys.executable, "-P", "-m", "lmx.supervisor", "up"]
+    told = up.make_context("up", arguments[5:]).params
+    assert told == {
+        "config": tmp_path / "lmx.yaml",
+        "detached": True,
+        "lock_fd": 7,
+        "listen_fd": 8,
+        "down": ("a", "b/c"),
+        "held": ("d",),
+    }
+
+
+async def test_a_program_that_refuses_the_configuration_is_found_out(tmp_path: Path) -> None:
+    await invocation(tmp_path, "server: {port: 8123}").check_successor()
+    with pytest.raises(OperationError, match=r"server\.port"):
+        await invocation(tmp_path, "server: {port: nine}").check_successor()
+
+
+def test_a_lock_that_was_handed_over_is_held_all_along(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = SupervisorLock(path)
+    first.acquire()
+    second = SupervisorLock(path)
+    second.acquire(os.dup(first.descriptor))
+    os.close(first.descriptor)
+    assert not os.get_inheritable(second.descriptor)
+    with path.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(OperationError, match=f"pid {os.getpid()}"):
+        SupervisorLock(path).acquire()
+    os.close(second.descriptor)
+
+
+def test_an_inherited_socket_must_listen_where_it_is_configured() -> None:
+    bound = listening.bind(ServerConfig(port=0), 0)
+    port = bound.getsockname()[1]
+    kept = listening.inherited(bound.detach(), ServerConfig(port=port))
+    assert kept is not None
+    assert kept.getsockname()[1] == port
+    assert listening.inherited(kept.detach(), ServerConfig(port=1)) is None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+
+
+def test_records_of_all_routers_are_one_file(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert records.routers() == []
+    serving = RouterRecord(1, "a", "127.0.0.1", 8000)
+    old = RouterRecord(2, "b", "127.0.0.1", 8000).as_retiring()
+    records.save_routers([serving, old])
+    assert records.routers() == [serving, old]
+    (tmp_path / "router.json").write_text('{"pid": 1}')
+    assert records.routers() == []
+    assert not (tmp_path / "router.json").exists()
+    records.save_routers([serving])
+    records.save_routers([])
+    assert not (tmp_path / "router.json").exists()
+
+
+async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None:
+    watch = ExitWatch(asyncio.get_running_loop())
+    # Without its Popen: this program did not start it.
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    watch.watch(pid, None, ended.set_result)
+    os.kill(pid, signal.SIGTERM)
+    assert await asyncio.wait_for(ended, 5) == -signal.SIGTERM
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    watch.close()
+
+
+def test_children_that_ended_unseen_leave_no_zombie() -> None:
+    code = (
+        "import os, subprocess, time\n"
+        "from lmx.supervisor.exit_watch import reap_children\n"
+        "ended = os.posix_spawn('/bin/true', ['true'], os.environ)\n"
+        "lives = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)\n"
+        "os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)\n"
+        "reap_children()\n"
+        "try:\n"
+        "    os.waitpid(ended, os.WNOHANG)\n"
+        "except ChildProcessError:\n"
+        "    print('reaped', os.waitpid(lives, os.WNOHANG)[0])\n"
+        "os.kill(lives, 9)\n"
+        "os.waitpid(lives, 0)\n"
+        "reap_children()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["reaped", "0"]
+
+
+def test_a_stop_is_bounded_by_its_graces() -> None:
+    short = TimingConfig(shutdown_grace_s=1, term_grace_s=1, abort_grace_s=1)
+    assert stop_bound_s(short) < stop_bound_s(TimingConfig()) <= 25
+    assert stop_bound_s(TimingConfig(term_grace_s=60)) > 60
