@@ -61,6 +61,9 @@ test: install ## run the tests (soak tests are left out)
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/run.py
 
+bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
+	@PYTHONPATH=tests/bench:tests/support $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
+
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .

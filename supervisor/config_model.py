@@ -76,7 +76,9 @@ class SpeculationConfig(Section):
 class ModelConfig(Section):
     """One model. ``engine`` is for tests and for engines of one's own. ``kind`` None: as the
     model's files tell. ``concurrency``: for so many requests of full length at a time memory is
-    kept; of shorter ones there are more, up to ``max_rows``."""
+    kept; of shorter ones there are more, up to ``max_rows``. It is 2 because a batch takes what
+    its longest row takes, times its rows: with 1 a long conversation would keep all others
+    waiting."""
 
     id: Name
     source: str = Field(min_length=1)
@@ -85,7 +87,7 @@ class ModelConfig(Section):
     pinned: bool = False
     keep_alive: KeepAlive | None = None
     context_length: int | None = Field(None, ge=16)
-    concurrency: int = Field(1, ge=1, le=1024)
+    concurrency: int = Field(2, ge=1, le=1024)
     max_rows: int = Field(32, ge=1, le=1024)
     max_queue: int = Field(256, ge=0, le=100_000)
     max_queue_s: Seconds = 300.0
@@ -117,9 +119,14 @@ class ModelConfig(Section):
             )
         return self
 
+    @property
+    def kept_rows(self) -> int:
+        """For so many requests of full length memory is kept."""
+        return min(self.concurrency, self.max_rows)
+
     @model_validator(mode="after")
     def _concurrency_is_within_rows(self) -> ModelConfig:
-        if self.concurrency > self.max_rows:
+        if "concurrency" in self.model_fields_set and self.concurrency > self.max_rows:
             raise ValueError(
                 f"concurrency ({self.concurrency}) is more than max_rows ({self.max_rows}): "
                 "memory would be kept for requests that never run"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmx.protocol.buffer_cache import buffer_cache_bytes
-from lmx.protocol.kv_shape import KvLayers, kv_bytes
+from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.kv_config import count, text_section
 
@@ -95,7 +95,7 @@ def activation_bytes(
     """Return the most that intermediate results take: those of one chunk of a prompt of
     ``context_tokens`` in one layer, and of the logits of ``rows``.
 
-    While a row joins others its cache is there twice, and windows hold a chunk more.
+    Windows hold a chunk more while a prompt is computed.
     """
     metal = platform == "darwin"
     if kind is ModelKind.CHAT:
@@ -114,8 +114,6 @@ def activation_bytes(
     if kind is not ModelKind.CHAT:
         return total_bytes
     total_bytes += _LOGIT_COPIES * rows * _vocabulary(config) * 4
-    if rows > 1:
-        total_bytes += kv_bytes(layers, context_tokens)
     return total_bytes + sum(
         part.layers * part.token_bytes * chunk for part in layers if part.window_tokens
     )

@@ -81,10 +81,10 @@ def lines(model: ModelConfig, estimate: Estimate) -> list[Line]:
     """Return what makes up an estimate, without what is nothing."""
     context = estimate.context_tokens
     row_bytes = kv_bytes(estimate.kv_layers, context) if context else 0
-    asked = f"{context} tokens x {model.concurrency}" if context else ""
-    if row_bytes and estimate.kv_cache_bytes > model.concurrency * row_bytes:
+    asked = f"{context} tokens x {model.kept_rows}" if context else ""
+    if row_bytes and estimate.kv_cache_bytes > model.kept_rows * row_bytes:
         asked += ", and room for more that are shorter"
-    elif row_bytes and estimate.kv_cache_bytes < model.concurrency * row_bytes:
+    elif row_bytes and estimate.kv_cache_bytes < model.kept_rows * row_bytes:
         asked += ", as far as memory_bytes allows"
     found = [
         Line("weights", estimate.weights_bytes, "headers of *.safetensors"),
@@ -141,8 +141,8 @@ def hints(model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int)
     if model.prefix_cache.enabled and estimate.prefix_cache_bytes:
         saved = format_bytes(estimate.prefix_cache_bytes)
         found.append(f"a smaller prefix_cache.memory_bytes saves up to {saved}")
-    if model.concurrency > 1:
-        found.append(f"concurrency {model.concurrency - 1} or less saves KV cache")
+    if model.kept_rows > 1:
+        found.append(f"concurrency {model.kept_rows - 1} or less saves KV cache")
     if model.context_length is not None and estimate.kv_layers:
         found.append(f"a context_length below {model.context_length} saves KV cache")
     if plan.static_bytes > budget or not found or over_bytes > plan.working_bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.kv_shape import KvLayers, kv_bytes
+from lmx.protocol.kv_shape import STEP_TOKENS, KvLayers, kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
@@ -186,11 +186,12 @@ def _writer(
         prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
         activation_bytes=activation_bytes(
             files.config, ModelKind.CHAT, files.element_bytes, context_tokens,
-            model.concurrency, layers,
-        ),
+            model.kept_rows, layers,
+        )
+        + _growth_bytes(model, layers, context_tokens),
         buffers_bytes=buffers_bytes(weights),
     )  # fmt: skip
-    full_bytes = model.concurrency * row_bytes
+    full_bytes = model.kept_rows * row_bytes
     left_bytes = max(0, room_bytes - bare.total_bytes)
     floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
     kv_cache_bytes = max(full_bytes, floor_bytes)
@@ -198,6 +199,17 @@ def _writer(
         # Less at a time than was configured, so as to keep to the share that was set by hand.
         kv_cache_bytes = max(row_bytes, min(kv_cache_bytes, left_bytes))
     return replace(bare, kv_cache_bytes=kv_cache_bytes)
+
+
+def _growth_bytes(model: ModelConfig, layers: tuple[KvLayers, ...], context_tokens: int) -> int:
+    """Return what rows have in the KV cache beyond their tokens.
+
+    A batch's cache is as long as its rows were when the last one joined, and grows from there
+    by whole steps: up to one more for each row. Measured: 16 rows of 256 tokens held 472 each.
+    """
+    rows = max(model.kept_rows, 2, _LEAST_KV_TOKENS // context_tokens)
+    growing = [part for part in layers if part.window_tokens is None]
+    return rows * sum(part.layers * part.token_bytes for part in growing) * STEP_TOKENS
 
 
 def _encoder(

@@ -53,7 +53,7 @@ def _revision(path: Path, kind: ModelKind) -> list[Any]:
 def _settings(model: ModelConfig) -> list[Any]:
     cache, speculation = model.prefix_cache, model.speculation
     return [
-        model.concurrency,
+        model.kept_rows,
         model.max_rows,
         model.memory_bytes,
         (cache.enabled, cache.memory_bytes),

@@ -35,9 +35,14 @@ def write_page(sections: Sequence[Section], model: str) -> None:
         f"mlx {version('mlx')}, mlx-vlm {version('mlx-vlm')}{blas}; model: {model}.",
     ]
     for section in sections:
-        head, *body = section.rows
-        lines += ["", f"## {section.title}", "", section.text, ""]
-        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-        lines += [f"| {' | '.join(row)} |" for row in body]
+        lines += section_lines(section)
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(lines) + "\n")
+
+
+def section_lines(section: Section) -> list[str]:
+    """Return a section as Markdown."""
+    head, *body = section.rows
+    lines = ["", f"## {section.title}", "", section.text, ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in body]

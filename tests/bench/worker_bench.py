@@ -28,6 +28,7 @@ from lmx.protocol.data import Finished, Generate, Outputs, Refused, Sampling
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.sockets import Role, open_socket
 from lmx.protocol.specs import LogSpec, WorkerSpec
+from lmx.protocol.tasks import Embed, TaskFinished
 
 INSTANCE = "0000bead"
 DEADLINE_S = 900.0
@@ -68,6 +69,7 @@ class BenchWorker:
         self._router = open_socket(self._context, Role.DATA_CLIENT)
         self._router.connect(directory.worker(INSTANCE))
         self._traces: dict[int, Trace] = {}
+        self._tasks_ended: set[int] = set()
         self._next_id = 0
         self.log = home / "worker.log"
         values: dict[str, Any] = {
@@ -109,6 +111,14 @@ class BenchWorker:
         trace = self._traces[self._next_id] = Trace(time.perf_counter())
         self._router.send(encode(request))
         return trace
+
+    def embed(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Have the vectors of some inputs made, and wait for them."""
+        self._next_id += 1
+        stream_id, inputs = self._next_id, tuple(map(tuple, tokens))
+        task = Embed(stream_id, f"bench-{stream_id}", DEADLINE_S, tokens=inputs)
+        self._router.send(encode(task))
+        self._until(lambda: stream_id in self._tasks_ended)
 
     def wait(self, traces: Sequence[Trace]) -> None:
         """Wait for the streams' ends; raises when one was lost."""
@@ -155,6 +165,8 @@ class BenchWorker:
         now = time.perf_counter()
         if isinstance(message, Refused):
             raise RuntimeError(message.message)
+        if isinstance(message, TaskFinished):
+            self._tasks_ended.add(message.stream_id)
         if not isinstance(message, Outputs):
             return
         for delta in message.deltas:

@@ -165,7 +165,7 @@ def test_activations_grow_with_what_makes_them() -> None:
         return activation_bytes(LLAMA_8B, ModelKind.CHAT, 2, tokens, rows, layers, platform)
 
     assert at_work(2048) > at_work(1024)
-    assert at_work(rows=2) - at_work() > kv_bytes(kv_layers(LLAMA_8B, 2), 1024), "joining copies"
+    assert at_work(rows=2) - at_work() >= 128_256 * 4, "another row's logits"
     assert at_work(4096, platform="darwin") == at_work(2048, platform="darwin"), "no scores there"
 
 

@@ -86,7 +86,7 @@ def test_a_key_changes_with_what_memory_depends_on(tmp_path: Path) -> None:
     keys = [
         key(folder),
         key(folder, 11),
-        key(folder, concurrency=2),
+        key(folder, concurrency=3),
         key(folder, max_rows=3),
         key(folder, prefix_cache={"enabled": False}),
         key(folder, engine="a:b"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import PLAIN_TOKEN_BYTES, write_model
 
@@ -29,7 +29,9 @@ def plan(
     measured: Measured | None = None,
     **model: Any,
 ) -> MemoryPlan:
-    config = ModelConfig.model_validate({"id": "m", "source": str(folder), **model})
+    config = ModelConfig.model_validate(
+        {"id": "m", "source": str(folder), "concurrency": 1, **model}
+    )
     return plan_memory(config, kind, folder, budget_bytes, measured)
 
 
@@ -50,6 +52,10 @@ def test_all_parts_are_reserved(tmp_path: Path) -> None:
 def test_the_cache_is_for_all_that_are_answered_at_a_time(tmp_path: Path) -> None:
     folder = write_model(tmp_path, max_position_embeddings=8192)
     assert plan(folder, concurrency=3).kv_cache_bytes == 3 * tokens_bytes(8192)
+    assert plan(folder, concurrency=3, max_rows=3).kv_cache_bytes == 3 * tokens_bytes(8192)
+    by_default = ModelConfig.model_validate({"id": "m", "source": str(folder)})
+    assert by_default.kept_rows == 2
+    assert by_default.model_copy(update={"max_rows": 1}).kept_rows == 1
     # Short contexts are batched all the same.
     assert plan(folder, context_length=512).kv_cache_bytes == tokens_bytes(4096)
     assert plan(folder, context_length=512).context_tokens == 512
@@ -67,6 +73,7 @@ def test_an_unconfigured_context_is_the_models_own(
     assert plan(folder, context_length=700).context_tokens == 700
 
 
+@settings(deadline=None)  # It writes files.
 @given(budget_bytes=st.integers(0, 8 * GIB), concurrency=st.integers(1, 4))
 def test_an_unconfigured_context_is_what_the_budget_has_room_for(
     tmp_path_factory: pytest.TempPathFactory, budget_bytes: int, concurrency: int

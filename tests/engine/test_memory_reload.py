@@ -1,0 +1,90 @@
+"""A real model that is evicted and loaded again, three times: the machine has its memory back."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import psutil
+import pytest
+from rig import Rig, rig, wait_until
+
+pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(600)]
+
+MIB = 1024**2
+WEIGHTS_BYTES = 513 * MIB
+TOLERANCE_BYTES = WEIGHTS_BYTES // 4
+"""Less than a worker that stayed, or half of its weights; more than other programs of a machine
+that tests run on come and go with."""
+
+SUPERVISOR_GROWTH_BYTES = 8 * MIB
+ROUNDS = 3
+LOAD_S = 150
+PATIENT = {
+    "beat_timeout_s": 60, "stall_timeout_s": 60, "start_timeout_s": 60,
+    "load_stall_timeout_s": 120,
+}  # fmt: skip
+
+
+def used_bytes(lmx: Rig) -> int:
+    """Return the machine's used memory without what programs that are not this lmx's own have
+    to themselves: tests don't run alone. The median of a few, because those come and go."""
+    return int(statistics.median(_used_once(lmx) for _ in range(5)))
+
+
+def _used_once(lmx: Rig) -> int:
+    ours = {process.pid for process in lmx.processes()}
+    foreign_bytes = 0
+    for process in psutil.process_iter():
+        try:
+            if process.pid not in ours:
+                foreign_bytes += process.memory_full_info().uss
+        except psutil.Error:
+            continue
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available - foreign_bytes
+
+
+def load(lmx: Rig, model: str) -> None:
+    done = lmx.cli("load", model, timeout_s=LOAD_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_evicted_and_loaded_again(smollm2_dir: Path, minilm_dir: Path) -> None:
+    common = {"preload": False, "prefix_cache": {"enabled": False}}
+    config = {
+        # Room for either, not for both.
+        "memory": {"budget_bytes": "1200 MiB", "min_residency_s": 0},
+        "timing": PATIENT,
+        "models": [
+            {"id": "large", "source": str(smollm2_dir), "context_length": 512, **common},
+            {"id": "small", "source": str(minilm_dir), **common},
+        ],
+    }
+    with rig(config) as lmx:
+        assert lmx.supervisor is not None
+        supervisor = psutil.Process(lmx.supervisor.pid)
+        idle_bytes = used_bytes(lmx)
+        small_bytes: list[int] = []
+        supervisor_bytes: list[int] = []
+        for number in range(1, ROUNDS + 1):
+            load(lmx, "large")
+            large_pid = lmx.worker("large")["pid"]
+            load(lmx, "small")
+            assert not psutil.pid_exists(large_pid), "it was evicted"
+            lmx.wait_state("large", "cold")
+            small_bytes.append(used_bytes(lmx))
+            supervisor_bytes.append(supervisor.memory_info().rss)
+            assert small_bytes[-1] <= small_bytes[0] + TOLERANCE_BYTES, f"round {number}"
+        assert supervisor_bytes[-1] <= supervisor_bytes[0] + SUPERVISOR_GROWTH_BYTES
+        done = lmx.cli("unload", "small", timeout_s=LOAD_S)
+        assert done.returncode == 0, done.stderr
+        wait_until(
+            # Pages of a process that has ended may come back a moment later.
+            lambda: used_bytes(lmx) <= idle_bytes + TOLERANCE_BYTES, "memory is back", 30,
+        )  # fmt: skip
+        print(
+            f"idle {idle_bytes // MIB} MiB, beside the small model "
+            f"{[each // MIB for each in small_bytes]} MiB, at last {used_bytes(lmx) // MIB} MiB; "
+            f"supervisor {[each // MIB for each in supervisor_bytes]} MiB"
+        )
