@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
-from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+from rig import Rig, Stream, ask, http, rig, scripted, whole
 
 from lmx.protocol.control import PinModel, UnloadModel
 
@@ -184,119 +183,3 @@ class TestGroups:
             assert [n for n, s in states(with_groups).items() if s == "ready"] == ["alone", "fixed"]
             await answered(session, with_groups.url, "free")
             assert [n for n, s in states(with_groups).items() if s == "ready"] == ["fixed", "free"]
-
-
-class TestTwoThatDoNotFit:
-    """Two models, memory for one."""
-
-    async def steady(
-        self, session: aiohttp.ClientSession, url: str, name: str, until_s: float
-    ) -> list[float]:
-        """Ask one after the other; returns when each answer was complete."""
-        ends_s = []
-        while time.monotonic() < until_s:
-            stream = Stream(session, url, ask(name, {"tokens": 10, "step_s": 0.01}))
-            await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 10, [])
-            ends_s.append(time.monotonic())
-        return ends_s
-
-    async def test_steady_requests_for_both_alternate_in_batches(self) -> None:
-        memory = {"budget_bytes": "150 MiB", "min_residency_s": 1.0, "fair_wait_s": 1.5}
-        with rig({"models": [model("a"), model("b")], "memory": memory}) as lmx:
-            async with http() as session:
-                url, began_s = lmx.url, time.monotonic()
-                until_s = began_s + 8
-                ends_s = await asyncio.gather(
-                    *(self.steady(session, url, name, until_s) for name in ("a", "b") * 4)
-                )
-            took_s = time.monotonic() - began_s
-            swaps = lmx.status()["supervisor"]["swaps_total"]
-            most_s = 0.0
-            for name, place in (("a", 0), ("b", 1)):
-                of_both = sorted(end_s for ends in ends_s[place::2] for end_s in ends)
-                marks_s = [began_s, *of_both]
-                gap_s = max(b - a for a, b in pairwise(marks_s))
-                print(f"{name}: {len(of_both)} answers, longest wait {gap_s:.1f} s")
-                assert len(of_both) >= 20
-                most_s = max(most_s, gap_s)
-            answers = sum(len(ends) for ends in ends_s)
-            print(f"{swaps} swaps for {answers} answers in {took_s:.0f} s")
-            # Each has its turn within: the other's patience, its last answers, two loads.
-            assert most_s < 10
-            assert 2 <= swaps <= took_s  # for each has a second at least
-            assert swaps <= 0.25 * answers
-
-    async def test_a_busy_one_that_gives_way_ends_what_it_has_however_long(self) -> None:
-        """For fairness a busy model takes no new request; no deadline cuts one that it has."""
-        memory = {"budget_bytes": "150 MiB", "min_residency_s": 0, "fair_wait_s": 0.5}
-        timing = {"drain_timeout_s": 0.3}
-        config = {"models": [model("a"), model("b")], "memory": memory, "timing": timing}
-        with rig(config) as lmx:
-            async with http() as session:
-                url = lmx.url
-                long = Stream(session, url, ask("a", {"tokens": 100, "step_s": 0.03}))
-                await long.has_text(5)
-                other = Stream(session, url, ask("b", QUICKLY))
-                await asyncio.to_thread(lmx.wait_state, "a", "draining")
-                late = Stream(session, url, ask("a", QUICKLY))
-                await asyncio.gather(long.ended(), other.ended(), late.ended())
-            assert (long.text, long.errors) == ("word " * 100, [])
-            # Who came while it gave way had to wait its turn.
-            assert [(s.text, s.errors) for s in (other, late)] == [(WORDS, [])] * 2
-            exits = [(e.model_id, e.data["cause"]) for e in lmx.events("worker.exited")]
-            assert exits == [("a", "evicted"), ("b", "evicted")]
-
-    async def test_who_has_just_come_stays_for_a_while(self) -> None:
-        memory = {"budget_bytes": "150 MiB", "min_residency_s": 3.0, "fair_wait_s": 0}
-        with rig({"models": [model("a"), model("b")], "memory": memory}) as lmx:
-            async with http() as session:
-                await answered(session, lmx.url, "a")
-                await answered(session, lmx.url, "b")
-            (ready, _) = lmx.events("worker.ready")
-            (evicting,) = lmx.events("model.evicting")
-            assert (ready.model_id, evicting.model_id) == ("a", "a")
-            assert 2.9 < evicting.at_s - ready.at_s < 6
-
-
-class TestHeld:
-    """What an operator takes out of service by the CLI, and gives back."""
-
-    async def test_a_drained_model_takes_nothing_until_it_is_reset(self) -> None:
-        with rig({"models": [model("a", preload=True)]}) as lmx:
-            pid = lmx.wait_state("a", "ready")["pid"]
-            async with http() as session:
-                url = lmx.url
-                stream = Stream(session, url, ask("a", {"tokens": 60, "step_s": 0.03}))
-                await stream.has_text(20)
-                done = await asyncio.to_thread(lmx.cli, "drain", "a")
-                assert (done.returncode, f"pid {pid} is gone" in done.stdout) == (0, True)
-                await stream.ended()
-                assert (stream.text, stream.errors) == ("word " * 60, [])
-                assert states(lmx) == {"a": "held"}
-                status, error = await whole(session, url, "a", QUICKLY)
-                assert (status, error["code"]) == (503, "model_drained")
-                assert "lmx-supervisor" in error["message"], "it says what to do"
-                done = await asyncio.to_thread(lmx.cli, "reset", "a")
-                assert (done.returncode, states(lmx)) == (0, {"a": "cold"})
-                await answered(session, url, "a")
-            assert [e.name for e in lmx.events("model.held", "model.reset")] == [
-                "model.held", "model.reset",
-            ]  # fmt: skip
-
-    async def test_requests_meanwhile_are_told_at_once_not_after_the_drain(self) -> None:
-        with rig({"models": [model("a", preload=True)]}) as lmx:
-            lmx.wait_state("a", "ready")
-            async with http() as session:
-                url = lmx.url
-                stream = Stream(session, url, ask("a", {"tokens": 100_000, "step_s": 0.03}))
-                await stream.has_text(20)
-                draining = asyncio.create_task(asyncio.to_thread(lmx.cli, "drain", "a"))
-                await asyncio.to_thread(
-                    wait_until, lambda: states(lmx)["a"] == "draining", "it drains"
-                )
-                async with asyncio.timeout(5):
-                    status, error = await whole(session, url, "a", QUICKLY)
-                assert (status, error["code"]) == (503, "model_drained")
-                await stream.hang_up()
-                assert (await draining).returncode == 0

@@ -57,13 +57,13 @@ class Watch:
     def _look_on(self) -> None:
         try:
             with ControlClient(Home(self._lmx.home)) as client:
-                before = client.status()
                 while not self._ended.wait(_EVERY_S):
+                    before = client.status()
                     processes = self._workers()
                     after = client.status()
+                    self._check_ledger(before)
                     self._check_ledger(after)
                     self._check_processes(processes, before, after)
-                    before = after
                     self.looks += 1
         except Exception as error:
             self.failure = error  # a watch that saw nothing has proved nothing

@@ -37,6 +37,7 @@ class FakeActions:
         self.notes: list[tuple[str, str | None, dict[str, Any]]] = []
         self.parted: dict[str, int] = {}
         self.remembered: list[tuple[str, int, int]] = []
+        self.kept: dict[str, int] = {}
         self.pins: dict[str, bool] | None = None
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
@@ -79,6 +80,9 @@ class FakeActions:
         self.alive[self._next_pid] = instance
         self.spawned.append(model.id)
         return self._next_pid
+
+    def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:
+        self.kept[worker.instance] = reserved_bytes
 
     def signal(self, worker: Worker, number: int) -> None:
         self.signals.append((worker.pid, number))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_peers import cold, ready
 from hypothesis import given
@@ -63,9 +65,25 @@ def test_a_model_that_waits_for_memory_waits_for_those_before_it() -> None:
     assert LoadPace().remaining_s(third, 0.0) == 3 * LoadPace().remaining_s(first, 0.0)
 
 
-def test_a_backoff_is_waited_for() -> None:
-    model = cold("m", SlotState.BACKOFF, retry_after_s=20.0)
-    assert LoadPace().remaining_s(model, 0.0) == pytest.approx(30.0)
+@pytest.mark.parametrize(
+    "model",
+    [
+        # The supervisor's time has the load in it.
+        cold("m", SlotState.BACKOFF, retry_after_s=40.0),
+        cold("m", SlotState.QUEUED, position=2, retry_after_s=40.0),
+        cold("m", retry_after_s=40.0),
+        replace(loading(LoadPhase.WEIGHTS, 0.1), retry_after_s=40.0),
+    ],
+)
+def test_until_a_pace_shows_the_supervisor_knows_best(model: ModelView) -> None:
+    assert LoadPace().remaining_s(model, 0.0) == pytest.approx(40.0)
+
+
+def test_a_pace_that_was_seen_beats_the_supervisors_guess() -> None:
+    pace = LoadPace()
+    pace.remaining_s(loading(LoadPhase.WEIGHTS, 0.2), 100.0)
+    model = replace(loading(LoadPhase.WEIGHTS, 0.5), retry_after_s=60.0)
+    assert pace.remaining_s(model, 115.0) == pytest.approx(27.0)
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -14,6 +14,8 @@ from router_rig import TEXTS, Rig, answer, chat_body, data_lines, joined_text, k
 from lmx.protocol.control import Acquired, Denied, ModelView
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.router.opening import telling
+from lmx.router.sse import EventStream
 
 LOADED = "0000000b"
 
@@ -146,3 +148,33 @@ async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alon
         await rig.supervisor.reply(0, Acquired("big", LOADED))
         assert (await other)[0] == 200
         assert len(rig.supervisor.acquires) == len(worker.streams) == 1
+
+
+async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> None:
+    class Stuck:
+        is_open = False
+        opening = False
+        cancelled = False
+
+        async def open(self) -> None:
+            self.opening = True
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled = True
+
+    stuck, over = Stuck(), asyncio.Event()
+
+    async def wait() -> None:
+        async with telling(cast(EventStream, stuck), lambda: "big is loading", 5.0):
+            await until(lambda: stuck.opening)
+            over.set()
+        raise AssertionError("half of the headers are out")
+
+    request = asyncio.create_task(wait())
+    await over.wait()
+    await asyncio.sleep(0)  # it waits for its writer now
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await until(lambda: stuck.cancelled)

@@ -39,6 +39,7 @@ def told(fields: dict[str, Any]) -> list[float | None]:
         ({"keep_alive": -1}, -1.0),
         ({"keep_alive": "-1"}, -1.0),
         ({"keep_alive": "-5m"}, -1.0),
+        ({"keep_alive": "-1h30m"}, -1.0),
         ({"keep_alive": "forever"}, -1.0),
         ({"ttl": 0}, 0.0),
         ({"ttl": 60}, 60.0),
@@ -53,6 +54,8 @@ def test_what_a_worker_is_told(fields: dict[str, Any], seconds: float | None) ->
     ("fields", "param"),
     [
         ({"keep_alive": "soon"}, "keep_alive"),
+        ({"keep_alive": "-soon"}, "keep_alive"),
+        ({"keep_alive": "-"}, "keep_alive"),
         ({"keep_alive": ""}, "keep_alive"),
         ({"keep_alive": "5 minutes"}, "keep_alive"),
         ({"keep_alive": True}, "keep_alive"),

@@ -196,6 +196,49 @@ async def test_the_attempts_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(rig.worker.streams) == 4
 
 
+async def test_a_request_that_comes_back_is_not_refused_for_those_behind_it() -> None:
+    gives_way = asyncio.Event()
+
+    async def first_too_late(fake: FakeStream) -> None:
+        if len(rig.others[0].streams) > 1:
+            await answer(fake)
+            return
+        await gives_way.wait()
+        await refuse(fake)
+
+    async with router_rig() as rig:
+        worker = rig.add_worker(LOADED, first_too_late)
+        await publish(rig, cold("big", max_waiting=1))
+        first = asyncio.create_task(rig.chat_json(model="big", max_tokens=1))
+        await until(lambda: rig.supervisor.acquires)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        await until(lambda: worker.streams)
+        second = asyncio.create_task(rig.chat_json(model="big", max_tokens=2))
+        await until(lambda: waiting(rig) == 1)
+        gives_way.set()
+        await until(lambda: waiting(rig) == 2 or first.done())
+        # For the next one it is full as before.
+        assert (await rig.chat_json(model="big"))[0] == 429
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+        assert [stream.request.max_tokens for stream in worker.streams] == [1, 1, 2]
+
+
+async def test_a_worker_without_a_verdict_is_asked_once_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.generation._ACCEPT_DEADLINE_S", 0.1)
+
+    async def silent(fake: FakeStream) -> None:
+        pass
+
+    async with router_rig(silent) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert len(rig.worker.streams) == 2
+
+
 async def test_no_attempt_is_made_after_the_deadline() -> None:
     async def late(fake: FakeStream) -> None:
         await asyncio.sleep(0.3)  # longer than the request may wait
@@ -272,6 +315,18 @@ async def test_the_end_of_the_router_ends_the_waiting() -> None:
         await publish(rig, cold("big"))
         request = asyncio.create_task(rig.chat_json(model="big"))
         await until(lambda: waiting(rig) == 1)
+        await rig.router.stop(grace_s=0.0)
+        status, body = await request
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_who_comes_back_to_a_router_that_ends_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.attempts._PAUSES_S", (0.5, 0.5))
+    async with router_rig(refuse) as rig:
+        request = asyncio.create_task(rig.chat_json())
+        await until(lambda: rig.worker.streams and not rig.router.workers.open_streams)
         await rig.router.stop(grace_s=0.0)
         status, body = await request
         assert (status, body["error"]["code"]) == (503, "shutting_down")

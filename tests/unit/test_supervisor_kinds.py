@@ -10,6 +10,7 @@ from lmx.protocol import control
 from lmx.protocol.states import ModelKind, WorkerState
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import Config
+from lmx.supervisor.config_diff import compare
 from lmx.supervisor.core import Core
 
 
@@ -59,6 +60,17 @@ def test_a_folder_that_changed_is_read_anew_at_each_start() -> None:
     actions.kinds["a"] = ModelKind.RERANK
     core.want(core.slot("a"), 0.0)
     assert view(core).kind is ModelKind.RERANK
+
+
+def test_another_configuration_may_make_a_cold_model_another_kind() -> None:
+    """Routers refuse what a model is not for, so no request would come to have it read anew."""
+    actions = FakeActions()
+    core = make(actions)
+    for model in ({"kind": "embedding"}, {"source": "org/a"}):
+        new = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
+        actions.remote = {"a"}
+        core.reconfigure(new, compare(core.config, new).models, 1.0)
+        assert view(core).kind is new.models[0].kind
 
 
 def test_what_a_worker_says_of_itself_is_shown() -> None:

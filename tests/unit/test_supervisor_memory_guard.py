@@ -73,11 +73,20 @@ def test_levels_of_the_machine() -> None:
 def test_levels_of_the_budget() -> None:
     fits = [worker("a", 300), worker("b", 400)]
     assert wanted_level(used(100), fits, LINES) is NONE
-    assert wanted_level(used(100), [*fits, worker("c", 1, granted=1)], LINES) is HARD
+    assert wanted_level(used(100), [*fits, worker("c", 2, granted=1)], LINES) is HARD
     grown = [worker("a", 100, granted=400), worker("b", 310, granted=300)]
     assert wanted_level(used(100), grown, LINES) is SOFT
     within = [replace(grown[0]), worker("b", 300, granted=310)]
     assert wanted_level(used(100), within, LINES) is NONE
+
+
+def test_who_keeps_to_its_reservation_answers_for_no_smaller_budget() -> None:
+    """After a reload that lowers it, the models that are there go once they are idle."""
+    workers = [worker("a", 400, busy=True), worker("b", 350, busy=True)]
+    state, told = run([(float(now_s), used(760), workers) for now_s in range(60)])
+    assert levels(told) == [(0.0, SOFT)]
+    assert not acts(told)
+    assert state.level is SOFT
 
 
 def test_a_level_is_left_late_and_only_well_below_its_line() -> None:

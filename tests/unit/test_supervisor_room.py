@@ -6,7 +6,7 @@ import pytest
 from core_rig import CoreRig, make_config
 
 from lmx.protocol import control
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
 from lmx.supervisor.config_diff import compare
 
@@ -393,6 +393,23 @@ def test_reset_leaves_quarantine_and_waits_for_a_request() -> None:
     assert rig.state("a") == "starting"
 
 
+def test_reset_in_a_backoff_goes_on_for_the_operator_who_waits() -> None:
+    rig = CoreRig({"a": 100})
+    rig.operate(control.LoadModel("a"))
+    rig.exits("a", 1)
+    assert rig.slot("a").state is SlotState.BACKOFF
+    rig.operate(control.ResetModel("a"))
+    assert rig.state("a") == "starting"
+
+
+def test_a_model_whose_fetch_failed_is_an_event() -> None:
+    rig = CoreRig({"a": 100})
+    rig.actions.remote.add("a")
+    rig.ask("a")
+    rig.core.fetch_ended("a", UnavailableError(ErrorCode.DOWNLOAD_FAILED, "no network"), 1.0)
+    assert rig.noted("model.not_started") == [("a", {"code": "download_failed"})]
+
+
 def test_a_load_that_can_never_work_is_quarantined_at_once() -> None:
     rig = CoreRig({"a": 100})
     asked = rig.ask("a")
@@ -479,6 +496,25 @@ def test_what_waits_is_planned_anew_for_another_budget() -> None:
     change(rig, {"a": 700, "b": 350}, memory={"budget_bytes": 1100})
     assert rig.state("b") == "starting"
     assert rig.core.ledger.reserved_by(rig.worker("b").instance) == 350
+
+
+def test_the_next_supervisor_finds_what_was_reserved_after_the_load() -> None:
+    """The plan's bytes are not it: a model that took less has room for others since, and one that
+    took more has not."""
+    rig = CoreRig({"a": 400})
+    rig.actions.working["a"] = 100
+    rig.ask("a")
+    rig.bring_up("a", memory_bytes=300)
+    instance = rig.worker("a").instance
+    assert rig.core.ledger.reserved_by(instance) == 400
+    assert rig.actions.kept == {instance: 400}
+
+
+def test_nothing_is_adopted_while_lmx_ends() -> None:
+    rig = CoreRig({"a": 100})
+    rig.core.stop_workers(0.0, at_once=False)
+    assert not rig.core.adopt("0ld0", "a", 4242, 90, 1.0), "nobody would end it any more"
+    assert not rig.core.workers
 
 
 def test_an_adopted_worker_ends_a_backoff_and_a_wait() -> None:

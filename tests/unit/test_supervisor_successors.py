@@ -10,9 +10,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from core_rig import ASKER, CoreRig
 
+from lmx.protocol import control
 from lmx.protocol.errors import OperationError
 from lmx.supervisor import listening
 from lmx.supervisor.cli import up
@@ -21,6 +25,7 @@ from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.handover import Handover
 from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.records import Records, RouterRecord, SupervisorLock
+from lmx.supervisor.service_commands import ServiceCommands
 from lmx.supervisor.stop_bound import stop_bound_s
 
 HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
@@ -50,6 +55,50 @@ async def test_a_program_that_refuses_the_configuration_is_found_out(tmp_path: P
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
     with pytest.raises(OperationError, match=r"server\.port"):
         await invocation(tmp_path, "server: {port: nine}").check_successor()
+
+
+class Restarting:
+    """All that the question to restart the supervisor needs, and nothing of it real."""
+
+    def __init__(self) -> None:
+        self.rig = CoreRig({"a": 100})
+        self.guard = SimpleNamespace(process=None, successor=None)
+        self.replaced = 0
+        self.replies: asyncio.Queue[Any] = asyncio.Queue()
+        parts: list[Any] = [
+            self, self.rig.core, self.guard, None, self, self,
+            lambda _asker, message: self.replies.put_nowait(message),
+        ]  # fmt: skip
+        self.commands = ServiceCommands(*parts)
+
+    def replace(self) -> None:
+        self.replaced += 1
+
+    def differs(self) -> tuple[str, ...]:
+        return ()
+
+    async def check_successor(self) -> None:
+        await asyncio.sleep(0)
+
+    async def ask(self) -> Any:
+        self.commands.answer(ASKER, control.RestartSupervisor(), 0.0)
+        return await asyncio.wait_for(self.replies.get(), 5)
+
+
+async def test_the_supervisor_is_not_replaced_in_the_middle_of_a_change() -> None:
+    """The next one would not know of it: it takes a new router for an old one, and starts models
+    again that are on their way out."""
+    restarting = Restarting()
+    restarting.guard.successor = object()
+    assert "router is starting" in (await restarting.ask()).message
+    restarting.guard.successor = None
+    restarting.rig.up("a")
+    restarting.rig.operate(control.UnloadModel("a"))
+    assert "a is being unloaded" in (await restarting.ask()).message
+    restarting.rig.drains("a")
+    assert restarting.replaced == 0
+    assert isinstance(await restarting.ask(), control.Done)
+    assert restarting.replaced == 1
 
 
 def test_a_lock_that_was_handed_over_is_held_all_along(tmp_path: Path) -> None:
@@ -91,6 +140,15 @@ def test_records_of_all_routers_are_one_file(tmp_path: Path) -> None:
     records.save_routers([serving])
     records.save_routers([])
     assert not (tmp_path / "router.json").exists()
+
+
+def test_a_record_that_can_not_be_removed_is_no_reason_to_fall(tmp_path: Path) -> None:
+    """The core forgets a worker in the middle of what follows from its exit."""
+    records = Records(tmp_path)
+    (tmp_path / "workers" / "i1.json").mkdir(parents=True)
+    (tmp_path / "router.json").mkdir()
+    records.forget_worker("i1")
+    records.save_routers([])
 
 
 async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None:

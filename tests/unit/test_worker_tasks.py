@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_peers import until
 
-from lmx.protocol.data import Pulse, Refused
+from lmx.protocol.data import Generate, Pulse, Refused, Sampling
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import ModelKind
@@ -312,3 +312,16 @@ async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(star
     rig.tasks.cancel(ROUTER, 4)
     assert last_use.keep_alive_s == 0
     assert last_use.idle_for_s(rig.generations.held, time.monotonic()) == 0
+
+
+async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) -> None:
+    rig = await start()
+
+    def encode(_: Any) -> Any:
+        raise MemoryError
+
+    rig.engine.encode = encode  # type: ignore[method-assign]
+    rig.generations.generate(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    refused = await rig.end_of(1)
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
