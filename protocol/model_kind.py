@@ -52,9 +52,11 @@ def _sentence_transformers_kind(folder: Path) -> ModelKind | None:
     settings = _read_object(folder / "config_sentence_transformers.json")
     if settings.get("model_type") == "CrossEncoder":
         return ModelKind.RERANK
-    if settings or (folder / "modules.json").is_file() or (folder / "1_Pooling").is_dir():
-        return ModelKind.EMBEDDING
-    return None
+    try:
+        embeds = (folder / "modules.json").is_file() or (folder / "1_Pooling").is_dir()
+    except OSError:  # A folder of another user's.
+        embeds = False
+    return ModelKind.EMBEDDING if settings or embeds else None
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

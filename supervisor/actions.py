@@ -41,8 +41,12 @@ class Actions(Protocol):
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
     ) -> int:
-        """Start a worker and return its pid. Raises ``OSError``, or ``TypeError`` and
-        ``OverflowError`` for a configuration that can't travel."""
+        """Start a worker and return its pid. Raises ``OSError``, or ``TypeError``, ``ValueError``
+        and ``OverflowError`` for a configuration that can't travel."""
+
+    def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:
+        """Keep what a worker holds since its load was measured, for the supervisor that may take
+        over from this one."""
 
     def signal(self, worker: Worker, number: int) -> None:
         """Signal the worker's process group; nothing if it is gone."""

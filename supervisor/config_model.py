@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
@@ -18,6 +19,14 @@ from lmx.supervisor.sources import (
 )
 
 _MLX_ENGINE = "lmx.worker.mlx_engine:create"
+
+
+def _check_home(path: str) -> None:
+    """Raises ``ValueError`` for ``~name/...`` where nobody has that name."""
+    try:
+        Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: this machine has no user of that name") from error
 
 
 class PrefixCacheConfig(Section):
@@ -60,6 +69,7 @@ class SpeculationConfig(Section):
             source = None
         match source:
             case FolderSource():
+                _check_home(value)
                 return value
             case GgufSource():
                 what = "a draft model can't be a .gguf file"
@@ -147,5 +157,6 @@ class ModelConfig(Section):
     @field_validator("source")
     @classmethod
     def _known_source(cls, value: str) -> str:
-        parse_source(value)
+        if not isinstance(parse_source(value), HubSource):
+            _check_home(value)
         return value

@@ -8,7 +8,7 @@ without any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,13 @@ class Core:
             self._life.begin(slot, now_s)
         self._placer.place(now_s)
 
-    def preload(self, now_s: float) -> None:
+    def preload(self, now_s: float, but: Collection[str] = ()) -> None:
         """Start what is to be there from the beginning, pinned models first, as far as there is
-        room."""
+        room; not those whose ids are in ``but``."""
         cold = [
             slot
             for slot in self._configured()
-            if slot.model.preload and slot.state is SlotState.COLD and not slot.held
+            if slot.model.preload and slot.state is SlotState.COLD and slot.model.id not in but
         ]
         for slot in sorted(cold, key=lambda slot: not slot.pinned):
             slot.wanted = True
@@ -170,7 +170,7 @@ class Core:
         self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
         Remodel(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
         self._take_names()
-        for name in changes.added:
+        for name in (*changes.added, *changes.respawned):
             self._look_at(self.slots[name])
         if planned_anew:
             for slot in self._configured():
@@ -183,7 +183,7 @@ class Core:
     def adopt(self, instance: str, model_id: str, pid: int, held_bytes: int, now_s: float) -> bool:
         """Take over a worker that an earlier supervisor started; False if it has no place."""
         slot = self.slots.get(model_id)
-        if slot is None or slot.worker is not None:
+        if self.stopping or slot is None or slot.worker is not None:
             return False
         if slot.state is SlotState.FETCHING:
             self._actions.stop_fetch(model_id)

@@ -24,7 +24,8 @@ class ExitWatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._descriptors: dict[int, int] = {}
+        # Not by pid: another process may have it before the end of the first is seen.
+        self._descriptors: set[int] = set()
         self._queue = None if sys.platform == "linux" else _ProcessQueue(loop)
 
     def watch(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
@@ -46,22 +47,22 @@ class ExitWatch:
         except ProcessLookupError:
             self._loop.call_soon(ended)
             return
-        self._descriptors[pid] = descriptor
-        self._loop.add_reader(descriptor, self._pidfd_ready, pid, descriptor, ended)
+        self._descriptors.add(descriptor)
+        self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
 
     def close(self) -> None:
         """Stop watching everything; the processes go on."""
-        for descriptor in self._descriptors.values():
+        for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._descriptors.clear()
         if self._queue is not None:
             self._queue.close()
 
-    def _pidfd_ready(self, pid: int, descriptor: int, ended: Callable[[], None]) -> None:
+    def _pidfd_ready(self, descriptor: int, ended: Callable[[], None]) -> None:
         self._loop.remove_reader(descriptor)
         os.close(descriptor)
-        del self._descriptors[pid]
+        self._descriptors.remove(descriptor)
         ended()
 
     def _report(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-from lmx.protocol.states import SlotState
 from lmx.supervisor.core import Core
 
 
@@ -48,9 +47,7 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
 
 def resume(handover: Handover, core: Core, now_s: float) -> None:
     """Have the models that no worker was adopted for be as they were."""
-    for slot in list(core.slots.values()):
-        name = slot.model.id
+    for name, slot in core.slots.items():
         if name in handover.held:
             core.operator.hold(slot, now_s)
-        elif slot.model.preload and slot.state is SlotState.COLD and name not in handover.down:
-            core.want(slot, now_s)
+    core.preload(now_s, but=handover.down)

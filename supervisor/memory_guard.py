@@ -159,15 +159,17 @@ def wanted_level(
     """
     stays = 1.0 - margin_share
     measured_bytes = sum(worker.measured_bytes for worker in workers)
-    if measured_bytes > lines.budget_bytes * stays:
+    # Without anybody who took too much the budget itself was lowered, or a load was larger than
+    # planned: that costs nobody an answer, idle models go.
+    over = any(worker.excess_bytes > 0 for worker in workers)
+    if over and measured_bytes > lines.budget_bytes * stays:
         return MemoryPressure.HARD
     if reading.used_share >= lines.hard - margin_share and not _is_innocent(reading, workers):
         return MemoryPressure.HARD
     if reading.used_share >= lines.soft - margin_share:
         return MemoryPressure.SOFT
     held_bytes = sum(max(worker.measured_bytes, worker.granted_bytes) for worker in workers)
-    over = any(worker.excess_bytes > 0 for worker in workers)
-    if over and held_bytes > lines.budget_bytes * stays:
+    if max(measured_bytes, held_bytes if over else 0) > lines.budget_bytes * stays:
         return MemoryPressure.SOFT
     return MemoryPressure.NONE
 

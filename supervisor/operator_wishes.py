@@ -91,7 +91,8 @@ class OperatorWishes:
         self._actions.note("model.reset", slot.model.id, f"it was {slot.state}")
         self._forgive(slot)
         if slot.state is SlotState.COLD:
-            slot.wanted, slot.problem = bool(slot.waiters), None
+            # Also by an operator's load that failed, and would have been tried again.
+            slot.wanted, slot.problem = slot.asked_at_s(now_s) is not None, None
             if slot.wanted:
                 self._life.begin(slot, now_s)
         self._placer.place(now_s)

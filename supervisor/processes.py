@@ -116,9 +116,14 @@ class Processes:
         child = start_child(
             "lmx.worker", (model.id, instance), spec, self._home, self._home.worker_log(model.id)
         )
-        self._records.save_worker(WorkerRecord(child.pid, instance, model.id, plan.reserve_bytes))
         self._watch_child(instance, child)
+        self._records.save_worker(WorkerRecord(child.pid, instance, model.id, plan.reserve_bytes))
         return child.pid
+
+    def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:
+        self._records.save_worker(
+            WorkerRecord(worker.pid, worker.instance, worker.model_id, reserved_bytes)
+        )
 
     def signal(self, worker: Worker, number: int) -> None:
         signal_group(worker.pid, number)

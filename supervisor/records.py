@@ -152,8 +152,8 @@ class Records:
         _write(self._workers / f"{record.token}.json", dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:
-        """Remove a worker's record; it has exited."""
-        (self._workers / f"{instance}.json").unlink(missing_ok=True)
+        """Remove a worker's record; it has exited. One that stays is found to be stale."""
+        _remove(self._workers / f"{instance}.json")
 
     def workers(self) -> list[WorkerRecord]:
         """Return every worker's record; unreadable ones are logged and removed."""
@@ -165,7 +165,7 @@ class Records:
         if records:
             _write(self._routers, [dataclasses.asdict(record) for record in records])
         else:
-            self._routers.unlink(missing_ok=True)
+            _remove(self._routers)
 
     def orphans(self) -> list[ProcessRecord]:
         """Return what runs of all that is recorded, the routers first."""
@@ -195,6 +195,13 @@ def _write(path: Path, values: Any) -> None:
         temporary.replace(path)
     except OSError as error:
         log.error("record.not_written", path=str(path), error=str(error))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("record.not_removed", path=str(path), error=str(error))
 
 
 def _read(path: Path, parse: Callable[[Any], _Record]) -> _Record | None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 import structlog
@@ -20,6 +20,7 @@ from lmx.supervisor import listening
 from lmx.supervisor.admin_key import read_admin_key
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.budget import Ledger
+from lmx.supervisor.clock import Tick, tick_forever
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
@@ -48,10 +49,6 @@ from lmx.supervisor.system_memory import read_memory
 from lmx.supervisor.worker_state import Worker
 
 log = structlog.get_logger()
-
-_TICK_S: Final = 0.1
-_PAUSE_S: Final = 2.0
-"""A tick this late means that this process was not running; deadlines are moved by it."""
 
 
 class Service:
@@ -123,9 +120,15 @@ class Service:
         loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         self._wire(loop)
+        ticks: dict[str, Tick] = {
+            "memory": lambda now_s, _paused_s: self._memory.tick(now_s),
+            "core": self.core.tick,
+            "router": self.guard.tick,
+            "snapshot": lambda now_s, _paused_s: self.core.flush(now_s),
+        }
         tasks = [
             loop.create_task(self._server.serve(self._inbox.take)),
-            loop.create_task(self._tick_forever()),
+            loop.create_task(tick_forever(ticks)),
         ]
         asked = [
             loop.create_task(self._stop_asked.wait()),
@@ -203,19 +206,6 @@ class Service:
             self._service_commands, self._adoption, self._server.send,
             lambda: self.config.server.host,
         )  # fmt: skip
-
-    async def _tick_forever(self) -> None:
-        last_s = time.monotonic()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now_s = time.monotonic()
-            late_s = now_s - last_s - _TICK_S
-            last_s = now_s
-            paused_s = late_s if late_s > _PAUSE_S else 0.0
-            self._memory.tick(now_s)
-            self.core.tick(now_s, paused_s)
-            self.guard.tick(now_s, paused_s)
-            self.core.flush(now_s)
 
     async def _hand_over(self) -> Handover:
         """End nothing but the fetches, which go on where they were."""

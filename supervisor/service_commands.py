@@ -145,12 +145,10 @@ class ServiceCommands:
         return control.Done("a new router is starting", pid)
 
     async def _restart_supervisor(self) -> control.Done:
-        self._refuse_while_stopping()
-        self._refuse_while_models_leave()
+        self._refuse_while_changing()
         await self._invocation.check_successor()
         self._refuse_changed_config()
-        self._refuse_while_models_leave()
-        self._refuse_while_stopping()
+        self._refuse_while_changing()
         self._service.replace()
         return control.Done("the supervisor replaces itself")
 
@@ -158,8 +156,16 @@ class ServiceCommands:
         if self._core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
 
-    def _refuse_while_models_leave(self) -> None:
-        """A new supervisor would not know why they end, and start them again."""
+    def _refuse_while_changing(self) -> None:
+        """A new supervisor would not know why models end, and start them again; nor that a router
+        is to take over, and go on with the old one."""
+        self._refuse_while_stopping()
+        if self._guard.successor is not None:
+            raise UnavailableError(
+                ErrorCode.MODEL_LOADING,
+                "a new router is starting: try again when it serves",
+                retry_after_s=1.0,
+            )
         leaving = [w.model_id for w in self._core.workers if w.state in _ON_THEIR_WAY_OUT]
         if leaving:
             raise UnavailableError(

@@ -58,10 +58,12 @@ class SlotFailures:
         would fetch it anew. Missing memory is no fault of the model's.
         """
         slot.state, slot.wanted, slot.problem = SlotState.COLD, False, error.message
-        log.error("model.not_started", model=slot.model.id, code=error.code, error=error.message)
         self.deny_waiters(slot, error)
         if error.code is ErrorCode.INSUFFICIENT_MEMORY:
+            # Each request hears it, and would push all else out of the events.
+            log.error("model.no_room", model=slot.model.id, error=error.message)
             return
+        self._actions.note("model.not_started", slot.model.id, error.message, code=str(error.code))
         slot.failures, decision = restart.after_exit(
             slot.failures, ExitCause.LOAD_FAILED, wanted=False, was_ready_for_s=0.0,
             now_s=now_s, jitter=0.0, policy=self._policy,

@@ -113,7 +113,7 @@ class SlotLife:
             return
         try:
             pid = self._actions.spawn(slot.model, instance, path, kind, plan)
-        except (OSError, TypeError, OverflowError) as error:
+        except (OSError, TypeError, ValueError, OverflowError) as error:
             self._ledger.release(instance)
             message = f"can't start a worker for {slot.model.id}: {error}"
             self.failures.give_up(
@@ -199,6 +199,8 @@ class SlotLife:
         else:
             self._ledger.correct(worker.instance, slot.plan.corrected_bytes(memory_bytes))
             self._actions.remember(slot.plan, memory_bytes, 0)
+        reserved_bytes = self._ledger.reserved_by(worker.instance)
+        self._actions.keep_reservation(worker, reserved_bytes)
         if slot.spawned_at_s is not None:
             took_s = now_s - slot.spawned_at_s
             slot.loads_total += 1
@@ -207,8 +209,7 @@ class SlotLife:
                 "worker.ready", slot.model.id,
                 f"loaded in {took_s:.1f} s, {format_bytes(memory_bytes)}",
                 instance=worker.instance, worker_pid=worker.pid, load_s=round(took_s, 3),
-                memory_bytes=memory_bytes,
-                reserved_bytes=self._ledger.reserved_by(worker.instance),
+                memory_bytes=memory_bytes, reserved_bytes=reserved_bytes,
             )  # fmt: skip
         self._tell_waiters(slot, worker, now_s)
 

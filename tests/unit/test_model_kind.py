@@ -74,3 +74,8 @@ def test_kind_of_a_folder(tmp_path: Path, files: dict[str, Any], kind: ModelKind
 
 def test_no_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert read_kind(tmp_path / "none") is CHAT
+
+
+def test_a_folder_that_can_not_be_read_says_nothing() -> None:
+    # As one that belongs to another user: what is wrong with it is told when it is loaded.
+    assert read_kind(Path("/" + "x" * 300)) is ModelKind.CHAT

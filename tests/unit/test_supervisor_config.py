@@ -38,6 +38,8 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("memory: {budget_bytes: lots}", ["memory.budget_bytes", "lots"]),
         ("models: [{id: a}]", ["models.0.source", "required"]),
         ("models: [{id: a, source: nothing}]", ["models.0.source", "nothing", "./nothing"]),
+        ("models: [{id: a, source: ~nobody-here/x}]", ["models.0.source", "no user"]),
+        ("models: [{id: a, source: ~nobody-here/x.gguf}]", ["models.0.source", "no user"]),
         ("models: [{id: 'a b', source: /x}]", ["models.0.id", "a b"]),
         ("models: [{id: a, source: /x, ttl: 3}]", ["models.0.ttl", "unknown key", "max_rows"]),
         ("models: [{id: a, source: /x}, {id: b, source: /y, aliases: [a]}]", ["'a'", "unique"]),

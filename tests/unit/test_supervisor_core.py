@@ -239,7 +239,13 @@ def test_a_second_unload_does_not_prolong_the_drain() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("no more processes"), TypeError("datetime.date"), OverflowError("too big")]
+    "error",
+    [
+        OSError("no more processes"),
+        TypeError("datetime.date"),
+        OverflowError("too big"),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+    ],
 )
 def test_a_worker_that_can_not_be_started_gives_its_bytes_back(error: Exception) -> None:
     core, actions, commands = make()

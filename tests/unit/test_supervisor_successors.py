@@ -22,7 +22,7 @@ from lmx.supervisor import listening
 from lmx.supervisor.cli import up
 from lmx.supervisor.config import Config, ServerConfig, TimingConfig
 from lmx.supervisor.exit_watch import ExitWatch
-from lmx.supervisor.handover import Handover
+from lmx.supervisor.handover import Handover, resume
 from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.records import Records, RouterRecord, SupervisorLock
 from lmx.supervisor.service_commands import ServiceCommands
@@ -55,6 +55,12 @@ async def test_a_program_that_refuses_the_configuration_is_found_out(tmp_path: P
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
     with pytest.raises(OperationError, match=r"server\.port"):
         await invocation(tmp_path, "server: {port: nine}").check_successor()
+
+
+def test_what_was_on_its_way_goes_on_pinned_models_first() -> None:
+    rig = CoreRig({"a": 700, "b": 700, "c": 100, "d": 100}, models={"b": {"pinned": True}})
+    resume(Handover(7, down=("c",), held=("d", "gone")), rig.core, 1.0)
+    assert [rig.state(name) for name in "abcd"] == ["cold", "starting", "cold", "held"]
 
 
 class Restarting:
@@ -161,6 +167,19 @@ async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None
     assert await asyncio.wait_for(ended, 5) == -signal.SIGTERM
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+    watch.close()
+
+
+async def test_a_pid_that_was_given_again_is_another_process() -> None:
+    """The end of the first may be seen only after the second has its pid."""
+    watch = ExitWatch(asyncio.get_running_loop())
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    ends: asyncio.Queue[str] = asyncio.Queue()
+    watch.watch(pid, None, lambda _: ends.put_nowait("first"))
+    watch.watch(pid, None, lambda _: ends.put_nowait("second"))
+    os.kill(pid, signal.SIGTERM)
+    seen = {await asyncio.wait_for(ends.get(), 5) for _ in range(2)}
+    assert seen == {"first", "second"}
     watch.close()
 
 
