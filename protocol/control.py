@@ -251,7 +251,9 @@ class Denied:
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """What a router needs to know of one configured model. ``position``: its place, from 1,
-    among the models that wait for memory. ``max_waiting``: how many requests may wait for it."""
+    among the models that wait for memory. ``max_waiting``: how many requests may wait for it.
+    ``retry_after_s``: when it may be ready, its load included, as of the last change of
+    anything else."""
 
     model_id: str
     aliases: tuple[str, ...]

@@ -9,6 +9,10 @@ FOREVER_S: Final = -1.0
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_LONGEST_TEXT: Final = 64
+"""Of digits without an end the search for units takes the square of their number."""
+
+_NEGATIVE: Final = re.compile(r"-\d+(?:\.\d+)?")
 
 
 def parse_keep_alive(value: Any) -> Any:
@@ -21,13 +25,15 @@ def parse_keep_alive(value: Any) -> Any:
         return str(value)  # not a number here, though Python thinks so
     if isinstance(value, int | float):
         return FOREVER_S if value < 0 else float(value)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         return value
     text = value.strip().lower()
-    if text == "forever" or text.startswith("-"):
+    if text == "forever" or _NEGATIVE.fullmatch(text):
         return FOREVER_S
-    if _PART.sub("", text) == "" and text:
-        return sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(text))
+    parts = text.removeprefix("-")
+    if parts and _PART.sub("", parts) == "":
+        seconds = sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(parts))
+        return seconds if parts == text else FOREVER_S
     return text
 
 

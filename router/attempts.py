@@ -35,13 +35,15 @@ async def on_worker(
     for in seconds.
 
     An attempt that meets a worker on its way out, or that is not there any more, is made again
-    through the waiting room, where the request keeps its place; ``retried_event`` is logged. So
-    an attempt may only fail in this way as long as nothing of it has been given out. Raises
-    what the last one raised, or the waiting room.
+    through the waiting room, where the request keeps its place; ``retried_event`` is logged. A
+    worker that said nothing at all costs a long wait, and may be busy with this very request:
+    after that once only. So an attempt may only fail in this way as long as nothing of it has
+    been given out. Raises what the last one raised, or the waiting room.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
     waited_s = 0.0
+    lost = False
     for pause_s in (*_PAUSES_S, None):
         if instance is None:
             began_s = time.monotonic()
@@ -53,6 +55,10 @@ async def on_worker(
             late = time.monotonic() - arrived_s >= room.load_wait_s
             if error.code not in _WORTH_ANOTHER_WORKER or pause_s is None or late:
                 raise
+            if error.code is ErrorCode.WORKER_LOST:
+                if lost:
+                    raise
+                lost = True
             _log.info(retried_event, model=model.model_id, reason=error.message)
         instance = None
         await asyncio.sleep(pause_s)

@@ -8,6 +8,8 @@ from typing import Final
 from lmx.protocol.control import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 
+_ADVANCING: Final = frozenset({SlotState.FETCHING, SlotState.OCCUPIED})
+
 _LOAD_S: Final = 10.0
 """A load of which nothing is known yet: some gigabytes from an SSD, and the start of a process."""
 
@@ -70,7 +72,8 @@ def progress_text(model: ModelView) -> str:
 
 @dataclass(slots=True)
 class LoadPace:
-    """How fast a load goes, from when it was first looked at in its present phase."""
+    """How fast a load goes, from when it was first looked at in its present phase. Until that
+    shows, the supervisor's word holds: it knows what loads of this model took."""
 
     phase: LoadPhase | None = None
     began_s: float = 0.0
@@ -87,16 +90,14 @@ class LoadPace:
         return min(max(self._estimate_s(model, now_s), 1.0), _LONGEST_S)
 
     def _estimate_s(self, model: ModelView, now_s: float) -> float:
+        then_s = 0.0 if model.phase is None else _THEN_S[model.phase]
+        fraction = model.fraction or 0.0
+        made = fraction - self.began_fraction
+        if model.slot in _ADVANCING and made >= _LEAST_FRACTION:
+            return then_s + (1.0 - fraction) * (now_s - self.began_s) / made
+        if model.retry_after_s is not None:
+            return model.retry_after_s
         if model.slot is SlotState.QUEUED:
             # One model after the other gets its turn.
             return (model.position or 1) * _LOAD_S
-        if model.slot is SlotState.BACKOFF:
-            return (model.retry_after_s or 0.0) + _LOAD_S
-        if model.phase is None:
-            return _LOAD_S
-        then_s = _THEN_S[model.phase]
-        fraction = model.fraction or 0.0
-        made = fraction - self.began_fraction
-        if made < _LEAST_FRACTION:
-            return then_s + _LOAD_S
-        return then_s + (1.0 - fraction) * (now_s - self.began_s) / made
+        return then_s + _LOAD_S

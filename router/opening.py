@@ -40,7 +40,11 @@ async def telling(
     finally:
         # Not cancelled otherwise, which could leave half of the headers.
         over.set()
-        await asyncio.wait({writer})
+        try:
+            await asyncio.wait({writer})
+        finally:
+            # It has ended, unless the client left just now.
+            writer.cancel()
         if not writer.cancelled():
             writer.result()
 

@@ -68,15 +68,17 @@ class _Line:
 class WaitingRoom:
     """Asks the supervisor once for all requests that want a model, and again while some wait.
 
-    A line is no longer than its model's ``max_waiting``, is released in the order of arrival,
-    and each in it waits until its own deadline. Who leaves frees a place; the question, and with
-    it the load, goes on: others may want it. Used from one event loop only.
+    A line takes as many as its model's ``max_waiting``, and those that come back from a worker
+    on its way out, who stood in it before. It is released in the order of arrival, and each in
+    it waits until its own deadline. Who leaves frees a place; the question, and with it the
+    load, goes on: others may want it. Used from one event loop only.
     """
 
     def __init__(self, supervisor: SupervisorLink, load_wait_s: float) -> None:
         self.load_wait_s = load_wait_s
         self._supervisor = supervisor
         self._lines: dict[str, _Line] = {}
+        self._closed: LmxError | None = None
 
     def waiting(self, model_id: str) -> int:
         """Return how many requests wait for a model."""
@@ -93,13 +95,16 @@ class WaitingRoom:
 
         Waits until ``load_wait_s`` after ``arrived_s``, which is on the monotonic clock. Raises
         QUEUE_FULL when too many wait already, MODEL_LOADING when it takes too long, what the
-        supervisor denied it with, or SUPERVISOR_UNAVAILABLE when there is none.
+        supervisor denied it with, SUPERVISOR_UNAVAILABLE when there is none, or what the room
+        was closed with.
         """
+        if self._closed is not None:
+            raise self._closed
         line = self._lines.get(model_id)
         if line is None:
             line = self._lines[model_id] = _Line(model_id)
             line.asking = asyncio.create_task(self._serve(line), name=f"acquire {model_id}")
-        self._check_room(line)
+        self._check_room(line, arrived_s)
         waiter = _Waiter(
             arrived_s,
             arrived_s + self.load_wait_s,
@@ -120,7 +125,8 @@ class WaitingRoom:
                 line.waiters.remove(waiter)
 
     def close(self, error: LmxError) -> None:
-        """Whoever waits gets ``error``; no more is asked."""
+        """Whoever waits gets ``error``, and whoever comes; no more is asked."""
+        self._closed = error
         for line in self._lines.values():
             line.fail(error)
             if line.asking is not None:
@@ -170,12 +176,14 @@ class WaitingRoom:
         await asyncio.sleep(_AGAIN_S)
         return True
 
-    def _check_room(self, line: _Line) -> None:
+    def _check_room(self, line: _Line, arrived_s: float) -> None:
         model = self._view(line.model_id)
         if model is None:
             return  # The supervisor will say that it is not there any more.
         wait_s = line.pace.remaining_s(model, time.monotonic())
-        if len(line.waiters) >= model.max_waiting:
+        # Who goes before others that wait comes back: it was they who found room.
+        comes_back = bool(line.waiters) and arrived_s < line.waiters[-1].arrived_s
+        if len(line.waiters) >= model.max_waiting and not comes_back:
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
                 f"{len(line.waiters)} requests wait for {line.model_id} already, as many as may: "

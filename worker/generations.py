@@ -25,6 +25,7 @@ from lmx.worker.engine_thread import EngineThread
 from lmx.worker.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
 from lmx.worker.last_use import LastUse
 from lmx.worker.open_stream import OpenStream
+from lmx.worker.out_of_memory import is_out_of_memory
 from lmx.worker.outgoing import Outgoing, RouterOutputs
 from lmx.worker.prepare import prepare
 from lmx.worker.prompt_thread import PromptThread
@@ -224,9 +225,11 @@ class Generations:
             )
         else:
             log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
-            refused = Refused(
-                stream_id, ErrorCode.INTERNAL, "The prompt could not be made; see the log."
-            )
+            code, message = ErrorCode.INTERNAL, "The prompt could not be made; see the log."
+            if error is not None and is_out_of_memory(error):
+                code = ErrorCode.INSUFFICIENT_MEMORY
+                message = "There was not enough memory for this prompt: send a shorter one."
+            refused = Refused(stream_id, code, message)
         self._send(opened.router, refused)
 
     def _forget(self, opened: OpenStream) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmx.protocol.kv_shape import KvLayers, kv_bytes
+from lmx.protocol.kv_shape import STEP_TOKENS, KvLayers, kv_bytes
 from lmx.worker.engine import RowRequest
 
 ANSWER_TOKENS: Final = 1024
@@ -22,6 +22,9 @@ ANSWER_TOKENS: Final = 1024
 
 AHEAD_TOKENS: Final = 256
 """A row is counted at so many tokens more than it has made."""
+
+_FIRST_TOKENS: Final = ANSWER_TOKENS - AHEAD_TOKENS
+"""Until it has made more, a row stays at what it was counted at first."""
 
 
 @dataclass(slots=True)
@@ -71,9 +74,9 @@ class KvAdmission:
     def made(self, row_id: int) -> None:
         """A row became longer by a token."""
         counted = self._rows[row_id]
-        before_tokens = counted.tokens
         counted.made_tokens += 1
-        if counted.tokens != before_tokens:
+        # For every token of every row: only one that begins a step of a cache changes the sum.
+        if counted.made_tokens > _FIRST_TOKENS and counted.tokens % STEP_TOKENS == 1:
             self._total_bytes = None
 
     def end(self, row_id: int) -> None:

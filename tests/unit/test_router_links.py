@@ -274,6 +274,7 @@ async def test_garbage_on_the_sockets_is_dropped() -> None:
     async with router_rig(begin) as rig:
         request = asyncio.create_task(rig.chat_events())
         fake = await rig.worker.stream()
+        await until(lambda: fake.credit < fake.request.credit_deltas)  # it has begun
         await rig.worker.send_raw(fake, b"garbage")
         await rig.worker.send_raw(fake, b"")
         await rig.supervisor.publish_raw(b"\x93garbage")

@@ -56,6 +56,8 @@ def test_what_a_worker_is_told(fields: dict[str, Any], seconds: float | None) ->
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"keep_alive": "-soon"}, "keep_alive"),
         ({"keep_alive": "-"}, "keep_alive"),
+        # Megabytes of it, too, at once: 100 times as many digits took 10,000 times as long.
+        ({"keep_alive": "1" * 1_000_000 + "x"}, "keep_alive"),
         ({"keep_alive": ""}, "keep_alive"),
         ({"keep_alive": "5 minutes"}, "keep_alive"),
         ({"keep_alive": True}, "keep_alive"),

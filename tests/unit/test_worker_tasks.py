@@ -320,7 +320,7 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
     def encode(_: Any) -> Any:
         raise MemoryError
 
-    rig.engine.encode = encode  # type: ignore[method-assign]
+    rig.engine.encode = encode
     rig.generations.generate(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
