@@ -14,7 +14,18 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.directory import ready_instance
 from lmx.router.waiting_room import WaitingRoom
 
-_WORTH_ANOTHER_WORKER: Final = frozenset({ErrorCode.MODEL_UNLOADED, ErrorCode.WORKER_LOST})
+_ONCE_MORE: Final = frozenset(
+    {
+        ErrorCode.WORKER_LOST,
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.WORKER_HUNG,
+        ErrorCode.WORKER_KILLED,
+        ErrorCode.WORKER_OUT_OF_MEMORY,
+        ErrorCode.ENGINE_ERROR,
+    }
+)
+"""The worker ended, or said nothing, before it took the request: most likely another one's doing.
+It may be this one's, which must not go through worker after worker."""
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Before each further attempt. The first goes at once: a worker that gives way to another model
@@ -34,16 +45,15 @@ async def on_worker(
     """Return what ``attempt`` gives for a worker's instance, and how long its model was waited
     for in seconds.
 
-    An attempt that meets a worker on its way out, or that is not there any more, is made again
-    through the waiting room, where the request keeps its place; ``retried_event`` is logged. A
-    worker that said nothing at all costs a long wait, and may be busy with this very request:
-    after that once only. So an attempt may only fail in this way as long as nothing of it has
-    been given out. Raises what the last one raised, or the waiting room.
+    An attempt that meets a worker on its way out is made again through the waiting room, where
+    the request keeps its place; ``retried_event`` is logged. After one that ended, or said
+    nothing, it is made once more. So an attempt may only fail in these ways as long as nothing of
+    it has been given out. Raises what the last one raised, or the waiting room.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
     waited_s = 0.0
-    lost = False
+    once_more = True
     for pause_s in (*_PAUSES_S, None):
         if instance is None:
             began_s = time.monotonic()
@@ -53,12 +63,12 @@ async def on_worker(
             return await attempt(instance), waited_s
         except LmxError as error:
             late = time.monotonic() - arrived_s >= room.load_wait_s
-            if error.code not in _WORTH_ANOTHER_WORKER or pause_s is None or late:
+            if error.code in _ONCE_MORE and once_more:
+                once_more = False
+            elif error.code is not ErrorCode.MODEL_UNLOADED:
                 raise
-            if error.code is ErrorCode.WORKER_LOST:
-                if lost:
-                    raise
-                lost = True
+            if pause_s is None or late:
+                raise
             _log.info(retried_event, model=model.model_id, reason=error.message)
         instance = None
         await asyncio.sleep(pause_s)

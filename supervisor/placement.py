@@ -7,8 +7,9 @@ The rules, in the order in which they count:
   and end those they have.
 - Every model keeps its place for ``min_residency_s`` after it became ready.
 - First in, first out, by the oldest request. What is being freed is for the first: a later model
-  starts into free memory only while nothing is being freed, and none passes one that has waited
-  ``fair_wait_s``. Bytes on their way back are counted before anybody else is evicted for them.
+  starts only into memory that the first will not need, or while nothing can be freed for it; and
+  none takes what one that has waited ``fair_wait_s`` may need. Bytes on their way back are counted
+  before anybody else is evicted for them.
 - Victims are the least recently used that suffice, less those that are not needed, the largest
   first: so the fewest bytes are thrown away among the least recently used.
 - A model that nobody waits for (a preload, a restart) evicts nobody.
@@ -158,7 +159,7 @@ class _Queue:
 
     def serve(self, waiting: Sequence[Waiting]) -> list[Decision]:
         decisions: list[Decision] = []
-        passing = False  # an earlier one waits and nothing is being freed for it
+        passing = False  # an earlier one waits: nobody is evicted for those behind it
         for one in waiting:
             if self._fits(one):
                 decisions.append(Start(one.model_id))
@@ -173,12 +174,21 @@ class _Queue:
                 continue
             victims = self._victims(one)
             if victims is not None:
-                # What is being freed is for this one: nobody behind it may take from it.
-                return [*decisions, *victims]
-            if self._waited_long(one):
+                decisions += victims
+                self._keep_for(one, victims)
+            elif self._waited_long(one):
                 return decisions
             passing = True
         return decisions
+
+    def _keep_for(self, first: Waiting, victims: Sequence[Evict]) -> None:
+        """What is being freed is for the first: those behind it get what is left of it all, and
+        none of it before it is free."""
+        going = {victim.model_id for victim in victims}
+        freed_bytes = sum(one.held_bytes for one in self._staying if one.model_id in going)
+        left_bytes = self._free_bytes + self._coming_bytes + freed_bytes - first.need_bytes
+        self._free_bytes = min(self._free_bytes, left_bytes)
+        self._present.append(first.model_id)
 
     def _fits(self, one: Waiting) -> bool:
         groups = self._scene.groups
@@ -198,7 +208,7 @@ class _Queue:
         groups = self._scene.groups
         return [other for other in self._staying if groups.conflict(one.model_id, other.model_id)]
 
-    def _victims(self, one: Waiting) -> list[Decision] | None:
+    def _victims(self, one: Waiting) -> list[Evict] | None:
         """Who must go for it besides those that are going; None: they may not, for now."""
         must_go = self._conflicts(one)
         for busy_too in (False, True) if self._waited_long(one) else (False,):

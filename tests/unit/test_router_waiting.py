@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
 from lmx.protocol.control import Acquire, Acquired, Denied, ModelView
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.protocol.tasks import Embed
 from lmx.router.attempts import _PAUSES_S
 
@@ -33,6 +34,10 @@ def loading(fraction: float | None = None, **fields: Any) -> ModelView:
         fraction=fraction,
         **fields,
     )
+
+
+def _always(reply: Acquired, _question: Acquire) -> Acquired:
+    return reply
 
 
 def waiting(rig: Rig) -> int:
@@ -237,6 +242,31 @@ async def test_a_worker_without_a_verdict_is_asked_once_more_at_most(
         status, body = await rig.chat_json()
         assert (status, body["error"]["code"]) == (503, "worker_lost")
         assert len(rig.worker.streams) == 2
+
+
+@pytest.mark.parametrize(("crashes", "status"), [(1, 200), (2, 500)])
+async def test_a_request_that_no_worker_had_taken_survives_one_crash(
+    crashes: int, status: int
+) -> None:
+    """Of another request, most likely; were it its own, it must not go on crashing workers."""
+    instances = [f"0000010{number}" for number in range(3)]
+    seen = asyncio.Queue[str]()
+
+    async def silent(fake: FakeStream) -> None:
+        seen.put_nowait("")
+
+    async with router_rig() as rig:
+        for number, instance in enumerate(instances):
+            rig.add_worker(instance, silent if number < crashes else answer)
+        await publish(rig, ready("big", instances[0]))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        for number in range(crashes):
+            await asyncio.wait_for(seen.get(), 10)
+            following = Acquired("big", instances[number + 1])
+            rig.supervisor.acquire_reply = partial(_always, following)
+            await publish(rig, ready("big", instances[number + 1]))
+            await rig.supervisor.exited(instances[number], "big", ExitCause.CRASH, "status 1")
+        assert (await request)[0] == status
 
 
 async def test_no_attempt_is_made_after_the_deadline() -> None:

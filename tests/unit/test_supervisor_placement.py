@@ -107,12 +107,15 @@ def test_bytes_on_their_way_back_are_counted_before_another_goes() -> None:
     assert decide(picture, NOW_S) == ()
 
 
-def test_a_later_model_passes_only_while_nothing_is_freed_for_an_earlier_one() -> None:
+def test_a_later_model_passes_only_into_what_an_earlier_one_does_not_need() -> None:
     waits = [waiting("big", 90, 20), waiting("small", 20, 10)]
     busy = resident("a", 60, None)
     assert decide(scene(waits, [busy]), NOW_S) == (Start("small"),)
     leaving = replace(busy, stage=Stage.LEAVING)
     assert decide(scene(waits, [leaving]), NOW_S) == ()
+    # However long the one that leaves takes, who is in nobody's way does not wait for it.
+    less = [waiting("big", 80, 20), waiting("small", 20, 10), waiting("more", 1, 5)]
+    assert decide(scene(less, [leaving]), NOW_S) == (Start("small"),)
     young = replace(resident("a", 60), since_s=NOW_S - 1)
     long = [waiting("big", 90, FAIR_S), waiting("small", 20, 10)]
     assert decide(scene(long, [young]), NOW_S) == (), "none passes one that has waited so long"
@@ -375,19 +378,29 @@ def test_victims_are_enough_and_each_is_needed(picture: Scene) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_nobody_who_waits_longer_is_passed_while_bytes_come_for_it(picture: Scene) -> None:
+def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: Scene) -> None:
     decisions = decide(picture, NOW_S)
-    order = [one.model_id for one in queue_order(picture.waiting)]
+    order = queue_order(picture.waiting)
+    place = {one.model_id: number for number, one in enumerate(order)}
     denied = {one.model_id for one in of(Deny, decisions)}
-    victims = [one for one in of(Evict, decisions) if one.for_model is not None]
     started = {one.model_id for one in of(Start, decisions)}
+    going = {one.model_id for one in decisions if isinstance(one, Evict | Expire)}
+    coming = picture.returning_bytes + sum(
+        one.held_bytes
+        for one in picture.residents
+        if one.stage is Stage.LEAVING or one.model_id in going
+    )
+    victims = [one for one in of(Evict, decisions) if one.for_model is not None]
     if victims:
-        behind = order[order.index(victims[0].for_model) + 1 :]
-        assert not started & set(behind)
+        first = order[place[victims[0].for_model]]
+        needs = sum(one.need_bytes for one in order if one.model_id in started)
+        assert first.need_bytes + needs <= picture.free_bytes + coming
     for one in picture.waiting:
         waited_long = one.asked_at_s is not None and NOW_S - one.asked_at_s >= FAIR_S
         if waited_long and one.model_id not in started | denied:
-            assert not started & set(order[order.index(one.model_id) + 1 :])
+            behind = {name for name in started if place[name] > place[one.model_id]}
+            needs = sum(other.need_bytes for other in order if other.model_id in started)
+            assert not behind or one.need_bytes + needs <= picture.free_bytes + coming
 
 
 @settings(max_examples=200, deadline=None)
