@@ -55,8 +55,10 @@ run: install ## serve MODELS (default: a small demo model) on PORT
 	fi; \
 	LMX_SERVER_PORT='$(PORT)' LMX_MODELS="$$models" exec $(BIN)/lmx-supervisor up
 
-test: install ## run the tests (soak tests are left out)
-	@$(BIN)/pytest -q
+# Two at a time: half of the tests wait for processes, half of them compute. The tests of one file
+# stay together, in order, because they share what they have started.
+test: install ## run the tests, two files at a time (soak tests are left out)
+	@$(BIN)/pytest -q -n 2 --dist loadfile
 
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/run.py

@@ -30,6 +30,8 @@ def _handle_error(
     exc: BaseException | None = None,
     message: str | None = None,
 ) -> web.StreamResponse:
+    if isinstance(exc, ConnectionError):
+        raise exc  # The client left while it was written to; aiohttp ends the connection.
     request_id = new_request_id()
     error = _error(status, exc, message, request_id)
     if error.code is ErrorCode.INTERNAL:

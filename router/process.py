@@ -109,13 +109,13 @@ class Router:
         await self.traffic.idle(None)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more requests, let those under way end within ``grace_s``, end the rest.
+        """Refuse new requests, let those under way end within ``grace_s``, end the rest.
 
-        Streams that are left get an error event with the code ``shutting_down``.
+        Streams that are left get an error event with the code ``shutting_down``. New connections
+        are taken to the end: the supervisor has the socket too, so clients would wait in its
+        backlog and be cut off, instead of a 503.
         """
         self.traffic.close()
-        for site in tuple(self._runner.sites):
-            await site.stop()
         if not await self.traffic.idle(grace_s):
             _log.warning("router.cut_off", requests=self.traffic.under_way)
         error = GenerationError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.")

@@ -13,6 +13,7 @@ from lmx.protocol.states import SlotState
 from lmx.supervisor.core import Core
 from lmx.supervisor.denials import denied
 from lmx.supervisor.slots import Asker
+from lmx.supervisor.view import public_state
 
 log = structlog.get_logger()
 
@@ -53,7 +54,7 @@ class Commands:
             case control.ResetModel(model_id):
                 slot = self._core.slot(model_id)
                 self._core.operator.reset(slot, now_s)
-                return control.Done(f"{slot.model.id} is reset: it is {slot.state}")
+                return control.Done(f"{slot.model.id} is reset: it is {public_state(slot)}")
             case control.PinModel(model_id, pinned):
                 slot = self._core.slot(model_id)
                 self._core.operator.pin(slot, pinned, now_s)

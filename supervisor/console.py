@@ -54,6 +54,7 @@ class LoadProgress:
         self._tasks: dict[str, Any] = {}
         self._started_s: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._ready_pids: dict[str, int] = {}
 
     def __enter__(self) -> LoadProgress:
         self._bars.start()
@@ -94,6 +95,10 @@ class LoadProgress:
         if model in self._tasks:
             self._bars.remove_task(self._tasks.pop(model))
         if worker["state"] == "ready":
+            # Once: its time and its memory change with each status, while others still load.
+            if self._ready_pids.get(model) == worker["pid"]:
+                return
+            self._ready_pids[model] = worker["pid"]
             took_s = time.monotonic() - self._started_s[model]
             line = (
                 f"[green]ready[/]  {model}  {format_bytes(worker['memory_bytes'])}, "

@@ -12,6 +12,7 @@ from lmx.supervisor.placer import Placer
 from lmx.supervisor.restart import FailureRecord
 from lmx.supervisor.slot_life import SlotLife
 from lmx.supervisor.slots import Slot
+from lmx.supervisor.view import public_state
 from lmx.supervisor.worker_state import DrainAsked, KillAsked, Worker
 
 
@@ -88,7 +89,7 @@ class OperatorWishes:
 
     def reset(self, slot: Slot, now_s: float) -> None:
         """Forget the model's failures and its hold: its next request loads it."""
-        self._actions.note("model.reset", slot.model.id, f"it was {slot.state}")
+        self._actions.note("model.reset", slot.model.id, f"it was {public_state(slot)}")
         self._forgive(slot)
         if slot.state is SlotState.COLD:
             # Also by an operator's load that failed, and would have been tried again.

@@ -43,6 +43,8 @@ class Shutdown:
         # The router ends its streams itself within its grace; the rest is for its exit.
         self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S)
         await self._until(lambda: not self._guard.running or self._at_once)
+        # Nobody is left to answer: who comes now is refused at once, not left in the backlog.
+        self._guard.close()
         self._core.stop_workers(time.monotonic(), at_once=self._at_once)
         if self._at_once:
             self._guard.stop(time.monotonic(), 0.0)

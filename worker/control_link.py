@@ -59,9 +59,10 @@ class ControlLink:
         """Send if a supervisor is connected; returns whether it was sent.
 
         What can't be sent is not kept: beats repeat themselves, and a new supervisor learns
-        the rest from the Hello that it asks for.
+        the rest from the Hello that it asks for. Nothing is sent after :meth:`close`, which a
+        load that goes on meanwhile may outlive.
         """
-        return send_nowait(self._socket, encode(message))
+        return not self._socket.closed and send_nowait(self._socket, encode(message))
 
     async def listen(self) -> None:
         """Carry out orders until cancelled. A frame that is no message is logged and dropped."""

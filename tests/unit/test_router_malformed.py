@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+from unittest.mock import Mock
 
 import pytest
+from aiohttp import web
 from router_rig import router_rig
+from structlog.testing import capture_logs
+
+from lmx.router.malformed import answer_malformed_requests
 
 
 async def answer(url: str, request: bytes) -> tuple[int, dict[str, str], dict[str, object]]:
@@ -50,3 +55,11 @@ async def test_malformed_http(request_bytes: bytes, status: int, code: str | Non
     assert headers["X-Request-Id"].startswith("req_")
     assert headers["Content-Type"].startswith("application/json")
     assert "aiohttp" not in str(headers) + str(error)
+
+
+def test_a_client_that_left_while_it_was_written_to_is_no_failure() -> None:
+    answer_malformed_requests()
+    left = ConnectionResetError("Cannot write to closing transport")
+    with capture_logs() as logs, pytest.raises(ConnectionResetError):
+        web.RequestHandler.handle_error(Mock(), Mock(), 500, left)
+    assert logs == []

@@ -155,13 +155,15 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones() -> None:
         await worker.stream()
         await settled(started, http)
         started.process.send_signal(signal.SIGTERM)
-        # On the connection kept alive by that check: a new one would wait in the backlog of
-        # the listening socket, for the next router.
         await until(lambda: "router.stopping" in started.log.read_text())
-        refused = await started.post(http)
-        assert refused.status == 503
-        assert (await refused.json())["error"]["code"] == "shutting_down"
-        assert int(refused.headers["Retry-After"]) >= 1
+        # On the connection kept alive by that check, and on a new one.
+        async with aiohttp.ClientSession() as another:
+            for session in (http, another):
+                async with asyncio.timeout(5):
+                    refused = await started.post(session)
+                    assert refused.status == 503
+                    assert (await refused.json())["error"]["code"] == "shutting_down"
+                    assert int(refused.headers["Retry-After"]) >= 1
         release.set()
         lines = data_lines(await response.read())
         assert lines[-1] == "[DONE]"

@@ -11,7 +11,7 @@ from fake_supervisor import model_line, status
 from rich.console import Console
 
 from lmx.protocol.control import Event
-from lmx.supervisor.console import print_welcome
+from lmx.supervisor.console import LoadProgress, print_welcome
 from lmx.supervisor.event_view import event_line
 from lmx.supervisor.status_view import print_status
 from lmx.supervisor.status_words import doing, memory_words, ordinal, remarks, trouble
@@ -189,3 +189,14 @@ def test_the_request_to_paste_suits_the_model(
     assert f"/{path} -H" in text
     body = json.loads(text[text.index("-d '") + 4 : text.rindex("'")])
     assert body["model"] == model
+
+
+def test_a_model_is_told_to_be_ready_once_however_long_others_load() -> None:
+    out = io.StringIO()
+    with LoadProgress(Console(file=out, width=160)) as progress:
+        for memory_bytes in (100, 200, 300):
+            progress.show(model_line("a", "ready", pid=7, memory_bytes=memory_bytes << 20))
+        progress.show(model_line("a", "ready", pid=8))
+    assert [line.split(",")[1].strip() for line in out.getvalue().splitlines()] == [
+        "pid 7", "pid 8",
+    ]  # fmt: skip

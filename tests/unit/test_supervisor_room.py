@@ -353,6 +353,12 @@ def test_an_operators_load_waits_for_ever_and_may_evict() -> None:
     assert rig.slot("b").state is SlotState.COLD
 
 
+def test_a_reset_tells_the_state_that_the_status_shows() -> None:
+    rig = CoreRig({"a": 100})
+    rig.up("a")
+    assert rig.operate(control.ResetModel("a")).message == "a is reset: it is ready"
+
+
 def test_a_held_model_takes_no_request_until_it_is_loaded_or_reset() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
