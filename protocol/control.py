@@ -195,12 +195,14 @@ class RouterHello:
 @message
 @dataclass(frozen=True, slots=True)
 class RouterBeat:
-    """Sent every beat interval."""
+    """Sent every beat interval. ``requests_total``: those that have ended; ``waiting``: those
+    that wait for a model."""
 
     pid: int
     streams: int
     requests_total: int
     memory_bytes: int
+    waiting: int = 0
 
 
 @message
@@ -214,15 +216,25 @@ class GetSnapshot:
 class Acquire:
     """Question: have this model ready, loading it if need be. Replies: Acquired, or Denied.
 
-    The supervisor answers within ``wait_s``. Cancelling is not needed: a load that was
-    started goes on, others may want it. ``waited_s``: for how long the oldest of the requests
-    behind it has waited already, so that asking again does not cost its place.
+    The supervisor answers within ``wait_s``, unless it hears Withdraw before. ``waited_s``: for
+    how long the oldest of the requests behind it has waited already, so that asking again does
+    not cost its place.
     """
 
     model_id: str
     wait_s: float
     request_id: str
     waited_s: float = 0.0
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The requests behind all of this router's Acquires of a model have left: no answer is
+    awaited any more. A load that was started goes on, others may want it; one that only waits
+    for its turn is given up, unless others wait for it."""
+
+    model_id: str
 
 
 @message

@@ -14,18 +14,16 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.directory import ready_instance
 from lmx.router.waiting_room import WaitingRoom
 
-_ONCE_MORE: Final = frozenset(
-    {
-        ErrorCode.WORKER_LOST,
-        ErrorCode.WORKER_CRASHED,
-        ErrorCode.WORKER_HUNG,
-        ErrorCode.WORKER_KILLED,
-        ErrorCode.WORKER_OUT_OF_MEMORY,
-        ErrorCode.ENGINE_ERROR,
-    }
-)
-"""The worker ended, or said nothing, before it took the request: most likely another one's doing.
-It may be this one's, which must not go through worker after worker."""
+SAID_NOTHING: Final = frozenset({ErrorCode.WORKER_LOST})
+ENDED: Final = SAID_NOTHING | {
+    ErrorCode.WORKER_CRASHED,
+    ErrorCode.WORKER_HUNG,
+    ErrorCode.WORKER_KILLED,
+    ErrorCode.WORKER_OUT_OF_MEMORY,
+    ErrorCode.ENGINE_ERROR,
+}
+"""For a request that the worker had not taken, its end is most likely another one's doing. It may
+be this one's all the same, which must not go through worker after worker."""
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Before each further attempt. The first goes at once: a worker that gives way to another model
@@ -41,14 +39,15 @@ async def on_worker(
     request_id: str,
     attempt: Callable[[str], Awaitable[_T]],
     retried_event: str,
+    once_more_after: frozenset[ErrorCode],
 ) -> tuple[_T, float]:
     """Return what ``attempt`` gives for a worker's instance, and how long its model was waited
     for in seconds.
 
     An attempt that meets a worker on its way out is made again through the waiting room, where
-    the request keeps its place; ``retried_event`` is logged. After one that ended, or said
-    nothing, it is made once more. So an attempt may only fail in these ways as long as nothing of
-    it has been given out. Raises what the last one raised, or the waiting room.
+    the request keeps its place; ``retried_event`` is logged. After an error in
+    ``once_more_after`` it is made once more. So an attempt may only fail in these ways as long as
+    nothing of it has been given out. Raises what the last one raised, or the waiting room.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
@@ -63,7 +62,7 @@ async def on_worker(
             return await attempt(instance), waited_s
         except LmxError as error:
             late = time.monotonic() - arrived_s >= room.load_wait_s
-            if error.code in _ONCE_MORE and once_more:
+            if error.code in once_more_after and once_more:
                 once_more = False
             elif error.code is not ErrorCode.MODEL_UNLOADED:
                 raise

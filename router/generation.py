@@ -13,7 +13,7 @@ from typing import Final
 from lmx.protocol.control import ModelView
 from lmx.protocol.data import Accepted, Generate
 from lmx.protocol.errors import ErrorCode, GenerationError
-from lmx.router.attempts import on_worker
+from lmx.router.attempts import ENDED, on_worker
 from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_link import WorkerLink
 from lmx.router.worker_links import WorkerLinks
@@ -70,6 +70,8 @@ class Dispatcher:
             request.request_id,
             lambda instance: self._submit(instance, request),
             "generation.retried",
+            # An attempt ends as soon as the request was taken.
+            ENDED,
         )
         generation = Generation(link, stream, accepted, load_s)
         try:

@@ -141,8 +141,9 @@ class Router:
         return RouterBeat(
             pid=os.getpid(),
             streams=self.workers.open_streams,
-            requests_total=self.traffic.requests_total,
+            requests_total=self.traffic.requests_total - self.traffic.under_way,
             memory_bytes=self._process.memory_info().rss,
+            waiting=self.room.all_waiting,
         )
 
 

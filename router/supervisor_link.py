@@ -128,6 +128,10 @@ class SupervisorLink:
             raise unavailable("lmx's supervisor does not answer.")
         return await self._questions.ask(question, deadline_s)
 
+    def tell(self, fact: Any) -> None:
+        """Send what needs no reply; lost if the supervisor can't be reached."""
+        send_nowait(self._control, encode(fact))
+
     async def answers_again(self, grace_s: float) -> bool:
         """Wait until the supervisor answers beats; return False when it has been silent for
         ``grace_s`` more than makes it count as gone."""

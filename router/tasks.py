@@ -8,7 +8,7 @@ from typing import Final
 from lmx.protocol.control import ModelView
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.protocol.tasks import Embed, Rerank, Task
-from lmx.router.attempts import on_worker
+from lmx.router.attempts import SAID_NOTHING, on_worker
 from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_links import WorkerLinks
 from lmx.router.worker_task import TaskAnswer
@@ -41,6 +41,8 @@ class TaskDispatcher:
             task.request_id,
             lambda instance: self._perform(instance, task),
             "task.retried",
+            # An attempt is the whole task: what ended its worker may be the task itself.
+            SAID_NOTHING,
         )
         return answer
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from lmx.protocol.control import Acquire, Acquired, ModelView
+from lmx.protocol.control import Acquire, Acquired, ModelView, Withdraw
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
 from lmx.router.load_progress import LoadPace, ordinal, progress_text
 from lmx.router.supervisor_link import SupervisorLink
@@ -70,8 +70,9 @@ class WaitingRoom:
 
     A line takes as many as its model's ``max_waiting``, and those that come back from a worker
     on its way out, who stood in it before. It is released in the order of arrival, and each in
-    it waits until its own deadline. Who leaves frees a place; the question, and with it the
-    load, goes on: others may want it. Used from one event loop only.
+    it waits until its own deadline. Who leaves frees a place; the last one takes the question
+    back, so that nobody gives way for it. A load that has begun goes on: others may want it. Used
+    from one event loop only.
     """
 
     def __init__(self, supervisor: SupervisorLink, load_wait_s: float) -> None:
@@ -84,6 +85,11 @@ class WaitingRoom:
         """Return how many requests wait for a model."""
         line = self._lines.get(model_id)
         return 0 if line is None else len(line.waiters)
+
+    @property
+    def all_waiting(self) -> int:
+        """How many requests wait for any model."""
+        return sum(len(line.waiters) for line in self._lines.values())
 
     def news(self, model_id: str) -> str | None:
         """Return the state and progress of a model that requests wait for, else None."""
@@ -120,6 +126,10 @@ class WaitingRoom:
             if waiter.told.done() and not waiter.told.cancelled():
                 return waiter.told.result()  # It came at the same moment.
             raise self._too_late(line, waiter) from None
+        except asyncio.CancelledError:
+            if line.waiters == [waiter]:
+                self._withdraw(line)
+            raise
         finally:
             if waiter in line.waiters:
                 line.waiters.remove(waiter)
@@ -141,7 +151,15 @@ class WaitingRoom:
             line.fail(LmxError(ErrorCode.INTERNAL, "The router failed to ask for the model."))
         finally:
             # At once, not in a callback: who comes from now on must begin a line of its own.
-            del self._lines[line.model_id]
+            if self._lines.get(line.model_id) is line:
+                del self._lines[line.model_id]
+
+    def _withdraw(self, line: _Line) -> None:
+        """Forget a line that its last request leaves; the next one begins another."""
+        del self._lines[line.model_id]
+        if line.asking is not None:
+            line.asking.cancel()
+        self._supervisor.tell(Withdraw(line.model_id))
 
     async def _ask(self, line: _Line) -> None:
         now_s = time.monotonic()

@@ -22,6 +22,9 @@ class Actions(Protocol):
     def local_path(self, model: ModelConfig) -> Path | None:
         """Return the model's folder if it is on this machine as it is, else None."""
 
+    def fetched_path(self, model: ModelConfig) -> Path | None:
+        """Return the model's folder as an earlier fetch left it, maybe incomplete; else None."""
+
     def start_fetch(self, model: ModelConfig) -> None:
         """Begin to make the model available; progress and the end come as events."""
 
@@ -61,8 +64,9 @@ class Actions(Protocol):
         """See whether an exited worker's memory comes back. Within a time of its own that is
         told with ``Core.memory_settled``, always: until then the bytes are nobody's."""
 
-    def save_pins(self, pins: Mapping[str, bool]) -> None:
-        """Keep what operators pinned and unpinned."""
+    def save_pins(self, pins: Mapping[str, bool]) -> str | None:
+        """Keep what operators pinned and unpinned. Returns the file and why it could not be
+        written, None if it was."""
 
     def reply(self, asker: Asker, message: Any) -> None:
         """Answer a question; lost if the asker has gone."""

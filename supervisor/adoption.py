@@ -67,7 +67,9 @@ class Adoption:
         """Whether a worker that says Hello is ours, or is from now on; if not, it is ended."""
         if self._core.knows(hello.instance):
             return True
-        record = WorkerRecord(hello.pid, hello.instance, hello.model_id, hello.memory_bytes)
+        # No record says what it may still grow to: what its start would reserve does.
+        held_bytes = max(hello.memory_bytes, self._core.planned_bytes(hello.model_id))
+        record = WorkerRecord(hello.pid, hello.instance, hello.model_id, held_bytes)
         if not record.alive:
             return False
         self._records.save_worker(record)

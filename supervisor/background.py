@@ -46,11 +46,7 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
-            raise OperationError(
-                ErrorCode.INTERNAL,
-                f"lmx did not start (exit code {child.returncode}); the end of "
-                f"{home.supervisor_log}:\n" + "\n".join(last_lines(home.supervisor_log, 10)),
-            )
+            raise _not_started(home, child.returncode)
         status = _status_if_running(home)
         if status is not None and status["router"]["pid"] is not None:
             return status
@@ -59,6 +55,19 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
         ErrorCode.NOT_RUNNING,
         f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
     )
+
+
+def _not_started(home: Home, status: int) -> OperationError:
+    what = f"lmx did not start (exit code {status})"
+    said = "\n".join(last_lines(home.supervisor_log, 10))
+    try:
+        with home.supervisor_log.open("ab", buffering=0) as log:
+            log.write(f"{what}\n".encode())
+    except OSError as error:
+        # On a full disk what it had to say is lost too, and the log ends with an earlier run.
+        reason = f"{home.supervisor_log} can't be written: {error.strerror or error}"
+        return OperationError(ErrorCode.INTERNAL, f"{what}; {reason}")
+    return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")
 
 
 def _end_orphans(home: Home, orphans: list[ProcessRecord]) -> int:

@@ -78,7 +78,10 @@ def start(config: Path | None) -> None:
 @main.command()
 @command
 def stop() -> None:
-    """Stop everything; returns when no process is left."""
+    """Stop everything; returns when no process is left.
+
+    Streams may finish first; a second `stop` meanwhile stops at once and cuts them off.
+    """
     from lmx.supervisor.background import stop_background
 
     pid = stop_background(home())

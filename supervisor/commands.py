@@ -56,9 +56,7 @@ class Commands:
                 self._core.operator.reset(slot, now_s)
                 return control.Done(f"{slot.model.id} is reset: it is {public_state(slot)}")
             case control.PinModel(model_id, pinned):
-                slot = self._core.slot(model_id)
-                self._core.operator.pin(slot, pinned, now_s)
-                return control.Done(f"{slot.model.id} is {'pinned' if pinned else 'unpinned'}")
+                return self._pin(model_id, pinned, now_s)
             case _:
                 kind = type(question).__name__
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
@@ -106,6 +104,18 @@ class Commands:
         pid = slot.worker.pid
         self._core.operator.restart(slot, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)
+
+    def _pin(self, model_id: str, pinned: bool, now_s: float) -> control.Done:
+        slot = self._core.slot(model_id)
+        not_written = self._core.operator.pin(slot, pinned, now_s)
+        done = f"{slot.model.id} is {'pinned' if pinned else 'unpinned'}"
+        if not_written is None:
+            return control.Done(done)
+        what = "the pin is gone" if pinned else "it may be pinned again"
+        return control.Done(
+            f"{done}, but it could not be written to {not_written}: {what} after a restart of "
+            "the supervisor"
+        )
 
     def _hold(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)

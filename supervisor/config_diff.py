@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Final
+from typing import Final
 
-from pydantic import BaseModel
-
-from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.changed_values import Changed, changed_values, listed, shown
+from lmx.supervisor.config import Config
 
 
 class Needs(Flag):
@@ -147,13 +146,13 @@ def compare(old: Config, new: Config) -> ConfigDiff:
     sentences: list[str] = []
     needs = Needs.NOTHING
     for name, table in SECTIONS.items():
-        changed = _changed(getattr(old, name), getattr(new, name))
+        changed = changed_values(getattr(old, name), getattr(new, name))
         for key in changed:
             needs |= table[key]
         sentences += _section_sentences(name, changed, table)
     if old.default_model_id != new.default_model_id:
         sentences.append(
-            f"default model: {_shown(old.default_model_id)} -> {_shown(new.default_model_id)}"
+            f"default model: {shown(old.default_model_id)} -> {shown(new.default_model_id)}"
         )
     if old.groups != new.groups:
         sentences.append("groups: in force from now on")
@@ -179,35 +178,22 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
             when = "loaded now" if model.preload else "loaded with its first request"
             told.append(f"{name}: new, {when}")
             continue
-        changed = _changed(before[name], model)
+        changed = changed_values(before[name], model)
         if not changed:
             continue
         if any(MODEL[key] & Needs.WORKER for key in changed):
             respawned.append(name)
+            live = {key: changed.pop(key) for key in list(changed) if MODEL[key] is _LIVE}
+            if live:
+                told.append(f"{name}: in force from now on ({listed(live)})")
             what = "loaded anew after its streams, if it is loaded"
         else:
             touched.append(name)
             what = "in force from now on"
             if all(MODEL[key] & Needs.NEXT_WORKER for key in changed):
                 what = "for its next worker"
-        told.append(f"{name}: {what} ({_listed(changed)})")
+        told.append(f"{name}: {what} ({listed(changed)})")
     return ModelChanges(tuple(added), removed, tuple(respawned), tuple(touched)), told
-
-
-_Changed = dict[str, tuple[Any, Any]]
-
-
-def _changed(old: BaseModel, new: BaseModel) -> _Changed:
-    names = [name for name in type(old).model_fields if not _is_id(old, name)]
-    return {
-        name: (getattr(old, name), getattr(new, name))
-        for name in names
-        if getattr(old, name) != getattr(new, name)
-    }
-
-
-def _is_id(section: BaseModel, name: str) -> bool:
-    return isinstance(section, ModelConfig) and name == "id"
 
 
 _SENTENCES: Final = (
@@ -218,7 +204,7 @@ _SENTENCES: Final = (
 )
 
 
-def _section_sentences(section: str, changed: _Changed, table: dict[str, Needs]) -> list[str]:
+def _section_sentences(section: str, changed: Changed, table: dict[str, Needs]) -> list[str]:
     told = []
     left = dict(changed)
     for need, what in _SENTENCES:
@@ -226,29 +212,5 @@ def _section_sentences(section: str, changed: _Changed, table: dict[str, Needs])
         if found:
             also = need is Needs.ROUTER and any(table[key] & Needs.NEXT_WORKER for key in found)
             rest = "; workers have it from their next start" if also else ""
-            told.append(f"{section}: {what}{rest} ({_listed(found)})")
+            told.append(f"{section}: {what}{rest} ({listed(found)})")
     return told
-
-
-def _listed(changed: _Changed) -> str:
-    parts: list[str] = []
-    for key, (old, new) in changed.items():
-        if isinstance(old, BaseModel) and isinstance(new, BaseModel):
-            inner = _changed(old, new)
-            parts += [f"{key}.{name} {_pair(*values)}" for name, values in inner.items()]
-        else:
-            parts.append(f"{key} {_pair(old, new)}")
-    return ", ".join(parts)
-
-
-def _pair(old: Any, new: Any) -> str:
-    return f"{_shown(old)} -> {_shown(new)}"
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_defaults=True)
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -123,6 +123,19 @@ class Core:
         slot.waiters.append(Waiter(asker, now_s + wait_s, now_s - max(0.0, waited_s)))
         self.want(slot, now_s)
 
+    def withdraw(self, name: str, identity: bytes, now_s: float) -> None:
+        """Forget the questions of a router whose requests for a model have all left: nobody
+        gives way for them any more. What has begun (a fetch, a load, a drain) goes on."""
+        slot = self.slots.get(self._names.get(name, name))
+        if slot is None or not slot.take_waiters_of(identity):
+            return
+        if slot.state is SlotState.QUEUED and slot.asked_at_s(now_s) is None:
+            self._life.put_down(slot, SlotState.COLD)
+            slot.wanted = False
+            detail = "the requests that waited for it have left: its next one loads it"
+            self._actions.note("model.stays_cold", slot.model.id, detail)
+        self._placer.place(now_s)
+
     def want(self, slot: Slot, now_s: float) -> None:
         """Have the model running: start it if it is cold, else let it go on. Nobody is evicted
         for it unless somebody waits."""
@@ -197,6 +210,20 @@ class Core:
         self.ledger.adopt(instance, held_bytes)
         log.info("worker.adopted", model=model_id, instance=instance, worker_pid=pid)
         return True
+
+    def planned_bytes(self, model_id: str) -> int:
+        """Return what a worker of the model would have reserved if it were started now; 0 if that
+        can't be told: it has no folder on this machine, or none that can be planned for."""
+        slot = self.slots.get(model_id)
+        path = None if slot is None else self._actions.fetched_path(slot.model)
+        if slot is None or path is None:
+            return 0
+        try:
+            kind = self._actions.model_kind(slot.model, path)
+            return self._actions.plan_memory(slot.model, kind, path).reserve_bytes
+        except LmxError as error:
+            log.warning("adoption.not_planned", model=model_id, error=error.message)
+            return 0
 
     def knows(self, instance: str) -> bool:
         """Whether this instance is a worker of ours."""

@@ -48,6 +48,11 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     kind = chosen.kind or read_kind(path)
     budget = budget_bytes(config.memory, read_memory().total_bytes)
     estimate = estimate_memory(chosen, kind, path, budget)
+    if not estimate.weights_bytes:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
+        )
     plan = plan_of(chosen, kind, path, estimate, Measured(home.measured))
     if as_json:
         found = {"model": chosen.id, "path": str(path), "kind": kind.value}
@@ -141,9 +146,10 @@ def hints(model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int)
     if model.prefix_cache.enabled and estimate.prefix_cache_bytes:
         saved = format_bytes(estimate.prefix_cache_bytes)
         found.append(f"a smaller prefix_cache.memory_bytes saves up to {saved}")
-    if model.kept_rows > 1:
-        found.append(f"concurrency {model.kept_rows - 1} or less saves KV cache")
-    if model.context_length is not None and estimate.kv_layers:
+    if model.kept_rows > 1 and estimate.kv_cache_bytes:
+        fewer = "1" if model.kept_rows == 2 else f"{model.kept_rows - 1} or less"
+        found.append(f"concurrency {fewer} saves KV cache")
+    if model.context_length is not None and estimate.kv_cache_bytes:
         found.append(f"a context_length below {model.context_length} saves KV cache")
     if plan.static_bytes > budget or not found or over_bytes > plan.working_bytes:
         found.append("a smaller or more strongly quantized model")
@@ -155,7 +161,16 @@ def _find(config: Config, name: str) -> ModelConfig:
     for model in config.models:
         if name in (model.id, *model.aliases):
             return model
-    if not Path(name).expanduser().is_dir():
+    if not name.strip():
+        raise OperationError(ErrorCode.MODEL_NOT_FOUND, "give the name of a model, or a folder")
+    file = Path(name).expanduser()
+    if file.suffix.lower() == ".gguf" and file.is_file():
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{name} is imported before it is loaded, and what was made of it counts: give the "
+            "name of a configured model that has it as its source, or the imported folder",
+        )
+    if not file.is_dir():
         known = ", ".join(model.id for model in config.models) or "none is configured"
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,

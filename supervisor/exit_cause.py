@@ -56,6 +56,15 @@ def exit_cause(
     return ExitCause.SIGNAL, f"the worker process was ended by {name}, which lmx did not send"
 
 
+def router_end(status: int | None) -> str:
+    """Say how a router process ended that nobody asked to; None: nobody could tell."""
+    if status is None:
+        return "its exit status is unknown"
+    if status < 0:
+        return f"it was ended by {_signal_name(-status)}"
+    return f"it exited by itself with status {status}"
+
+
 def _died_while_draining(worker: Worker, status: int | None) -> bool:
     """While it drains no signal was sent yet: an end that is not clean is its own, and its
     streams are to be told so."""

@@ -61,6 +61,8 @@ class Inbox:
                 known = self._guard.knows(message.pid)
                 self._guard.beat(message, now_s)
                 self._send(identity, self._seen() if known else self._identify())
+            case control.Withdraw(model_id):
+                self._core.withdraw(model_id, identity, now_s)
             case _ if isinstance(message, QUESTIONS):
                 self._service_commands.answer(Asker(identity, correlation), message, now_s)
             case _:

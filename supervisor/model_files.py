@@ -12,11 +12,18 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.kv_config import text_section
 
 _HEADER_LIMIT_BYTES: Final = 100 * 1024**2
 _FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 _DEFAULT_FLOAT_BYTES: Final = 2
 """Of a model that has none of these: 8-bit floats are computed with in 16 bits."""
+
+_SIZES: Final = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "vocab_size"),
+)
+"""Of a configuration; negative ones would count as absent, which is little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ def _read(folder: Path, kind: ModelKind) -> ModelFiles:
             "a .gguf file, or a Hugging Face repo id",
         )
     config = _read_config(folder)
+    _refuse_negative(config)
     sizes: Counter[str] = Counter()
     for shard in shards(folder, kind):
         sizes.update(tensor_bytes(shard))
@@ -83,6 +91,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
             ErrorCode.MODEL_SOURCE_INVALID, f"{file} is no object: fetch the model again"
         )
     return config
+
+
+def _refuse_negative(config: dict[str, Any]) -> None:
+    for key in _SIZES:
+        value = text_section(config).get(key)
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{key} is {value}")
 
 
 def tensor_bytes(shard: Path) -> Counter[str]:

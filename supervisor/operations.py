@@ -22,6 +22,8 @@ _RESTART_S: Final = 60.0
 _AWAY_S: Final = 15.0
 """For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
 be started again by launchd or systemd."""
+_INTRODUCTION_S: Final = 5.0
+"""For workers to tell a new supervisor how they are: they do with their next beat."""
 
 
 def load_model(home: Home, model: str) -> None:
@@ -89,12 +91,15 @@ def reload_config(home: Home) -> None:
 
 
 def restart_router(home: Home) -> None:
-    """Start a new router beside the old one, and wait until it serves."""
-    done = _ask(home, control.RestartRouter())
+    """Start a new router beside the old one, and wait until it serves, or one that was started
+    in its place."""
+    with ControlClient(home) as client:
+        old_pid = client.status()["router"]["pid"]
+        client.ask(control.RestartRouter())
     status = _wait_status(
         home,
         lambda found: (
-            done.pid in (None, found["router"]["pid"]) and found["router"]["memory_bytes"] > 0
+            found["router"]["pid"] not in (None, old_pid) and found["router"]["memory_bytes"] > 0
         ),
         "the new router does not serve: see `lmx-supervisor logs --router`",
     )
@@ -106,15 +111,26 @@ def restart_router(home: Home) -> None:
 
 
 def restart_supervisor(home: Home) -> None:
-    """Replace the supervisor's program, and wait until the new one answers."""
+    """Replace the supervisor's program, and wait until the new one answers and has heard of the
+    workers that were ready."""
     with ControlClient(home) as client:
-        before = client.status()["supervisor"]
+        found = client.status()
+        before = found["supervisor"]
         client.ask(control.RestartSupervisor())
     status = _wait_status(
         home,
         lambda found: found["supervisor"]["epoch"] != before["epoch"],
         f"no new supervisor answers: see {home.supervisor_log}",
     )
+    warm = {line["pid"] for line in found["workers"] if line["state"] == "ready"}
+
+    def heard(now: dict[str, Any]) -> bool:
+        return not any(
+            line["pid"] in warm and line["state"] == "starting" for line in now["workers"]
+        )
+
+    # One that stays silent is the new supervisor's to judge, not a failure to take over.
+    _poll_status(home, heard, _INTRODUCTION_S)
     after = status["supervisor"]
     versions = " -> ".join(dict.fromkeys((before["version"], after["version"])))
     click.echo(f"a new supervisor (pid {after['pid']}, lmx {versions}) has taken over what runs")
@@ -173,11 +189,21 @@ def _wait_status(
 ) -> dict[str, Any]:
     """Poll the status until it satisfies ``until``; raises :class:`OperationError` with
     ``failure`` when it does not in time."""
-    deadline_s = time.monotonic() + _RESTART_S
+    status = _poll_status(home, until, _RESTART_S)
+    if status is None:
+        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
+    return status
+
+
+def _poll_status(
+    home: Home, until: Callable[[dict[str, Any]], bool], limit_s: float
+) -> dict[str, Any] | None:
+    """Return the first status that satisfies ``until``, None if there is none in time."""
+    deadline_s = time.monotonic() + limit_s
     with SteadyClient(home, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:
             status = client.status()
             if status is not None and until(status):
                 return status
             time.sleep(_POLL_S)
-    raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
+    return None

@@ -98,8 +98,9 @@ class OperatorWishes:
                 self._life.begin(slot, now_s)
         self._placer.place(now_s)
 
-    def pin(self, slot: Slot, pinned: bool, now_s: float) -> None:
-        """Never evict the model, or treat it like others again; outlives the supervisor."""
+    def pin(self, slot: Slot, pinned: bool, now_s: float) -> str | None:
+        """Never evict the model, or treat it like others again. It outlives the supervisor,
+        unless it could not be written: the file and why are returned then, else None."""
         if slot.pinned is not pinned:
             name = "model.pinned" if pinned else "model.unpinned"
             self._actions.note(name, slot.model.id, "by an operator")
@@ -107,8 +108,9 @@ class OperatorWishes:
         self._pins.pop(slot.model.id, None)
         if pinned is not slot.model.pinned:
             self._pins[slot.model.id] = pinned
-        self._actions.save_pins(dict(self._pins))
+        not_written = self._actions.save_pins(dict(self._pins))
         self._placer.place(now_s)
+        return not_written
 
     def _forgive(self, slot: Slot) -> None:
         if slot.state in (SlotState.BACKOFF, SlotState.QUARANTINED, SlotState.HELD):

@@ -32,9 +32,9 @@ class Pins:
             return {}
         return {name: pinned for name, pinned in found.items() if isinstance(pinned, bool)}
 
-    def save(self, pins: Mapping[str, bool]) -> None:
-        """Write all pins, whole or not at all. A full disk is logged: they hold until the
-        supervisor ends."""
+    def save(self, pins: Mapping[str, bool]) -> str | None:
+        """Write all pins, whole or not at all. Returns why they could not be written, to what
+        file, for people; None: they were. Without it they hold until the supervisor ends."""
         temporary = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -42,3 +42,5 @@ class Pins:
             temporary.replace(self._path)
         except OSError as error:
             log.error("pins.not_written", path=str(self._path), error=str(error))
+            return f"{self._path}: {error.strerror or error}"
+        return None

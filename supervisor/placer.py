@@ -87,6 +87,10 @@ class Placer:
                 assert_never(decision)
 
     def _evict(self, slot: Slot, for_model: str | None, now_s: float, *, if_idle: bool) -> None:
+        if for_model is not None:
+            # What causes it is told before it.
+            places = positions(self._slots.values(), now_s)
+            self._tell_queued(self._slots[for_model], places[for_model])
         if for_model is None:
             detail = "evicted: memory is short"
         elif if_idle:
@@ -105,15 +109,25 @@ class Placer:
     def _tell_waiting(self, now_s: float) -> None:
         places = positions(self._slots.values(), now_s)
         for model_id, place in places.items():
-            slot = self._slots[model_id]
-            if slot.queue_told or slot.plan is None:
-                continue
-            slot.queue_told = True
-            need = format_bytes(slot.plan.reserve_bytes)
-            free = format_bytes(self._ledger.free_bytes)
-            detail = f"needs {need}, {free} are free; number {place} in the queue"
-            self._actions.note(
-                "model.queued", model_id, detail,
-                position=place, need_bytes=slot.plan.reserve_bytes,
-                free_bytes=self._ledger.free_bytes,
-            )  # fmt: skip
+            self._tell_queued(self._slots[model_id], place)
+
+    def _tell_queued(self, slot: Slot, place: int) -> None:
+        if slot.queue_told or slot.plan is None:
+            return
+        slot.queue_told = True
+        need_bytes, free_bytes = slot.plan.reserve_bytes, self._ledger.free_bytes
+        reasons = []
+        beside = [
+            other.model.id
+            for other in self._slots.values()
+            if other.worker is not None and self.groups.conflict(slot.model.id, other.model.id)
+        ]
+        if beside:
+            reasons.append(f"by its group's rules it can't be loaded beside {', '.join(beside)}")
+        if need_bytes > free_bytes or not beside:
+            reasons.append(f"needs {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free")
+        detail = f"{' and '.join(reasons)}; number {place} in the queue"
+        self._actions.note(
+            "model.queued", slot.model.id, detail,
+            position=place, need_bytes=need_bytes, free_bytes=free_bytes,
+        )  # fmt: skip

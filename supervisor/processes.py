@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.ids import new_instance_id
 from lmx.protocol.model_kind import read_kind
 from lmx.protocol.states import ModelKind
@@ -18,6 +20,7 @@ from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch
+from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.home import Home
 from lmx.supervisor.measured import Measured
@@ -34,8 +37,8 @@ class Processes:
     """:class:`lmx.supervisor.actions.Actions` and ``RouterActions``, for real.
 
     Ends of processes are reported to ``worker_exited(instance, status)`` and
-    ``router_exited(pid)``, on the event loop. ``worker_left`` has what an exited worker held
-    measured back.
+    ``router_exited(pid, status)``, on the event loop. ``worker_left`` has what an exited worker
+    held measured back.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Processes:
         worker_left: Callable[[Worker, int], None],
         admin_key: str,
         worker_exited: Callable[[str, int | None], None],
-        router_exited: Callable[[int], None],
+        router_exited: Callable[[int, int | None], None],
     ) -> None:
         self._config = config
         self._admin_key = admin_key
@@ -79,8 +82,8 @@ class Processes:
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
 
-    def save_pins(self, pins: Mapping[str, bool]) -> None:
-        self._pins.save(pins)
+    def save_pins(self, pins: Mapping[str, bool]) -> str | None:
+        return self._pins.save(pins)
 
     def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
         self._worker_left(worker, reserved_bytes)
@@ -93,6 +96,12 @@ class Processes:
         if isinstance(source, FolderSource):
             return folder_path(source.path)
         return None
+
+    def fetched_path(self, model: ModelConfig) -> Path | None:
+        try:
+            return fetched_folder(model.source, self._home, os.environ)
+        except OperationError:
+            return None
 
     def start_fetch(self, model: ModelConfig) -> None:
         self._fetching.start(model)
@@ -169,7 +178,7 @@ class Processes:
     ) -> None:
         """Have the end of a process reported; instance None is a router."""
         if instance is None:
-            self._watch.watch(pid, child, lambda _status: self._router_exited(pid))
+            self._watch.watch(pid, child, lambda status: self._router_exited(pid, status))
         else:
             self._watch.watch(pid, child, lambda status: self._worker_exited(instance, status))
 

@@ -58,6 +58,13 @@ class Reloader:
         if self._core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
         new = self._read()
+        if self.config.models and not new.models:
+            # Most likely a file that is just being written, and that would unload everything.
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                "the configuration names no models, and nothing was changed: to serve none, run "
+                "`lmx-supervisor stop`",
+            )
         diff = compare(self.config, new)
         if diff.sections:
             self._put_in_force(new, diff, now_s)

@@ -14,6 +14,7 @@ import structlog
 from lmx.protocol import control
 from lmx.protocol.states import ExitCause
 from lmx.supervisor import restart
+from lmx.supervisor.exit_cause import router_end
 from lmx.supervisor.records import RouterRecord
 from lmx.supervisor.router_actions import RouterActions
 from lmx.supervisor.router_retirement import Retirement, kill_overdue
@@ -113,10 +114,14 @@ class RouterGuard:
 
     def hello(self, pid: int, port: int, now_s: float) -> None:
         """Take the Hello of a router of ours."""
+        takes_over = False
         if self.successor is not None and self.successor.pid == pid:
+            takes_over = self.process is not None
             self._promote(now_s)
             self._save()
         if self.process is not None and self.process.pid == pid:
+            if not (takes_over or self.process.heard):
+                self._note("router.started", f"it serves on port {port}", pid)
             self.process.port, self.process.heard = port, True
 
     def beat(self, message: control.RouterBeat, now_s: float) -> None:
@@ -124,17 +129,18 @@ class RouterGuard:
         for router in self._routers():
             if router.pid == message.pid:
                 router.beat_at_s, router.heard = now_s, True
-                router.streams = message.streams
+                router.streams, router.waiting = message.streams, message.waiting
                 router.requests_total = message.requests_total
                 router.memory_bytes = message.memory_bytes
 
-    def exited(self, pid: int, now_s: float) -> None:
-        """Take the observed end of a router, and plan the next one if it was the one."""
+    def exited(self, pid: int, now_s: float, status: int | None = None) -> None:
+        """Take the observed end of a router, and plan the next one if it was the one. ``status``
+        is as ``Popen.returncode`` has it, None when unknowable."""
         if self.successor is not None and self.successor.pid == pid:
             self.successor = None
             self._note("router.not_replaced", "the new router ended at its start", pid)
         elif self.process is not None and self.process.pid == pid:
-            self._serving_exited(self.process, now_s)
+            self._serving_exited(self.process, status, now_s)
         elif not self._retirement.exited(pid):
             return
         self._save()
@@ -183,6 +189,7 @@ class RouterGuard:
             "adopted": router.adopted if router else False,
             "memory_bytes": router.memory_bytes if router else 0,
             "streams": sum(router.streams for router in self._routers()),
+            "waiting": sum(router.waiting for router in self._routers()),
             "requests_total": router.requests_total if router else 0,
             "restarts": self.restarts,
             "retiring": len(self._retirement.routers),
@@ -227,7 +234,7 @@ class RouterGuard:
     def _retire(self, router: RouterProcess, now_s: float) -> None:
         self._retirement.begin(router, self.limits, now_s)
 
-    def _serving_exited(self, router: RouterProcess, now_s: float) -> None:
+    def _serving_exited(self, router: RouterProcess, status: int | None, now_s: float) -> None:
         self.process = None
         if self._stopping:
             return
@@ -238,7 +245,10 @@ class RouterGuard:
         )  # fmt: skip
         wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
         self.restarts += 1
-        self._note("router.exited", f"it lived for {lived_s:.1f} s", router.pid)
+        # Nobody knows when an earlier supervisor started it.
+        since = "since this supervisor took it over" if router.adopted else "since its start"
+        detail = f"{router_end(status)}, {lived_s:.1f} s {since}"
+        self._note("router.exited", detail, router.pid)
         if self.successor is not None:
             self._promote(now_s)
         else:

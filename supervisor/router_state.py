@@ -46,6 +46,7 @@ class RouterProcess:
     shutdown_grace_s: float
     heard: bool
     streams: int = 0
+    waiting: int = 0
     requests_total: int = 0
     memory_bytes: int = 0
     kill_at_s: float | None = None

@@ -252,8 +252,8 @@ class Service:
     def _worker_left(self, worker: Worker, reserved_bytes: int) -> None:
         self._memory.left(worker, reserved_bytes, time.monotonic())
 
-    def _router_exited(self, pid: int) -> None:
-        self.guard.exited(pid, time.monotonic())
+    def _router_exited(self, pid: int, status: int | None) -> None:
+        self.guard.exited(pid, time.monotonic(), status)
         self._shutdown.exited()
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:

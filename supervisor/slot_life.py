@@ -188,6 +188,12 @@ class SlotLife:
             self._ledger.raise_to(after.instance, after.memory_bytes)
         elif isinstance(event, control.DrainRefused) and after.state is WorkerState.READY:
             # It stays after all; so do those who asked for it while it was to go.
+            if before.state is WorkerState.DRAINING:
+                waits_on = "" if slot.evicted_for is None else f": {slot.evicted_for} waits on"
+                self._actions.note(
+                    "model.stays", slot.model.id, f"it was busy{waits_on}",
+                    for_model=slot.evicted_for,
+                )  # fmt: skip
             slot.wanted, slot.evicted_for = True, None
             self._tell_waiters(slot, after, now_s)
 

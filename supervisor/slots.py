@@ -115,6 +115,12 @@ class Slot:
             self.waiters = [waiter for waiter in self.waiters if now_s < waiter.deadline_s]
         return overdue
 
+    def take_waiters_of(self, identity: bytes) -> list[Waiter]:
+        """Take out those whom one asker asked for; they need no answer."""
+        taken = [waiter for waiter in self.waiters if waiter.asker.identity == identity]
+        self.waiters = [waiter for waiter in self.waiters if waiter not in taken]
+        return taken
+
     def take_waiters(self) -> list[Waiter]:
         """Take out all who wait: each is about to get its answer."""
         waiters, self.waiters = self.waiters, []

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.model_table import Column, model_columns, model_table
-from lmx.supervisor.status_words import duration, memory_words, remarks, told
+from lmx.supervisor.status_words import duration, memory_words, remarks, router_words, told
 
 
 def print_status(console: Console, status: dict[str, Any]) -> None:
@@ -23,7 +23,7 @@ def print_status(console: Console, status: dict[str, Any]) -> None:
     )
     console.print(
         f"router      {router['state']}  pid {router['pid']}  {router.get('url', '')}  "
-        f"{router['streams']} open, {router['requests_total']} served"
+        f"{router_words(router)}"
     )
     console.print(
         f"memory      {format_bytes(supervisor['reserved_bytes'])} of "

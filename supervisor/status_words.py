@@ -102,6 +102,12 @@ def told(worker: dict[str, Any], remark: str, now_s: float) -> str:
     return "; ".join(part for part in (remark, words) if part)
 
 
+def router_words(router: dict[str, Any]) -> str:
+    """Return how many requests the router has: ``2 open, 20 waiting, 22 served``."""
+    waiting = f"{router['waiting']} waiting, " if router["waiting"] else ""
+    return f"{router['streams']} open, {waiting}{router['requests_total']} served"
+
+
 def memory_words(supervisor: dict[str, Any]) -> str:
     """Return what is to be said about memory beside the budget: pressure, missing bytes."""
     said = []

@@ -15,7 +15,7 @@ from lmx.protocol.control import Event
 from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.event_view import event_words, one_line
 from lmx.supervisor.model_table import Column, model_columns, model_table
-from lmx.supervisor.status_words import duration, memory_words, remarks, told
+from lmx.supervisor.status_words import duration, memory_words, remarks, router_words, told
 from lmx.supervisor.token_rates import TokenRates
 
 _BAR_WIDTH: Final = 30
@@ -51,7 +51,7 @@ def _processes(status: dict[str, Any]) -> Text:
     return Text(
         f"lmx {supervisor['version']}  {supervisor['state']} for "
         f"{duration(supervisor['uptime_s'])}  {router.get('url', 'router ' + router['state'])}  "
-        f"{router['streams']} open, {router['requests_total']} served",
+        f"{router_words(router)}",
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 

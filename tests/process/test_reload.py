@@ -73,6 +73,9 @@ def test_a_bad_configuration_changes_nothing_and_says_why() -> None:
         assert done.returncode == 4
         for problem in ("server.port", "models.0.source", "what: unknown key"):
             assert problem in done.stderr
+        lmx.config_path.write_text("")  # as while an editor writes it
+        done = lmx.cli("reload")
+        assert (done.returncode, "names no models" in done.stderr) == (4, True)
         lmx.config_path.unlink()
         done = lmx.cli("reload")
         assert (done.returncode, "can't read" in done.stderr) == (4, True)
@@ -83,7 +86,7 @@ def test_a_bad_configuration_changes_nothing_and_says_why() -> None:
             lmx.configure({"models": [scripted("alpha")], "server": {"port": port}})
             done = lmx.cli("reload")
             assert (done.returncode, f"127.0.0.1:{port}" in done.stderr) == (4, True)
-        assert len(lmx.log_events("supervisor", "config.rejected")) == 3
+        assert len(lmx.log_events("supervisor", "config.rejected")) == 4
         lmx.config_path.write_text(good)
         assert "nothing changed" in lmx.cli("reload").stdout
         assert pids(lmx, "alpha", "beta", "gamma") == before

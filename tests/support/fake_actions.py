@@ -17,8 +17,8 @@ from lmx.supervisor.worker_state import Worker
 class FakeActions:
     """Processes are numbers; ``needs`` is what each model claims to need, in bytes. ``told``
     has replies and publications in their order. ``parted``: exited workers whose memory is being
-    measured back; nothing settles it by itself. ``working`` is what each needs on top of what it
-    needs once it is loaded."""
+    measured back; nothing settles it by itself. ``details``: the latest of each event's name.
+    ``working`` is what each needs on top of what it needs once it is loaded."""
 
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
@@ -35,10 +35,12 @@ class FakeActions:
         self.fetching: set[str] = set()
         self.forgotten: list[str] = []
         self.notes: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.details: dict[str, str] = {}
         self.parted: dict[str, int] = {}
         self.remembered: list[tuple[str, int, int]] = []
         self.kept: dict[str, int] = {}
         self.pins: dict[str, bool] | None = None
+        self.pins_not_written: str | None = None
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
         self._next_pid = 1000
@@ -48,6 +50,9 @@ class FakeActions:
 
     def local_path(self, model: ModelConfig) -> Path | None:
         return None if model.id in self.remote else Path("/models") / model.id
+
+    def fetched_path(self, model: ModelConfig) -> Path | None:
+        return Path("/models") / model.id
 
     def start_fetch(self, model: ModelConfig) -> None:
         assert model.id not in self.fetching
@@ -98,11 +103,13 @@ class FakeActions:
         assert worker.instance not in self.parted
         self.parted[worker.instance] = reserved_bytes
 
-    def save_pins(self, pins: Mapping[str, bool]) -> None:
+    def save_pins(self, pins: Mapping[str, bool]) -> str | None:
         self.pins = dict(pins)
+        return self.pins_not_written
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self.notes.append((name, model_id, data))
+        self.details[name] = detail
 
     def reply(self, asker: Asker, message: Any) -> None:
         self.replies.append((asker, message))

@@ -86,7 +86,7 @@ def status(*workers: dict[str, Any], **supervisor: Any) -> dict[str, Any]:
         },
         "router": {
             "state": "running", "pid": 2, "port": 8000, "adopted": False, "memory_bytes": 1,
-            "streams": 3, "requests_total": 9, "restarts": 0, "url": "http://127.0.0.1:8000/v1",
+            "streams": 3, "waiting": 0, "requests_total": 9, "restarts": 0, "url": "http://127.0.0.1:8000/v1",
         },
         "workers": list(workers),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
 from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
-from lmx.protocol.control import Acquire, Acquired, Denied, ModelView
+from lmx.protocol.control import Acquire, Acquired, Denied, ModelView, RouterBeat, Withdraw
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.protocol.tasks import Embed
@@ -50,6 +50,10 @@ async def test_a_hundred_requests_for_a_cold_model_share_one_acquire() -> None:
         await publish(rig, cold("big"))
         requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(100)]
         await until(lambda: waiting(rig) == 100 and rig.supervisor.acquires)
+        beats = rig.supervisor.count(RouterBeat)
+        await until(lambda: rig.supervisor.count(RouterBeat) > beats + 1)
+        beat = [seen for seen in rig.supervisor.seen if isinstance(seen, RouterBeat)][-1]
+        assert (beat.waiting, beat.streams, beat.requests_total) == (100, 0, 0)
         question = rig.supervisor.acquires[0][2]
         assert question.model_id == "big"
         assert rig.spec.load_wait_s - 1 < question.wait_s <= rig.spec.load_wait_s
@@ -94,7 +98,9 @@ async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes() -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_its_place_and_the_load_goes_on(stream: bool) -> None:
+async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_question_back(
+    stream: bool,
+) -> None:
     async with router_rig() as rig:
         rig.add_worker(LOADED, answer)
         await publish(rig, cold("big", max_waiting=1))
@@ -103,11 +109,29 @@ async def test_a_client_that_leaves_frees_its_place_and_the_load_goes_on(stream:
         assert (await rig.chat_json(model="big"))[0] == 429
         request.cancel()
         await until(lambda: waiting(rig) == 0)
+        await until(lambda: rig.supervisor.count(Withdraw) == 1)
         other = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: len(rig.supervisor.acquires) == 2)
+        # What was asked before comes to nothing, also when it is answered after all.
+        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert (await other)[0] == 200
+        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (1, 2)
+
+
+async def test_the_question_stays_while_others_wait() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        leaving = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 1)
+        staying = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 2 and rig.supervisor.acquires)
+        leaving.cancel()
         await until(lambda: waiting(rig) == 1)
         await rig.supervisor.reply(0, Acquired("big", LOADED))
-        assert (await other)[0] == 200
-        assert len(rig.supervisor.acquires) == 1
+        assert (await staying)[0] == 200
+        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (0, 1)
 
 
 async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from fake_supervisor import fake_supervisor, model_line, status
 from lmx.protocol import control
 from lmx.protocol.control import Event
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor import operations
+from lmx.supervisor import background, operations
 from lmx.supervisor.cli import main
 from lmx.supervisor.event_view import EventCursor
 from lmx.supervisor.home import Home
@@ -167,7 +169,39 @@ def test_restart_of_the_supervisor_waits_for_the_new_one(home: Home) -> None:
         done = run("restart", "--supervisor")
     assert done.exit_code == 0, done.output
     assert "lmx 0.1.0 -> 0.2.0" in done.output
-    assert [type(question) for question in asked].count(control.GetStatus) == 3
+    assert [type(question) for question in asked].count(control.GetStatus) == 4
+
+
+def test_restart_of_the_supervisor_waits_for_what_the_workers_say(home: Home) -> None:
+    unheard = model_line("a", "starting", pid=4711)
+    waiting = model_line("b", "starting", pid=4712)  # was starting before: nothing to wait for
+    answers = {
+        control.RestartSupervisor: lambda _: control.Done("begun"),
+        control.GetStatus: statuses(
+            status(model_line("a"), waiting),
+            status(unheard, waiting, epoch="e2"),
+            status(unheard, waiting, epoch="e2"),
+            status(model_line("a"), waiting, epoch="e2"),
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("restart", "--supervisor")
+    assert (done.exit_code, "has taken over" in done.output) == (0, True)
+    assert [type(question) for question in asked].count(control.GetStatus) == 4
+
+
+def test_a_worker_that_stays_silent_does_not_hold_up_the_new_supervisor(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_INTRODUCTION_S", 0.05)
+    unheard = status(model_line("a", "starting", pid=4711), epoch="e2")
+    answers = {
+        control.RestartSupervisor: lambda _: control.Done("begun"),
+        control.GetStatus: statuses(status(model_line("a")), unheard),
+    }
+    with fake_supervisor(home, answers):
+        done = run("restart", "--supervisor")
+    assert (done.exit_code, "has taken over" in done.output) == (0, True)
 
 
 def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
@@ -176,12 +210,25 @@ def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
     new["router"] |= {"pid": 5}
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
-        control.GetStatus: statuses(old, young, new),
+        control.GetStatus: statuses(old, old, young, new),
     }
     with fake_supervisor(home, answers) as asked:
         done = run("restart", "--router")
     assert (done.exit_code, "pid 5" in done.output) == (0, True)
-    assert len(asked) == 4
+    assert len(asked) == 5
+
+
+def test_restart_of_the_router_is_done_when_another_new_one_serves(home: Home) -> None:
+    old, died, next_one = status(), status(), status()
+    died["router"] |= {"pid": None, "memory_bytes": 0}
+    next_one["router"] |= {"pid": 6}
+    answers = {
+        control.RestartRouter: lambda _: control.Done("begun", 5),
+        control.GetStatus: statuses(old, died, next_one),
+    }
+    with fake_supervisor(home, answers):
+        done = run("restart", "--router")
+    assert (done.exit_code, "pid 6" in done.output) == (0, True)
 
 
 def test_a_router_that_never_serves_is_an_error(
@@ -263,6 +310,23 @@ def test_patience_has_an_end(home: Home) -> None:
         with pytest.raises(OperationError) as caught:
             client.status()
     assert caught.value.code is ErrorCode.NOT_RUNNING
+
+
+def test_start_on_a_full_disk_says_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    home.prepare()
+    home.supervisor_log.symlink_to("/dev/full")
+    monkeypatch.setattr(background, "last_lines", lambda _path, _count: [])
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    done = run("start")
+    assert done.exit_code == 1
+    assert "did not start (exit code 1); " in done.output
+    assert "can't be written: No space left on device" in done.output
+
+
+def test_a_second_stop_is_explained(home: Home) -> None:
+    assert "a second `stop` meanwhile stops at once" in run("stop", "-h").output
 
 
 def test_logs_of_an_unknown_model_names_those_there_are(home: Home) -> None:

@@ -14,7 +14,14 @@ from lmx.protocol.control import Event
 from lmx.supervisor.console import LoadProgress, print_welcome
 from lmx.supervisor.event_view import event_line
 from lmx.supervisor.status_view import print_status
-from lmx.supervisor.status_words import doing, memory_words, ordinal, remarks, trouble
+from lmx.supervisor.status_words import (
+    doing,
+    memory_words,
+    ordinal,
+    remarks,
+    router_words,
+    trouble,
+)
 from lmx.supervisor.token_rates import TokenRates
 from lmx.supervisor.top_view import top_frame
 
@@ -81,6 +88,12 @@ def test_remarks(line: dict[str, Any], words: str) -> None:
 )  # fmt: skip
 def test_trouble(line: dict[str, Any], words: str | None) -> None:
     assert trouble(line, NOW_S) == words
+
+
+def test_who_waits_for_a_model_shows() -> None:
+    router = {"streams": 2, "waiting": 20, "requests_total": 22}
+    assert router_words(router) == "2 open, 20 waiting, 22 served"
+    assert router_words(router | {"waiting": 0}) == "2 open, 22 served"
 
 
 def test_memory_is_told_when_there_is_something_to_tell() -> None:

@@ -41,7 +41,7 @@ def test_only_the_models_that_changed_are_named() -> None:
     assert diff.sentences == (
         "gone: unloaded after its streams, it is no longer configured",
         "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
-        "beta: in force from now on (keep_alive none -> 300)",
+        "beta: in force from now on (keep_alive none -> 5m)",
         "gamma: new, loaded with its first request",
     )
 
@@ -74,8 +74,27 @@ def test_sections_never_touch_models_and_the_router_only_where_it_must(
 def test_a_section_within_a_model_is_told_key_by_key() -> None:
     new = {**ALPHA, "prefix_cache": {"disk": False}, "engine_options": {"x": 1}}
     (sentence,) = compare(config(ALPHA), config(new)).sentences
-    assert "prefix_cache.disk True -> False" in sentence
-    assert "engine_options {} -> {'x': 1}" in sentence
+    assert "prefix_cache.disk true -> false" in sentence
+    assert 'engine_options none -> {"x": 1}' in sentence
+
+
+def test_values_are_told_in_words_for_people() -> None:
+    old = config(ALPHA, memory={"keep_alive": "forever"})
+    new = config({**ALPHA, "aliases": ["aa", "ab"]}, memory={"keep_alive": "90m"})
+    assert compare(old, new).sentences == (
+        "memory: in force from now on (keep_alive forever -> 1h30m)",
+        "alpha: in force from now on (aliases none -> aa, ab)",
+    )
+
+
+def test_what_is_in_force_at_once_is_no_reason_for_a_load() -> None:
+    new = {**ALPHA, "aliases": ["aa"], "context_length": 4096}
+    diff = compare(config(ALPHA), config(new))
+    assert diff.models == ModelChanges(respawned=("alpha",))
+    assert diff.sentences == (
+        "alpha: in force from now on (aliases none -> aa)",
+        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
+    )
 
 
 def test_another_order_of_the_models_only_moves_the_default() -> None:

@@ -11,13 +11,14 @@ import pytest
 from model_folders import write_model
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.model_kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config
-from lmx.supervisor.estimate_view import print_estimate
+from lmx.supervisor.estimate_view import hints, print_estimate
 from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.home import Home
 from lmx.supervisor.measured import Measured
-from lmx.supervisor.memory_plan import plan_memory
+from lmx.supervisor.memory_plan import estimate_memory, plan_memory, plan_of
 
 MIB = 1024**2
 
@@ -86,6 +87,37 @@ def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(LmxError, match="not fetched yet") as caught:
         fetched_folder("org/name", Home(tmp_path), {"HF_HOME": str(tmp_path)})
     assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_what_can_not_be_loaded_is_no_estimate(tmp_path: Path) -> None:
+    def refuses(model: Path | str, words: str) -> None:
+        with pytest.raises(LmxError, match=words):
+            print_estimate(config_of("org/name"), Home(tmp_path), str(model), True)
+
+    empty = write_model(tmp_path / "empty")
+    for shard in empty.glob("*.safetensors"):
+        shard.unlink()
+    refuses(empty, f"no weights found in {empty}")
+    refuses(write_model(tmp_path / "odd", hidden_size=-64), "hidden_size is -64")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    refuses(file, "imported before it is loaded.* configured model")
+    refuses("", "give the name of a model, or a folder")
+
+
+def test_hints_suit_the_model(tmp_path: Path) -> None:
+    def told(path: Path, **model: Any) -> str:
+        chosen = config_of(path, **model).models[0]
+        kind = read_kind(path)
+        estimate = estimate_memory(chosen, kind, path, MIB)
+        plan = plan_of(chosen, kind, path, estimate, None)
+        return "; ".join(hints(chosen, estimate, plan, MIB))
+
+    chat = write_model(tmp_path / "m")
+    assert "concurrency 1 saves KV cache" in told(chat, concurrency=2)
+    assert "concurrency 2 or less saves" in told(chat, concurrency=3)
+    encoder = write_model(tmp_path / "e", model_type="bert")
+    assert "KV cache" not in told(encoder, concurrency=3, context_length=512)
 
 
 def test_folders_of_fetched_models_are_found(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ def test_an_unreadable_file_is_none_at_all(tmp_path: Path, text: str) -> None:
     assert Pins(path).load() == {}
 
 
-def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_stops_nobody_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    Pins(tmp_path / "state" / "pins.json").save({"a": True})
+    path = tmp_path / "state" / "pins.json"
+    assert (Pins(path).save({"a": True}) or "").startswith(f"{path}: ")
+    (tmp_path / "state").unlink()
+    assert Pins(path).save({"a": True}) is None

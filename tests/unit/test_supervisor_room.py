@@ -549,3 +549,64 @@ def test_what_waits_does_not_start_while_lmx_ends_and_nobody_is_evicted() -> Non
     rig.core.stop_workers(41.0, at_once=False)
     assert rig.answer(asked).code is ErrorCode.SHUTTING_DOWN
     assert rig.actions.spawned == ["a", "c"]
+
+
+def test_what_nobody_waits_for_any_more_drains_nobody() -> None:
+    rig = CoreRig({"a": 700, "b": 400}, memory={"fair_wait_s": 30})
+    rig.up("a")
+    rig.beat("a", rows=1)
+    rig.ask("b")
+    rig.core.withdraw("b", b"another router", rig.now_s)
+    assert rig.slot("b").state is SlotState.QUEUED
+    rig.core.withdraw("b", b"router", rig.now_s)
+    assert (rig.slot("b").state, rig.slot("b").wanted) == (SlotState.COLD, False)
+    assert rig.noted("model.stays_cold") == [("b", {})]
+    rig.at(100.0)
+    assert control.Drain(False) not in rig.sent("a")
+    asked = rig.ask("b", waited_s=31.0)
+    assert rig.slot("b").state is SlotState.QUEUED
+    assert control.Drain(False) in rig.sent("a")
+    assert rig.answer(asked) is None
+    rig.drains("a")
+    rig.core.withdraw("b", b"router", rig.now_s)
+    assert rig.state("b") == "starting", "a load that has begun goes on"
+    rig.core.withdraw("gone", b"router", rig.now_s)
+
+
+def test_what_an_operator_waits_for_goes_on_without_requests() -> None:
+    rig = CoreRig(TWO)
+    rig.up("a")
+    rig.operate(control.LoadModel("b"))
+    rig.ask("b")
+    rig.core.withdraw("b", b"router", rig.now_s)
+    assert rig.slot("b").state is SlotState.QUEUED
+
+
+def test_events_tell_who_waits_before_who_goes_and_that_a_busy_one_stays() -> None:
+    rig = CoreRig({"a": 500, "c": 600})
+    rig.up("a")
+    rig.at(20.0)
+    rig.ask("c")
+    rig.said("a", control.DrainRefused, 1)
+    names = [name for name, _, _ in rig.actions.notes if name.startswith("model.")]
+    assert names == ["model.queued", "model.evicting", "model.stays"]
+    assert rig.noted("model.stays") == [("a", {"for_model": "c"})]
+    assert rig.actions.details["model.stays"] == "it was busy: c waits on"
+
+
+def test_who_waits_for_its_groups_rules_is_told_so() -> None:
+    rig = CoreRig({"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}])
+    rig.up("a")
+    rig.ask("b")
+    detail = "by its group's rules it can't be loaded beside a; number 1 in the queue"
+    assert rig.actions.details["model.queued"] == detail
+
+
+def test_a_pin_that_could_not_be_written_is_told() -> None:
+    rig = CoreRig(TWO)
+    assert rig.operate(control.PinModel("a", True)) == control.Done("a is pinned")
+    rig.actions.pins_not_written = "/x/pins.json: No space left on device"
+    assert rig.operate(control.PinModel("b", True)) == control.Done(
+        "b is pinned, but it could not be written to /x/pins.json: No space left on device: the "
+        "pin is gone after a restart of the supervisor"
+    )

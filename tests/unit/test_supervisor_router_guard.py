@@ -30,6 +30,7 @@ class FakeRouters:
         self.signals: list[tuple[int, int]] = []
         self.saved: list[RouterRecord] = []
         self.notes: list[str] = []
+        self.details: list[str] = []
         self.broken = False
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
@@ -46,6 +47,7 @@ class FakeRouters:
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self.notes.append(name)
+        self.details.append(detail)
 
 
 def bind(port: int) -> socket.socket:
@@ -126,6 +128,16 @@ def test_a_new_router_that_never_says_hello_is_ended(
     assert (102, ABRT) in actions.signals
     assert (102, KILL) in actions.signals
     assert {pid for pid, _ in actions.signals} == {102}
+
+
+def test_its_status_counts_who_waits_in_all_routers(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    guard.beat(control.RouterBeat(101, 1, 7, 1, 20), 0.0)
+    guard.beat(control.RouterBeat(102, 1, 0, 1, 3), 0.0)
+    assert (guard.status()["waiting"], guard.status()["requests_total"]) == (23, 7)
 
 
 def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
@@ -229,3 +241,29 @@ def test_a_router_has_longer_for_its_start_than_for_a_beat(
     assert actions.signals == []
     guard.tick(34.1, 0.0)
     assert actions.signals == [(101, ABRT)]
+
+
+def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.hello(101, 4000, 1.0)
+    guard.hello(101, 4000, 2.0)  # a supervisor asked it to identify itself
+    guard.exited(101, 7.5, -signal.SIGSEGV)
+    guard.tick(20.0, 0.0)
+    guard.hello(102, 4000, 21.0)
+    assert actions.notes == ["router.started", "router.exited", "router.started"]
+    assert actions.details[0] == "it serves on port 4000"
+    assert actions.details[1] == "it was ended by SIGSEGV, 7.5 s since its start"
+
+
+def test_the_age_of_an_adopted_router_is_not_known(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.adopt(RouterRecord(77, "r77", "127.0.0.1", 4000), 10.0)
+    guard.hello(77, 4000, 10.5)
+    guard.exited(77, 12.0)
+    assert actions.notes == ["router.exited"]
+    assert actions.details == [
+        "its exit status is unknown, 2.0 s since this supervisor took it over"
+    ]

@@ -51,6 +51,7 @@ from lmx.protocol.control import (
     StopAll,
     UnloadModel,
     Welcome,
+    Withdraw,
     WorkerBeat,
     WorkerExited,
     WorkerHello,
@@ -182,9 +183,10 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Pressure(MemoryPressure.HARD),
     # Router to supervisor, and back.
     RouterHello(4243, "0000cafe", 8000),
-    RouterBeat(4243, 5, 99, 60_000_000),
+    RouterBeat(4243, 5, 99, 60_000_000, 3),
     GetSnapshot(),
     Acquire("org/tiny", 30.0, "req_1", 2.5),
+    Withdraw("org/tiny"),
     Acquired("org/tiny", "0badcafe"),
     Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5),
     # Supervisor to routers.
