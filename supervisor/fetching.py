@@ -18,6 +18,10 @@ from lmx.supervisor.config import ModelConfig
 
 log = structlog.get_logger()
 _TERM_GRACE_S: Final = 10.0
+_STALL_S: Final = 900.0
+"""Without a word for so long a fetch is ended. Comparing the converted weights of a large model
+with their file takes minutes and says nothing meanwhile."""
+
 _LINE_LIMIT_BYTES: Final = 256 * 1024
 _LOG_LIMIT_BYTES: Final = 1024 * 1024
 
@@ -62,10 +66,13 @@ class Fetching:
 
     def _finished(self, model_id: str, task: asyncio.Task[None]) -> None:
         self._alive.discard(task)
-        if self._tasks.get(model_id) is task:
+        wanted = self._tasks.get(model_id) is task
+        if wanted:
             del self._tasks[model_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("fetch.failed", model=model_id, exc_info=error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("fetch.failed", model=model_id, exc_info=error)
+        if wanted:
             self._on_end(
                 model_id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, f"the fetch broke: {error}")
             )
@@ -81,9 +88,13 @@ class Fetching:
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors,
                 start_new_session=True, limit=_LINE_LIMIT_BYTES,
             )  # fmt: skip
+        outcome: Path | LmxError | None = None
         try:
             outcome = await self._read(model.id, process)
-            await process.wait()
+            async with asyncio.timeout(_TERM_GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            outcome = outcome or self._stalled(model)
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -97,9 +108,14 @@ class Fetching:
     async def _read(
         self, model_id: str, process: asyncio.subprocess.Process
     ) -> Path | LmxError | None:
+        """Return the outcome, None if there was none; raises ``TimeoutError`` on a stall."""
         assert process.stdout is not None
         outcome: Path | LmxError | None = None
-        async for line in process.stdout:
+        while True:
+            async with asyncio.timeout(_STALL_S):
+                line = await process.stdout.readline()
+            if not line:
+                return outcome
             try:
                 report: dict[str, Any] = json.loads(line)
             except ValueError:
@@ -112,7 +128,12 @@ class Fetching:
                 outcome = UnavailableError(ErrorCode(error["code"]), error["message"])
             else:
                 self._on_advance(model_id, LoadPhase(report["phase"]), report.get("fraction"))
-        return outcome
+
+    def _stalled(self, model: ModelConfig) -> LmxError:
+        return UnavailableError(
+            ErrorCode.DOWNLOAD_FAILED,
+            f"fetching {model.source} made no progress for {_STALL_S:g} s: see {self._log_path}",
+        )
 
     def _unsaid(self, model: ModelConfig, status: int | None) -> LmxError:
         return UnavailableError(

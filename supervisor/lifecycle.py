@@ -16,6 +16,7 @@ from lmx.protocol import control
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
 from lmx.supervisor.exit_cause import exit_cause
 from lmx.supervisor.worker_state import (
+    STUCK_KILLS,
     BecameReady,
     DrainAsked,
     Effect,
@@ -27,6 +28,7 @@ from lmx.supervisor.worker_state import (
     SendSignal,
     SendWelcome,
     StopAsked,
+    Stuck,
     Tick,
     Worker,
 )
@@ -166,6 +168,17 @@ def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _R
     return after, ()
 
 
+def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    """Unasked it drains only when it has heard no supervisor for too long, and then for good."""
+    after, effects = _working_beat(worker, event, now_s)
+    if after.state is _S.READY and event.state is WorkerState.DRAINING:
+        after = _with(
+            after, state=_S.DRAINING, deadline_s=None, cause=ExitCause.UNLOADED,
+            detail="it had heard no supervisor for too long, and ends after its requests",
+        )  # fmt: skip
+    return after, effects
+
+
 def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
     after = _with(
         worker, state=_S.DRAINING, deadline_s=now_s + worker.limits.drain_s,
@@ -225,7 +238,9 @@ def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
 
 
 def _kill_stopping(worker: Worker, _event: Any, now_s: float) -> _Result:
-    return _with(worker, deadline_s=now_s + _KILL_AGAIN_S), (SendSignal(signal.SIGKILL),)
+    after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1)
+    effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
+    return after, (*effects, Stuck()) if after.kills == STUCK_KILLS else effects
 
 
 def _hung(worker: Worker, now_s: float, detail: str) -> _Result:
@@ -346,7 +361,7 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.LOADING, DrainAsked): _drain_unloaded,
     (_S.LOADING, Tick): _tick_loading,
     (_S.READY, control.WorkerHello): _hello_again,
-    (_S.READY, control.WorkerBeat): _working_beat,
+    (_S.READY, control.WorkerBeat): _ready_beat,
     # Second answers, of one that was asked to drain twice.
     (_S.READY, control.DrainRefused): _stay,
     (_S.READY, control.Drained): _drained,

@@ -91,7 +91,10 @@ def plan_memory(
 
     Raises :class:`lmx.protocol.errors.OperationError` for a folder that is no model.
     """
-    return plan_of(model, kind, path, estimate_memory(model, kind, path, budget_bytes), measured)
+    estimated = estimate_memory(model, kind, path, budget_bytes)
+    plan = plan_of(model, kind, path, estimated, measured)
+    # One worker that grew beyond everything must not keep its model out for good.
+    return replace(plan, peak_bytes=min(plan.peak_bytes, budget_bytes))
 
 
 def plan_of(

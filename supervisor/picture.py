@@ -89,7 +89,7 @@ def _resident(slot: Slot, worker: Worker, ledger: Ledger, memory: MemoryConfig) 
     return Resident(
         slot.model.id,
         ledger.reserved_by(worker.instance),
-        _STAGES[worker.state],
+        Stage.STUCK if worker.stuck else _STAGES[worker.state],
         pinned=slot.pinned,
         since_s=slot.ready_at_s or 0.0,
         settled_at_s=_settled_at_s(slot, worker),

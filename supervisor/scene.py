@@ -20,11 +20,13 @@ class Waiting:
 
 
 class Stage(Enum):
-    """Where a resident is: it loads, it serves, or its bytes are on their way back."""
+    """Where a resident is: it loads, it serves, its bytes are on their way back, or it was killed
+    and does not end."""
 
     LOADING = auto()
     SERVING = auto()
     LEAVING = auto()
+    STUCK = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from lmx.supervisor.worker_state import (
     SendDrain,
     SendSignal,
     SendWelcome,
+    Stuck,
     Worker,
 )
 
@@ -177,6 +178,14 @@ class SlotLife:
                     self._actions.signal(after, number)
                 case BecameReady(memory_bytes):
                     self._became_ready(slot, after, memory_bytes, now_s)
+                case Stuck():
+                    detail = "not even SIGKILL ends it: its memory stays taken until it does"
+                    slot.problem = detail
+                    self._actions.note(
+                        "worker.stuck", slot.model.id, detail,
+                        instance=after.instance, worker_pid=after.pid,
+                        reserved_bytes=self._ledger.reserved_by(after.instance),
+                    )  # fmt: skip
                 case Ended(cause, detail):
                     self._ended(slot, after, cause, detail, now_s)
                 case _:
@@ -234,7 +243,9 @@ class SlotLife:
         slot.worker = slot.ready_at_s = slot.loaded_at_s = slot.spawned_at_s = slot.plan = None
         del self.by_instance[worker.instance]
         held_bytes = self._ledger.exited(worker.instance)
-        if plan is not None and was_ready and not worker.adopted:
+        # What one took that was out of bounds says nothing of what the next one needs.
+        in_bounds = cause is not ExitCause.OUT_OF_MEMORY
+        if plan is not None and was_ready and not worker.adopted and in_bounds:
             self._actions.remember(plan, worker.ready_memory_bytes, worker.peak_memory_bytes)
         self._actions.forget(worker)
         self._actions.publish(control.WorkerExited(worker.instance, worker.model_id, cause, detail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Final
 
 from lmx.protocol.control import Saved
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, WorkerState
@@ -22,6 +23,11 @@ class Limits:
     abort_grace_s: float
 
 
+STUCK_KILLS: Final = 10
+"""One a second. A process that outlives so many is in the kernel's hands (a driver that hangs):
+nobody is made to wait for its memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One worker process. ``deadline_s`` is when the present state times out, if it can.
@@ -30,6 +36,7 @@ class Worker:
     ``peak_memory_bytes`` is the most it ever held. ``said`` is the state that its last beat
     named. ``idle_since_s``: when its last request ended, None while it has one or is not READY.
     ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
+    ``kills``: how often it was sent SIGKILL and did not end.
     ``permanent``: its load failed in a way that trying again does not mend.
     """
 
@@ -59,10 +66,16 @@ class Worker:
     idle_since_s: float | None = None
     keep_alive_s: float | None = None
     polite: bool = False
+    kills: int = 0
     permanent: bool = False
     cause: ExitCause | None = None
     detail: str = ""
     history: tuple[str, ...] = ()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether not even SIGKILL ends it."""
+        return self.kills >= STUCK_KILLS
 
     @property
     def busy(self) -> bool:
@@ -145,6 +158,11 @@ class BecameReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """Not even SIGKILL ends it: its memory stays taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """It is gone: release its bytes, tell its clients, decide on a restart."""
 
@@ -152,4 +170,4 @@ class Ended:
     detail: str
 
 
-Effect = SendWelcome | SendDrain | SendSignal | BecameReady | Ended
+Effect = SendWelcome | SendDrain | SendSignal | BecameReady | Stuck | Ended

@@ -610,3 +610,51 @@ def test_a_pin_that_could_not_be_written_is_told() -> None:
         "b is pinned, but it could not be written to /x/pins.json: No space left on device: the "
         "pin is gone after a restart of the supervisor"
     )
+
+
+def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() -> None:
+    rig = CoreRig({"a": 600, "b": 300, "c": 600}, 1000)
+    rig.up("a")
+    rig.at(20.0)
+    rig.up("b")
+    rig.operate(control.KillModel("a"))
+    rig.at(40.0)
+    asker = rig.ask("c")
+    assert rig.state("c") == "queued"
+    assert rig.state("b") == "ready", "a's bytes are on their way, as far as anybody knows"
+    for second in range(41, 60):
+        rig.at(float(second))
+    (noted,) = rig.noted("worker.stuck")
+    assert noted[0] == "a"
+    assert noted[1]["reserved_bytes"] == 600
+    assert "SIGKILL" in str(rig.slot("a").problem)
+    # Nobody goes in vain: what b has would not be enough beside what a still holds.
+    assert (rig.state("b"), rig.answer(asker)) == ("ready", None)
+    small = rig.ask("b")
+    assert isinstance(rig.answer(small), control.Acquired)
+    rig.exits("a", -9)
+    assert rig.state("c") == "starting"
+
+
+def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() -> None:
+    """Its supervisor was gone for longer than the orphan grace, and is back."""
+    rig = CoreRig({"a": 100}, 1000)
+    rig.up("a")
+    instance = rig.worker("a").instance
+    beat = control.WorkerBeat(instance, WorkerState.DRAINING, 1, 0, 0.0, 100, 1, 1)
+    rig.core.worker_said(instance, beat, 1.0)
+    assert rig.state("a") == "draining"
+    asker = rig.ask("a")
+    rig.at(500.0)
+    assert (rig.state("a"), rig.answer(asker)) == ("draining", None)
+    rig.drains("a")
+    assert rig.state("a") == "starting"
+
+
+def test_what_one_took_that_was_out_of_bounds_is_not_remembered() -> None:
+    rig = CoreRig({"a": 100}, 1000)
+    rig.up("a")
+    remembered = len(rig.actions.remembered)
+    rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
+    rig.exits("a", -9)
+    assert len(rig.actions.remembered) == remembered
