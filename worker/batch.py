@@ -21,6 +21,7 @@ from lmx.worker.row import Row
 
 log = structlog.get_logger()
 
+_NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
 _TOO_LARGE = (
     "There was not enough memory for this request: send a shorter one, or ask for fewer tokens "
@@ -95,6 +96,12 @@ class Batch:
                 "less to do."
             )
             self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
+
+    def give_up_waiting(self) -> None:
+        """Fail the jobs that have no row: the engine is broken, and none of them broke it."""
+        for job in self._waiting:
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
+        self._waiting.clear()
 
     def admit(self, engine: Engine) -> None:
         """Give the engine the rows that it has room for now."""

@@ -125,6 +125,7 @@ class EngineThread:
         except Exception as error:
             log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
             failure = error
+            self._batch.give_up_waiting()
             self._post()
             self._outbox.call(lambda: self._events.engine_broke(failure))
 

@@ -353,6 +353,16 @@ async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
     assert recorder.thread.stop(1), "the thread is over"
 
 
+async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: Start) -> None:
+    recorder = await start(max_rows=1)
+    breaks = recorder.submit(step_raise_at=3, step_s=0.02)
+    waits = recorder.submit(tokens=1)
+    await recorder.until(lambda: recorder.error)
+    failed = await recorder.end(waits)
+    assert (failed.code, "try again" in failed.message) == (ErrorCode.WORKER_LOST, True)
+    assert recorder.ends(breaks) == [], "its owner is told by engine_broke"
+
+
 async def test_a_hang_shows_as_a_stall_and_long_steps_do_not_add_up(start: Start) -> None:
     recorder = await start()
     clock = recorder.thread.clock
