@@ -31,7 +31,8 @@ SWAPS_PER_REQUEST = 0.1
 stays for a second: measured, 0.015 to 0.04."""
 
 CODES = {
-    "worker_crashed", "worker_hung", "worker_killed", "worker_out_of_memory", "engine_error",
+    "worker_crashed", "worker_hung", "worker_killed", "worker_lost", "worker_out_of_memory",
+    "engine_error",
     "model_load_failed", "model_quarantined", "model_loading", "model_unloaded",
     "insufficient_memory",
 }  # fmt: skip
@@ -103,7 +104,7 @@ def no_request_is_lost(endings: list[Ending]) -> None:
     assert bad == []
     assert {ending.code for ending in endings if ending.code} <= CODES
     answered = sum(ending.kind == "answer" for ending in endings)
-    assert answered > 0.6 * len(endings), "a bad day, but not that bad"
+    assert answered > len(endings) / 2, "a bad day, but not that bad"
     suffered = {ending.code for ending in endings}
     assert {"worker_crashed", "worker_hung", "model_load_failed"} <= suffered, "not bad enough"
 
