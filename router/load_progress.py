@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmx.protocol.control import ModelView
+from lmx.protocol.ordinal import ordinal
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 
 _ADVANCING: Final = frozenset({SlotState.FETCHING, SlotState.OCCUPIED})
@@ -47,12 +48,6 @@ _SLOT_WORDS: Final[dict[SlotState, str]] = {
     SlotState.QUARANTINED: "is in quarantine",
     SlotState.HELD: "was drained by an operator",
 }
-
-
-def ordinal(number: int) -> str:
-    """Return 1st, 2nd, 3rd, 4th, 11th ..."""
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10)
-    return f"{number}{ending or 'th'}"
 
 
 def progress_text(model: ModelView) -> str:

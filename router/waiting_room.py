@@ -12,7 +12,8 @@ import structlog
 
 from lmx.protocol.control import Acquire, Acquired, ModelView, Withdraw
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
-from lmx.router.load_progress import LoadPace, ordinal, progress_text
+from lmx.protocol.ordinal import ordinal
+from lmx.router.load_progress import LoadPace, progress_text
 from lmx.router.supervisor_link import SupervisorLink
 
 _ANSWER_MARGIN_S: Final = 5.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from pathlib import Path
 from typing import Final
+
+from lmx.supervisor.whole_file import write_whole
 
 _PREFIX: Final = "lmx-admin-"
 _LEAST_LENGTH: Final = 16
@@ -22,9 +23,5 @@ def read_admin_key(path: Path) -> str:
         if len(key) >= _LEAST_LENGTH:
             return key
     key = _PREFIX + secrets.token_urlsafe(32)
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:  # noqa: PTH123  of a descriptor, with its mode
-        file.write(key + "\n")
-    temporary.replace(path)
+    write_whole(path, key + "\n")
     return key

@@ -18,6 +18,19 @@ from lmx.supervisor.view import public_state
 log = structlog.get_logger()
 
 
+def answer_or_deny(
+    reply: Callable[[Asker, Any], None], asker: Asker, answer: Callable[[], Any]
+) -> None:
+    """Reply with what ``answer`` returns, nothing where that is None: its answer comes later.
+    What it raises of :class:`LmxError` becomes Denied."""
+    try:
+        found = answer()
+    except LmxError as error:
+        found = denied(error)
+    if found is not None:
+        reply(asker, found)
+
+
 class Commands:
     """Answers questions with the core. Those about lmx as a whole belong to
     :mod:`lmx.supervisor.service_commands`."""
@@ -28,12 +41,7 @@ class Commands:
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
-        try:
-            answer = self._answer(asker, question, now_s)
-        except LmxError as error:
-            answer = denied(error)
-        if answer is not None:
-            self._reply(asker, answer)
+        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
 
     def _answer(self, asker: Asker, question: Any, now_s: float) -> Any:
         match question:

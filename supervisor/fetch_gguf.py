@@ -8,7 +8,6 @@ which file it was made from. Runs only inside the fetch program.
 
 import errno
 import fcntl
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from lmx.supervisor.conversion_form import (
     output_bytes,
 )
 from lmx.supervisor.fetch_convert import SHARD_BYTES, Report, run_gguf2mlx
+from lmx.supervisor.sources import file_hash
 
 STAMP_NAME = ".lmx-import.json"
 MAGIC = b"GGUF"
@@ -84,7 +84,7 @@ def fetch_gguf(
     """
     report("check", None, f"reading {source.name}")
     source = source.resolve()
-    path_hash = hashlib.sha256(str(source).encode()).hexdigest()[:8]
+    path_hash = file_hash(source)
     facts = _known_facts(source, models_dir, path_hash) or read_facts(source)
     form = conversion_form(platform, facts, memory_bytes)
     target = models_dir / f"{source.stem}-{form}-{path_hash}"

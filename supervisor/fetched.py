@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.home import Home
 from lmx.supervisor.memory_plan import folder_path
-from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, parse_source
+from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, file_hash, parse_source
 
 
 def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
@@ -34,8 +33,7 @@ def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> P
 
 def _converted(file: Path, home: Home) -> Path | None:
     # As lmx.supervisor.fetch_gguf names them; of several forms the latest.
-    path_hash = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    found = [path.parent for path in home.models.glob(f"*-{path_hash}/config.json")]
+    found = [path.parent for path in home.models.glob(f"*-{file_hash(file)}/config.json")]
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import structlog
 
+from lmx.supervisor.whole_file import write_whole
+
 log = structlog.get_logger()
 
 _MOST_ENTRIES: Final = 200
@@ -73,10 +75,8 @@ class Measured:
 
     def _write(self) -> None:
         text = json.dumps({key: asdict(entry) for key, entry in self._entries.items()}, indent=1)
-        part = self._path.with_suffix(".part")
         try:
-            part.write_text(text)
-            part.replace(self._path)
+            write_whole(self._path, text)
         except OSError as error:
             log.warning("measured.not_written", path=str(self._path), reason=str(error))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import structlog
 
+from lmx.supervisor.whole_file import write_whole
+
 log = structlog.get_logger()
 
 
@@ -35,11 +37,9 @@ class Pins:
     def save(self, pins: Mapping[str, bool]) -> str | None:
         """Write all pins, whole or not at all. Returns why they could not be written, to what
         file, for people; None: they were. Without it they hold until the supervisor ends."""
-        temporary = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(json.dumps(dict(pins), sort_keys=True))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(dict(pins), sort_keys=True))
         except OSError as error:
             log.error("pins.not_written", path=str(self._path), error=str(error))
             return f"{self._path}: {error.strerror or error}"

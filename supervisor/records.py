@@ -22,6 +22,7 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.whole_file import write_whole
 
 log = structlog.get_logger()
 _Record = TypeVar("_Record")
@@ -188,11 +189,9 @@ def _worker_record(value: dict[str, Any]) -> WorkerRecord:
 
 
 def _write(path: Path, values: Any) -> None:
-    temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        temporary.write_text(json.dumps(values))
-        temporary.replace(path)
+        write_whole(path, json.dumps(values))
     except OSError as error:
         log.error("record.not_written", path=str(path), error=str(error))
 

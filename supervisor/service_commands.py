@@ -13,6 +13,7 @@ import structlog
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.states import WorkerState
+from lmx.supervisor.commands import answer_or_deny
 from lmx.supervisor.core import Core
 from lmx.supervisor.denials import denied
 from lmx.supervisor.event_log import EventLog
@@ -76,12 +77,7 @@ class ServiceCommands:
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
-        try:
-            answer = self._answer(asker, question, now_s)
-        except LmxError as error:
-            answer = denied(error)
-        if answer is not None:
-            self._reply(asker, answer)
+        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
 
     def close(self) -> None:
         """Give up what was not answered yet."""

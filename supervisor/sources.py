@@ -4,6 +4,7 @@ Pure: text in, values out. Nothing here looks at a disk or a network, so a sourc
 without an error may still not exist; the fetch program finds that out and says so.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -116,6 +117,12 @@ def default_model_id(source: Source) -> str:
             f"no model id can be made from {path!r}: give one, as in 'my-model={path}'"
         )
     return model_id
+
+
+def file_hash(path: PurePath) -> str:
+    """Return what tells what a GGUF file was converted to from what others were, by its resolved
+    path."""
+    return hashlib.sha256(str(path).encode()).hexdigest()[:8]
 
 
 def needs_fetch(source: Source) -> bool:

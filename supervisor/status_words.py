@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.ordinal import ordinal
 from lmx.supervisor.budget import format_bytes
 
 COLOURS: Final = {
@@ -124,13 +125,6 @@ def memory_words(supervisor: dict[str, Any]) -> str:
             "that ended: see `lmx-supervisor events`"
         )
     return "; ".join(said)
-
-
-def ordinal(number: int) -> str:
-    """Return ``1st``, ``2nd``, ``11th``."""
-    if number % 100 in (11, 12, 13):
-        return f"{number}th"
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
 def duration(seconds: float) -> str:

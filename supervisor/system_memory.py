@@ -6,7 +6,6 @@ machine, for that is where its processes are killed.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+
+from lmx.protocol.mac_footprint import mac_footprint
 
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -128,7 +129,8 @@ def read_footprint(pid: int) -> Footprint | None:
     own pages and shared memory; pages of files are available to others while it runs.
     """
     if sys.platform == "darwin":
-        return _darwin_footprint(pid)
+        found = mac_footprint(pid)
+        return None if found is None else Footprint(found[0], found[0])
     return linux_footprint(PROC, pid)
 
 
@@ -220,29 +222,3 @@ def _number(folder: Path, *names: str) -> int | None:
             continue
         return int(text) if text.isdigit() else None
     return None
-
-
-class _RusageInfoV0(ctypes.Structure):
-    """``struct rusage_info_v0`` of macOS's ``sys/resource.h``."""
-
-    _fields_ = (
-        ("ri_uuid", ctypes.c_uint8 * 16),
-        ("ri_user_time", ctypes.c_uint64),
-        ("ri_system_time", ctypes.c_uint64),
-        ("ri_pkg_idle_wkups", ctypes.c_uint64),
-        ("ri_interrupt_wkups", ctypes.c_uint64),
-        ("ri_pageins", ctypes.c_uint64),
-        ("ri_wired_size", ctypes.c_uint64),
-        ("ri_resident_size", ctypes.c_uint64),
-        ("ri_phys_footprint", ctypes.c_uint64),
-        ("ri_proc_start_abstime", ctypes.c_uint64),
-        ("ri_proc_exit_abstime", ctypes.c_uint64),
-    )
-
-
-def _darwin_footprint(pid: int) -> Footprint | None:
-    """psutil's resident size leaves out a GPU's buffers, which are most of a model."""
-    info = _RusageInfoV0()
-    if ctypes.CDLL(None).proc_pid_rusage(pid, 0, ctypes.byref(info)) != 0:
-        return None
-    return Footprint(int(info.ri_phys_footprint), int(info.ri_phys_footprint))

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.control import ModelView
+from lmx.protocol.ordinal import ordinal
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
-from lmx.router.load_progress import LoadPace, ordinal, progress_text
+from lmx.router.load_progress import LoadPace, progress_text
 
 
 def loading(phase: LoadPhase, fraction: float | None) -> ModelView:

@@ -11,13 +11,13 @@ from fake_supervisor import model_line, status
 from rich.console import Console
 
 from lmx.protocol.control import Event
+from lmx.protocol.ordinal import ordinal
 from lmx.supervisor.console import LoadProgress, print_welcome
 from lmx.supervisor.event_view import event_line
 from lmx.supervisor.status_view import print_status
 from lmx.supervisor.status_words import (
     doing,
     memory_words,
-    ordinal,
     remarks,
     router_words,
     trouble,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 
 import pytest
 
+from lmx.protocol.mac_footprint import mac_footprint
 from lmx.worker import footprint
 
 MIB = 1024**2
@@ -42,6 +44,6 @@ def test_what_an_engine_counts_is_not_less() -> None:
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS's own call")
 def test_a_mac_tells_its_footprint() -> None:
-    found = footprint._mac_footprint()
+    found = mac_footprint(os.getpid())
     assert found is not None
     assert MIB < found[0] <= found[1]
