@@ -265,7 +265,9 @@ class ModelView:
     """What a router needs to know of one configured model. ``position``: its place, from 1,
     among the models that wait for memory. ``max_waiting``: how many requests may wait for it.
     ``retry_after_s``: when it may be ready, its load included, as of the last change of
-    anything else."""
+    anything else. ``family``: its architecture's name (``qwen3``), None until its files are
+    known, like ``needed_bytes``, which a worker of it would have reserved. ``added``: while lmx
+    ran, not by the configuration."""
 
     model_id: str
     aliases: tuple[str, ...]
@@ -287,19 +289,33 @@ class ModelView:
     position: int | None = None
     pinned: bool = False
     max_waiting: int = 0
+    family: str | None = None
+    needed_bytes: int | None = None
+    added: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A name that stands for the first of several models that can answer, by their ids."""
+
+    name: str
+    model_ids: tuple[str, ...]
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All of the supervisor's public state. Each change publishes a whole new one, so a
-    missed one heals with the next; ``revision`` grows by one within an ``epoch``."""
+    missed one heals with the next; ``revision`` grows by one within an ``epoch``.
+    ``free_bytes``: of the budget what nobody has reserved."""
 
     epoch: str
     revision: int
     default_model: str | None
     models: tuple[ModelView, ...]
     stopping: bool = False
+    routes: tuple[Route, ...] = ()
+    free_bytes: int = 0
 
 
 @message
@@ -334,9 +350,14 @@ class Status:
 @message
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Question: start loading. ``Done`` means begun; progress is in the status."""
+    """Question: start loading. ``Done`` means begun; progress is in the status.
+
+    ``context_length``: load it with this one, also if it is loaded with another, until the next
+    load that says another or the configuration changes. A repository that is whole in the hub's
+    cache on this machine, and is not served yet, is added first, under its own name."""
 
     model_id: str
+    context_length: int | None = None
 
 
 @message

@@ -97,7 +97,10 @@ class RouterSpec:
     """The HTTP front. ``listen_fd`` is an inherited, listening socket: while a router is
     being restarted, new connections wait in its backlog instead of being refused.
     ``max_requests``: so many are answered at a time, more get 429. ``admin_key`` opens the
-    routes below ``/admin``."""
+    routes for operators; one of ``api_keys`` the others, any key or none where there are no
+    ``api_keys``. ``sync_timeout_s``: how long a request that does not stream waits for its
+    answer. ``jobs_path`` is the file of the job records, which go by age and by number.
+    ``logs_dir`` is where the processes log."""
 
     router_id: str
     run_dir: str
@@ -114,5 +117,11 @@ class RouterSpec:
     shutdown_grace_s: float
     max_requests: int
     admin_key: str
+    sync_timeout_s: float
+    jobs_path: str
+    jobs_max_age_s: float
+    jobs_max_count: int
+    logs_dir: str
+    api_keys: tuple[str, ...] = ()
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

@@ -55,6 +55,18 @@ class ExitCause(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class DownloadStatus(StrEnum):
+    """Where a download is. INTERRUPTED: its supervisor or its process ended; asked for again, it
+    goes on where it stopped, like one that FAILED or was CANCELLED."""
+
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
 class MemoryPressure(StrEnum):
     """How near the machine is to running out of memory."""
 

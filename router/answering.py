@@ -78,7 +78,7 @@ async def _gather(
     while True:
         batch = await generation.take(_GATHER_WAIT_S)
         if batch.deltas:
-            _note_first(record)
+            record.note_output(time.monotonic())
         for delta in batch.deltas:
             choices[delta.index].add(delta)
         ends.update((fact.index, fact) for fact in batch.ended)
@@ -159,7 +159,7 @@ async def _pump(
         batch = await generation.take(ping_interval_s)
         data = b""
         if batch.deltas:
-            _note_first(record)
+            record.note_output(time.monotonic())
             data = writer.deltas(batch.deltas)
         if batch.ended:
             _note_ends(record, batch.ended)
@@ -174,11 +174,6 @@ async def _pump(
             await events.ping()
 
 
-def _note_first(record: Record) -> None:
-    if record.ttft_s is None:
-        record.ttft_s = time.monotonic() - record.started_at
-
-
 def _note_ends(record: Record, ended: Iterable[ChoiceEnded]) -> None:
     # The answers of one request may end for several reasons; the log names each once.
     known = record.finish_reason.split(",") if record.finish_reason else []
@@ -189,7 +184,12 @@ def _note_ends(record: Record, ended: Iterable[ChoiceEnded]) -> None:
 def _clocked(record: Record, generation: _Source, finished: Finished) -> Clocked:
     """Take the time at the end of a generation, and note what it has come to."""
     record.prompt_tokens = finished.usage.prompt_tokens
+    record.cached_tokens = finished.usage.cached_tokens
     record.completion_tokens = finished.usage.completion_tokens
+    record.load_s = generation.load_s
+    record.queue_s = finished.timings.queue_s
+    record.prefill_s = finished.timings.prefill_s
+    record.decode_s = finished.timings.decode_s
     total_s = time.monotonic() - record.started_at
     first_token_s = total_s if record.ttft_s is None else record.ttft_s
     return Clocked(total_s=total_s, first_token_s=first_token_s, load_s=generation.load_s)

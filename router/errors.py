@@ -11,6 +11,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableEr
 _REQUEST: Final = "invalid_request_error"
 _NOT_FOUND: Final = "not_found_error"
 _AUTHENTICATION: Final = "authentication_error"
+_PERMISSION: Final = "permission_error"
 _RATE: Final = "rate_limit_error"
 _SERVER: Final = "server_error"
 
@@ -26,7 +27,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.REQUEST_TIMEOUT: (408, _REQUEST),
     ErrorCode.REQUEST_TOO_LARGE: (413, _REQUEST),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, _REQUEST),
-    ErrorCode.INVALID_API_KEY: (401, _AUTHENTICATION),
+    ErrorCode.INVALID_AUTHENTICATION: (401, _AUTHENTICATION),
+    ErrorCode.PERMISSION_DENIED: (403, _PERMISSION),
     ErrorCode.MODEL_NOT_FOUND: (404, _REQUEST),
     ErrorCode.NOT_FOUND: (404, _NOT_FOUND),
     ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
@@ -49,11 +51,17 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
     ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),
+    ErrorCode.SYNC_TIMEOUT: (504, _SERVER),
+    ErrorCode.REQUEST_CANCELLED: (409, _REQUEST),
     ErrorCode.CLIENT_STALLED: (408, _REQUEST),
     ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),
     ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),
     ErrorCode.CONVERSION_FAILED: (503, _SERVER),
     ErrorCode.INSUFFICIENT_DISK: (503, _SERVER),
+    ErrorCode.MODEL_EXISTS: (409, _REQUEST),
+    ErrorCode.MODEL_CONFIGURED: (409, _REQUEST),
+    ErrorCode.MODEL_LOADED: (409, _REQUEST),
+    ErrorCode.NOT_DELETABLE: (409, _REQUEST),
     ErrorCode.CONFIG_INVALID: (400, _REQUEST),
     ErrorCode.ALREADY_RUNNING: (409, _REQUEST),
     ErrorCode.NOT_RUNNING: (409, _REQUEST),

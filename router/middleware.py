@@ -15,18 +15,16 @@ from aiohttp.typedefs import Handler, Middleware
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.heap import trim_heap
 from lmx.protocol.ids import accept_request_id
+from lmx.router.access import check_access
+from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
+from lmx.router.services import SERVICES
 from lmx.router.traffic import RECORD, Record, Traffic
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
+JOB_ID_HEADER: Final = "X-Job-Id"
 
 _LARGE_BODY_BYTES: Final = 1024 * 1024
-
-_QUIET_PATHS: Final = frozenset({"/health", "/v1/health", "/status", "/metrics", "/admin/metrics"})
-"""Polled all day: logged at debug level, not counted."""
-
-_ADMIN: Final = "/admin/"
-"""Operators must get through while the server is at its limit."""
 
 _CLIENT_LEFT_STATUS: Final = 499
 """For the log alone, nobody is there to see it; nginx's number for the case."""
@@ -46,14 +44,13 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             try:
                 # A request that is refused at the end is not counted: it would hold up the end.
-                quiet = request.path in _QUIET_PATHS
+                endpoint = endpoint_of(request)
+                quiet = endpoint is not None and endpoint.quiet
+                # Operators must get through while the server is at its limit.
+                admin = endpoint is not None and endpoint.access is Access.ADMIN
                 if traffic.closed:
                     response = _refuse(record, _SHUTTING_DOWN)
-                elif (
-                    traffic.under_way >= max_requests
-                    and not quiet
-                    and not request.path.startswith(_ADMIN)
-                ):
+                elif traffic.under_way >= max_requests and not quiet and not admin:
                     response = _refuse(record, _too_many(max_requests))
                 else:
                     # Polls of the health are no requests that anybody served.
@@ -66,6 +63,7 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
                 raise
             finally:
                 _log_request(request, record, status)
+                request.app[SERVICES].metrics.request_ended(record, endpoint_of(request), status)
                 if (request.content_length or 0) >= _LARGE_BODY_BYTES:
                     # Once the body and all that was made of it have gone with the request.
                     asyncio.get_running_loop().call_soon(trim_heap)
@@ -77,6 +75,8 @@ def error_response(error: LmxError, record: Record) -> web.Response:
     """Return an error as an HTTP response, and note it for the log."""
     record.error = error.code.value
     form = http_error(error)
+    if error.code is ErrorCode.SYNC_TIMEOUT:
+        form.body["error"]["job_id"] = record.job_id
     response = web.Response(
         status=form.status, body=orjson.dumps(form.body), content_type="application/json"
     )
@@ -90,12 +90,17 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     record = request.get(RECORD)
     if record is not None:
         response.headers[REQUEST_ID_HEADER] = record.request_id
+        if record.job_id is not None:
+            response.headers[JOB_ID_HEADER] = record.job_id
     # aiohttp would name itself and Python with their versions.
     response.headers["Server"] = "lmx"
 
 
 async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
     try:
+        endpoint = endpoint_of(request)
+        if endpoint is not None:
+            record.owner = check_access(request, endpoint.access, request.app[SERVICES].spec)
         return await handler(request)
     except LmxError as error:
         return error_response(error, record)
@@ -168,7 +173,8 @@ def _refuse(record: Record, error: LmxError) -> web.StreamResponse:
 
 
 def _log_request(request: web.Request, record: Record, status: int) -> None:
-    write = _log.debug if request.path in _QUIET_PATHS else _log.info
+    endpoint = endpoint_of(request)
+    write = _log.debug if endpoint is not None and endpoint.quiet else _log.info
     write(
         "http.request",
         method=request.method,

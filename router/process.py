@@ -25,6 +25,7 @@ from lmx.protocol.specs import RouterSpec
 from lmx.router.app import make_app
 from lmx.router.generation import Dispatcher
 from lmx.router.malformed import answer_malformed_requests
+from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
@@ -75,6 +76,7 @@ class Router:
             self.traffic,
             Dispatcher(self.room, self.workers),
             TaskDispatcher(self.room, self.workers),
+            RequestMetrics(),
             started_at=time.monotonic(),
         )
         answer_malformed_requests()

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from lmx.protocol.specs import RouterSpec
 from lmx.router.generation import Dispatcher
+from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
 from lmx.router.traffic import Traffic
@@ -25,6 +26,7 @@ class Services:
     traffic: Traffic
     dispatcher: Dispatcher
     tasks: TaskDispatcher
+    metrics: RequestMetrics
     started_at: float
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
@@ -66,17 +66,39 @@ class Record:
     request_id: str
     started_at: float
     """On the monotonic clock, in seconds."""
+    owner: str | None = None
+    """Whose key it came with (:func:`lmx.router.access.key_name`)."""
+    job_id: str | None = None
     model: str | None = None
     stream: bool | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     completion_tokens: int | None = None
+    load_s: float | None = None
+    """How long its model was waited for; the next three are the worker's."""
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     ttft_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    """Between outputs, after the first."""
     finish_reason: str | None = None
     error: str | None = None
+    _output_at: float | None = None
+
+    def note_output(self, now_s: float) -> None:
+        """Output has come; ``now_s`` is on the monotonic clock."""
+        if self._output_at is None:
+            self.ttft_s = now_s - self.started_at
+        else:
+            self.gaps_s.append(now_s - self._output_at)
+        self._output_at = now_s
 
     def outcome(self) -> dict[str, Any]:
         """Return what is known, for the log."""
         known = {
+            "owner": self.owner,
+            "job": self.job_id,
             "model": self.model,
             "stream": self.stream,
             "prompt_tokens": self.prompt_tokens,

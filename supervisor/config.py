@@ -11,15 +11,17 @@ from typing import Literal
 from pydantic import ByteSize, Field, model_validator
 
 from lmx.supervisor.config_model import ModelConfig
-from lmx.supervisor.config_values import KeepAlive, Name, Seconds, Section, Size
+from lmx.supervisor.config_values import KeepAlive, Key, Name, Seconds, Section, Size
 
 __all__ = [
     "Config",
     "GroupConfig",
+    "JobsConfig",
     "LogConfig",
     "MemoryConfig",
     "ModelConfig",
     "RestartConfig",
+    "SecurityConfig",
     "ServerConfig",
     "TimingConfig",
 ]
@@ -36,18 +38,43 @@ class ServerConfig(Section):
     body_limit_bytes: Size = ByteSize(16 * 1024**2)
     max_requests: int = Field(2048, ge=1, le=100_000)
     load_wait_s: Seconds = 300.0
+    sync_timeout_s: Seconds = 600.0
     ping_interval_s: Seconds = 10.0
     reader_stall_timeout_s: Seconds = 60.0
     worker_silence_s: Seconds = 15.0
 
+
+class SecurityConfig(Section):
+    """The keys. ``api_keys``: a request needs one of them; none: no request needs any.
+    ``admin_key``: instead of the one in ``admin.key``."""
+
+    api_keys: tuple[Key, ...] = ()
+    admin_key: Key | None = None
+
+    @property
+    def api_key_texts(self) -> tuple[str, ...]:
+        """The keys as they are sent."""
+        return tuple(key.get_secret_value() for key in self.api_keys)
+
+    @property
+    def admin_key_text(self) -> str | None:
+        """The admin key as it is sent; None: the file's."""
+        return None if self.admin_key is None else self.admin_key.get_secret_value()
+
     @model_validator(mode="after")
-    def _refuse_open_lan(self) -> ServerConfig:
-        if self.host not in _LOOPBACK and not self.allow_lan_without_key:
-            raise ValueError(
-                f"host {self.host} can be reached by others and no key protects the API: use "
-                "127.0.0.1, or set server.allow_lan_without_key to true if that is meant"
-            )
+    def _keys_differ(self) -> SecurityConfig:
+        if len(set(self.api_key_texts)) < len(self.api_keys):
+            raise ValueError("api_keys has one key twice")
+        if self.admin_key_text in self.api_key_texts:
+            raise ValueError("admin_key is one of api_keys: who may ask may not administer")
         return self
+
+
+class JobsConfig(Section):
+    """Records of generations: they go when they are so old, or more than so many."""
+
+    max_age_s: float = Field(86_400.0, gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)
+    max_count: int = Field(10_000, ge=1, le=10_000_000)
 
 
 class MemoryConfig(Section):
@@ -141,6 +168,9 @@ class Config(Section):
     timing: TimingConfig = TimingConfig()
     restart: RestartConfig = RestartConfig()
     logs: LogConfig = LogConfig()
+    security: SecurityConfig = SecurityConfig()
+    jobs: JobsConfig = JobsConfig()
+    routing: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     default_model: str | None = None
     groups: tuple[GroupConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
@@ -161,6 +191,21 @@ class Config(Section):
             raise ValueError(
                 f"default_model is {self.default_model!r}, which no model has as id or alias "
                 f"(known: {known})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_open_lan(self) -> Config:
+        server = self.server
+        if (
+            server.host not in _LOOPBACK
+            and not self.security.api_keys
+            and not server.allow_lan_without_key
+        ):
+            raise ValueError(
+                f"server.host {server.host} can be reached by others and no key protects the API: "
+                "set security.api_keys, use 127.0.0.1, or set server.allow_lan_without_key to true "
+                "if that is meant"
             )
         return self
 

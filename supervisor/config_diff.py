@@ -38,6 +38,7 @@ SERVER: Final = {
     "body_limit_bytes": Needs.ROUTER,
     "max_requests": Needs.ROUTER,
     "load_wait_s": Needs.ROUTER,
+    "sync_timeout_s": Needs.ROUTER,
     "ping_interval_s": Needs.ROUTER,
     "reader_stall_timeout_s": Needs.ROUTER,
     "worker_silence_s": Needs.ROUTER,
@@ -71,6 +72,8 @@ RESTART: Final = {
     "max_failures": _LIVE,
     "window_s": _LIVE,
 }
+SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER}
+JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER}
 LOGS: Final = {"level": _BEATS, "max_bytes": _BEATS, "keep": _BEATS}
 MODEL: Final = {
     "source": Needs.WORKER,
@@ -110,8 +113,10 @@ SECTIONS: Final = {
     "timing": TIMING,
     "restart": RESTART,
     "logs": LOGS,
+    "security": SECURITY,
+    "jobs": JOBS,
 }
-WHOLE: Final = frozenset({"default_model", "groups", "models"})
+WHOLE: Final = frozenset({"default_model", "groups", "models", "routing"})
 """Keys at the top that are no sections of such keys; all but ``models`` are live."""
 
 
@@ -156,6 +161,8 @@ def compare(old: Config, new: Config) -> ConfigDiff:
         )
     if old.groups != new.groups:
         sentences.append("groups: in force from now on")
+    if old.routing != new.routing:
+        sentences.append("routing: in force from now on")
     models, told = _compare_models(old, new)
     return ConfigDiff(
         sections,

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+)
 
 from lmx.protocol.keep_alive import keep_alive_text, parse_keep_alive
 
@@ -35,6 +44,23 @@ KeepAlive = Annotated[
 Name = Annotated[
     str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
 ]
+
+
+_KEY_LENGTH: Final = 16
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if len(text) < _KEY_LENGTH or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(
+            f"a key has at least {_KEY_LENGTH} characters, ASCII and without spaces: for example "
+            "what `openssl rand -hex 24` prints"
+        )
+    return key
+
+
+Key = Annotated[SecretStr, AfterValidator(_check_key)]
+"""A secret that travels in an HTTP header. Never shown."""
 
 
 class Section(BaseModel):

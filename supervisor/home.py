@@ -56,6 +56,21 @@ class Home:
         return self.state / "pins.json"
 
     @property
+    def added_models(self) -> Path:
+        """Models that were added or downloaded while lmx ran."""
+        return self.state / "models.json"
+
+    @property
+    def downloads(self) -> Path:
+        """Downloads and what became of them."""
+        return self.state / "downloads.json"
+
+    @property
+    def jobs(self) -> Path:
+        """The router's records of generations."""
+        return self.state / "jobs.sqlite"
+
+    @property
     def logs(self) -> Path:
         """A file for each process."""
         return self.path / "logs"

@@ -117,6 +117,11 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
         "shutdown_grace_s": 5.0,
         "max_requests": 2048,
         "admin_key": "test-admin-key",
+        "sync_timeout_s": 30.0,
+        "jobs_path": str(run_dir.path / "jobs.sqlite"),
+        "jobs_max_age_s": 3600.0,
+        "jobs_max_count": 1000,
+        "logs_dir": str(run_dir.path),
         "beat_interval_s": 0.1,
         "orphan_grace_s": 60.0,
     }

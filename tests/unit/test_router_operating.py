@@ -20,8 +20,8 @@ from lmx.protocol.control import (
 )
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ExitCause, SlotState
+from lmx.router.access import is_loopback
 from lmx.router.metric_families import exposition
-from lmx.router.metrics import _is_loopback
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 RELOAD = "/admin/config/reload"
@@ -75,7 +75,7 @@ async def test_admin_routes_need_the_key(method: str, path: str, given: str | No
     async with router_rig() as rig:
         headers = {} if given is None else {"X-Admin-Key": given}
         status, body = await ask(rig, method, path, headers)
-        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+        assert (status, body["error"]["code"]) == (401, "invalid_authentication")
         assert body["error"]["type"] == "authentication_error"
         assert "test-admin-key" not in str(body)
         assert not rig.supervisor.count(ReloadConfig)
@@ -220,4 +220,4 @@ def test_labels_are_bounded() -> None:
     ],
 )  # fmt: skip
 def test_metrics_are_open_on_loopback_alone(host: str, loopback: bool) -> None:
-    assert _is_loopback(host) is loopback
+    assert is_loopback(host) is loopback

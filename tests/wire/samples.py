@@ -43,6 +43,7 @@ from lmx.protocol.control import (
     RestartModel,
     RestartRouter,
     RestartSupervisor,
+    Route,
     RouterBeat,
     RouterHello,
     Saved,
@@ -82,6 +83,20 @@ from lmx.protocol.data import (
     Usage,
 )
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.inventory import (
+    AddModel,
+    Available,
+    AvailableModel,
+    CancelDownload,
+    Deleted,
+    DeleteModel,
+    Downloads,
+    DownloadView,
+    GetAvailable,
+    GetDownloads,
+    RemoveModel,
+    StartDownload,
+)
 from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.specs import (
     LogSpec,
@@ -92,6 +107,7 @@ from lmx.protocol.specs import (
 )
 from lmx.protocol.states import (
     DeltaKind,
+    DownloadStatus,
     ExitCause,
     FinishReason,
     LoadPhase,
@@ -139,9 +155,28 @@ _MODEL: Final = ModelView(
     position=2,
     pinned=True,
     max_waiting=64,
+    family="qwen3",
+    needed_bytes=99_000_000,
+    added=True,
 )
 
 _LOG: Final = LogSpec(path="/var/log/lmx/x.log", level="debug", max_bytes=1_000_000, keep=5)
+
+_DOWNLOAD: Final = DownloadView(
+    download_id="dl_0badcafe",
+    repo_id="org/tiny",
+    revision="main",
+    filename="tiny.gguf",
+    status=DownloadStatus.FAILED,
+    total_bytes=1_000_000,
+    downloaded_bytes=250_000,
+    speed_bytes_per_s=1024.5,
+    started_s=1_700_000_000.5,
+    ended_s=1_700_000_100.5,
+    model_id="tiny",
+    error_code=ErrorCode.DOWNLOAD_FAILED,
+    error="the connection was lost",
+)
 
 SAMPLES: Final[tuple[Any, ...]] = (
     # Worker to supervisor.
@@ -190,12 +225,20 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Acquired("org/tiny", "0badcafe"),
     Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5),
     # Supervisor to routers.
-    Snapshot("e90c4a11", 12, "org/tiny", (_MODEL,), True),
+    Snapshot(
+        "e90c4a11",
+        12,
+        "org/tiny",
+        (_MODEL,),
+        True,
+        (Route("auto", ("org/tiny", "big")),),
+        77_000_000,
+    ),
     WorkerExited("0badcafe", "org/tiny", ExitCause.SIGNAL, "signal 9"),
     # CLI to supervisor.
     GetStatus(),
     Status({"supervisor": {"pid": 1, "uptime_s": 2.5}, "router": None, "workers": [{"rows": 2}]}),
-    LoadModel("org/tiny"),
+    LoadModel("org/tiny", 4096),
     UnloadModel("org/tiny"),
     KillModel("org/tiny"),
     RestartModel("org/tiny"),
@@ -214,6 +257,18 @@ SAMPLES: Final[tuple[Any, ...]] = (
     ),
     StopAll(),
     Done("begun", 4242),
+    # Inventory.
+    AddModel("tiny-2", "org/tiny-2", 4096, {"n_gpu_layers": 100}),
+    RemoveModel("tiny-2"),
+    StartDownload("org/tiny", "main", "tiny.gguf"),
+    CancelDownload("dl_0badcafe"),
+    GetDownloads("dl_0badcafe"),
+    _DOWNLOAD,
+    Downloads((_DOWNLOAD,)),
+    GetAvailable(),
+    Available((AvailableModel("org/tiny", "/cache/tiny", 1_000_000, 1_700_000_000.5, "tiny"),)),
+    DeleteModel("org/tiny", True),
+    Deleted("org/tiny", 1_000_000),
     # Router to worker, and back.
     Generate(
         stream_id=7,
@@ -345,6 +400,12 @@ SAMPLES: Final[tuple[Any, ...]] = (
         shutdown_grace_s=20.0,
         max_requests=512,
         admin_key="lmx-admin-0123",
+        sync_timeout_s=90.0,
+        jobs_path="/state/jobs.sqlite",
+        jobs_max_age_s=3600.0,
+        jobs_max_count=500,
+        logs_dir="/logs",
+        api_keys=("lmx-key-0123",),
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
     ),

@@ -1,0 +1,99 @@
+"""The keys: who may use a route. The API keys are for inference, the admin key for operators."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.specs import RouterSpec
+from lmx.router.endpoint import Access
+
+ADMIN_HEADER: Final = "X-Admin-Key"
+_BEARER: Final = "bearer"
+
+
+def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str | None:
+    """Return who asks: a name for the API key that was used, None where there is none.
+
+    Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without the right key,
+    PERMISSION_DENIED (403) for an API key where the admin key is needed. Takes as long for a key
+    that is nearly right as for one that is not. An empty admin key in the spec opens nothing.
+    """
+    match access:
+        case Access.OPEN:
+            return None
+        case Access.LOCAL if is_loopback(spec.host):
+            return None
+        case Access.ADMIN | Access.LOCAL:
+            _require_admin(request, spec)
+            return None
+        case Access.INFERENCE:
+            return _require_inference(request, spec)
+
+
+def _require_admin(request: web.Request, spec: RouterSpec) -> None:
+    given = request.headers.get(ADMIN_HEADER)
+    if given is not None and spec.admin_key and _same(given, spec.admin_key):
+        return
+    where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
+    if given is None and _known_key(request, spec) is not None:
+        raise RequestError(
+            ErrorCode.PERMISSION_DENIED,
+            f"An API key is not enough here: send the admin key in the header {ADMIN_HEADER}. "
+            f"{where}",
+        )
+    fault = "is missing" if given is None else "is not right"
+    raise RequestError(
+        ErrorCode.INVALID_AUTHENTICATION,
+        f"The admin key {fault}: send it in the header {ADMIN_HEADER}. {where}",
+    )
+
+
+def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
+    if not spec.api_keys:
+        return None
+    key = _known_key(request, spec)
+    if key is not None:
+        return key_name(key)
+    fault = "is missing" if _given_key(request) is None else "is not right"
+    raise RequestError(
+        ErrorCode.INVALID_AUTHENTICATION,
+        f"The API key {fault}: send one of lmx's in the header `Authorization: Bearer KEY`.",
+    )
+
+
+def key_name(key: str) -> str:
+    """Return a name for a key that tells it from others and not what it is."""
+    return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _given_key(request: web.Request) -> str | None:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == _BEARER and key.strip() else None
+
+
+def _known_key(request: web.Request, spec: RouterSpec) -> str | None:
+    given = _given_key(request)
+    if given is None:
+        return None
+    # Each is compared, so that the time says nothing of which one it was.
+    found = [key for key in spec.api_keys if _same(given, key)]
+    return found[0] if found else None
+
+
+def _same(given: str, expected: str) -> bool:
+    # Bytes: of strings the comparison takes ASCII only.
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
