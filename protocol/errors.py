@@ -51,6 +51,11 @@ class ErrorCode(StrEnum):
     SYNC_TIMEOUT = "sync_timeout"
     REQUEST_CANCELLED = "request_cancelled"
     CLIENT_STALLED = "client_stalled"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    # Job records.
+    JOB_INTERRUPTED = "job_interrupted"
+    JOB_RUNS_ELSEWHERE = "job_runs_elsewhere"
+    JOBS_UNAVAILABLE = "jobs_unavailable"
     # Making a model available.
     MODEL_SOURCE_INVALID = "model_source_invalid"
     DOWNLOAD_FAILED = "download_failed"

@@ -17,6 +17,8 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from lmx.protocol.log_files import rotated
+
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -161,4 +163,4 @@ class LogFile:
         return True
 
     def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+        return rotated(self._path, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -37,7 +38,8 @@ def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str 
 
 
 def _require_admin(request: web.Request, spec: RouterSpec) -> None:
-    given = request.headers.get(ADMIN_HEADER)
+    headers = request.headers.getall(ADMIN_HEADER, ())
+    given = headers[0] if len(headers) == 1 else None
     if given is not None and spec.admin_key and _same(given, spec.admin_key):
         return
     where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
@@ -47,7 +49,7 @@ def _require_admin(request: web.Request, spec: RouterSpec) -> None:
             f"An API key is not enough here: send the admin key in the header {ADMIN_HEADER}. "
             f"{where}",
         )
-    fault = "is missing" if given is None else "is not right"
+    fault = "is not right" if given is not None else _absence(headers)
     raise RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
         f"The admin key {fault}: send it in the header {ADMIN_HEADER}. {where}",
@@ -60,7 +62,8 @@ def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
     key = _known_key(request, spec)
     if key is not None:
         return key_name(key)
-    fault = "is missing" if _given_key(request) is None else "is not right"
+    given = _given_key(request)
+    fault = "is not right" if given else _absence(request.headers.getall("Authorization", ()))
     raise RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
         f"The API key {fault}: send one of lmx's in the header `Authorization: Bearer KEY`.",
@@ -72,6 +75,12 @@ def key_name(key: str) -> str:
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
+def own_salt(salt: str, owner: str | None) -> str:
+    """Return a request's cache salt as its worker is told it: another one for each owner, so
+    that nobody finds out what others asked by guessing theirs. No salt stays none."""
+    return f"{owner}:{salt}" if salt and owner is not None else salt
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach an address."""
     try:
@@ -80,8 +89,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _absence(headers: Sequence[str]) -> str:
+    return "is there more than once" if len(headers) > 1 else "is missing"
+
+
 def _given_key(request: web.Request) -> str | None:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    # Of several headers a proxy before lmx may look at another one: none of them counts.
+    given = request.headers.getall("Authorization", ())
+    scheme, _, key = (given[0] if len(given) == 1 else "").partition(" ")
     return key.strip() if scheme.lower() == _BEARER and key.strip() else None
 
 

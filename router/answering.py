@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
-import orjson
 import structlog
 from aiohttp import web
 
 from lmx.protocol.control import ModelView
-from lmx.protocol.data import ChoiceEnded, Finished
-from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.router.chunks import ChoiceShape, ChunkWriter, error_event
-from lmx.router.envelope import (
-    Clocked,
-    Form,
-    Identity,
-    fingerprint,
-    head_object,
-    timings_object,
-    usage_object,
-)
-from lmx.router.gathering import GatheredChoice
-from lmx.router.generation import Generation
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.router.chunks import ChunkWriter, error_event
+from lmx.router.envelope import Identity, fingerprint
+from lmx.router.job import Job, Source
 from lmx.router.opening import telling
-from lmx.router.prompt_group import PromptGroup
 from lmx.router.services import SERVICES, Services
 from lmx.router.sse import DONE, EventStream
-from lmx.router.traffic import RECORD, Record
+from lmx.router.traffic import RECORD
 
 _GATHER_WAIT_S: Final = 60.0
 """How long one wait for more of an answer that does not stream lasts; then the next begins."""
-
-_Source = Generation | PromptGroup
 
 _log = structlog.get_logger()
 
@@ -49,59 +35,63 @@ def is_ovms(request: web.Request) -> bool:
 def new_identity(prefix: str, services: Services, model: ModelView) -> Identity:
     """Return the identity of a new completion; ``prefix`` begins its id."""
     return Identity(
-        completion_id=f"{prefix}-{secrets.token_hex(12)}",
-        created_s=int(time.time()),
-        model_id=model.model_id,
-        fingerprint=fingerprint(services.spec.version, model.model_id, model.source),
+        f"{prefix}-{secrets.token_hex(12)}",
+        int(time.time()),
+        model.model_id,
+        fingerprint(services.spec.version, model.model_id, model.source),
     )
 
 
 async def answer_whole(
-    opening: AbstractAsyncContextManager[_Source],
-    record: Record,
-    identity: Identity,
-    form: Form,
-    shape: ChoiceShape,
+    request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
 ) -> web.Response:
-    """Wait for all that the generation of ``opening`` makes and return it. Raises when it is
-    refused or lost."""
-    async with opening as generation:
-        record.prompt_tokens = generation.prompt_tokens
-        return await _gather(generation, record, identity, form, shape)
+    """Wait for all that the generation of ``opening`` makes and return it.
+
+    Raises when it is refused or lost, and SYNC_TIMEOUT when it takes longer than a client is kept
+    waiting: the job goes on then. A client that leaves before that ends it.
+    """
+    services, record = request.app[SERVICES], request[RECORD]
+    task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
+    left_s = record.started_at + services.spec.sync_timeout_s - time.monotonic()
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, left_s))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # It was lost at the same moment; there is nobody to tell.
+        raise
+    if task.done():
+        return web.Response(body=task.result(), content_type="application/json")
+    job.live.detached = True
+    task.add_done_callback(_end_detached)
+    services.traffic.go_on(task)
+    raise GenerationError(
+        ErrorCode.SYNC_TIMEOUT,
+        f"The answer takes longer than {services.spec.sync_timeout_s:g} s, as long as a request "
+        f"waits (server.sync_timeout_s). The job keeps running: fetch its result with "
+        f"GET /v1/jobs/{job.live.id}, or send the request with `stream`.",
+    )
 
 
-async def _gather(
-    generation: _Source, record: Record, identity: Identity, form: Form, shape: ChoiceShape
-) -> web.Response:
-    choices = [GatheredChoice() for _ in range(form.choices)]
-    ends: dict[int, ChoiceEnded] = {}
-    while True:
-        batch = await generation.take(_GATHER_WAIT_S)
-        if batch.deltas:
-            record.note_output(time.monotonic())
-        for delta in batch.deltas:
-            choices[delta.index].add(delta)
-        ends.update((fact.index, fact) for fact in batch.ended)
-        if batch.finished is not None:
-            _note_ends(record, ends.values())
-            clocked = _clocked(record, generation, batch.finished)
-            answer: dict[str, Any] = {
-                **head_object(identity, shape.whole_object),
-                "choices": [
-                    shape.whole(ends[index], choice) for index, choice in enumerate(choices)
-                ],
-                "usage": usage_object(batch.finished.usage),
-                "timings": timings_object(batch.finished, clocked),
-            }
-            return web.Response(body=orjson.dumps(answer), content_type="application/json")
+async def _gather(opening: AbstractAsyncContextManager[Source], job: Job) -> bytes:
+    with job:
+        async with AsyncExitStack() as opened:
+            source = await job.begin(opened, opening)
+            while (await job.take(source, _GATHER_WAIT_S)).finished is None:
+                pass
+    return job.answer
+
+
+def _end_detached(task: asyncio.Task[bytes]) -> None:
+    # The record has what became of it. What is no error of a request's is a bug.
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, LmxError):
+        _log.error("job.failed", job=task.get_name(), exc_info=error)
 
 
 async def answer_stream(
-    request: web.Request,
-    opening: AbstractAsyncContextManager[_Source],
-    identity: Identity,
-    form: Form,
-    shape: ChoiceShape,
+    request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
 ) -> web.StreamResponse:
     """Send the answer of the generation that ``opening`` begins, as it comes.
 
@@ -111,17 +101,16 @@ async def answer_stream(
     services, record = request.app[SERVICES], request[RECORD]
     ping_interval_s = services.spec.ping_interval_s
     events = EventStream(request, services.spec.stall_timeout_s)
-    writer = ChunkWriter(identity, form, shape)
     try:
         async with AsyncExitStack() as until_sent:
+            until_sent.enter_context(job)
             async with telling(
-                events, lambda: services.room.news(identity.model_id), ping_interval_s
+                events, lambda: services.room.news(job.live.model_id), ping_interval_s
             ):
-                generation = await until_sent.enter_async_context(opening)
-            record.prompt_tokens = generation.prompt_tokens
+                source = await job.begin(until_sent, opening)
             if not events.is_open:
                 await events.open()
-            await _pump(generation, record, events, writer, ping_interval_s)
+            await _pump(source, job, events, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
@@ -146,50 +135,20 @@ async def answer_stream(
     return events.response
 
 
-async def _pump(
-    generation: _Source,
-    record: Record,
-    events: EventStream,
-    writer: ChunkWriter,
-    ping_interval_s: float,
-) -> None:
+async def _pump(source: Source, job: Job, events: EventStream, ping_interval_s: float) -> None:
+    # Not before: which model answers is known by now alone.
+    writer = ChunkWriter(job.identity, job.form, job.shape())
     if beginning := writer.first():
         await events.send(beginning)
     while True:
-        batch = await generation.take(ping_interval_s)
-        data = b""
-        if batch.deltas:
-            record.note_output(time.monotonic())
-            data = writer.deltas(batch.deltas)
+        batch = await job.take(source, ping_interval_s)
+        data = writer.deltas(batch.deltas) if batch.deltas else b""
         if batch.ended:
-            _note_ends(record, batch.ended)
             data += writer.ends(batch.ended)
         if batch.finished is not None:
-            clocked = _clocked(record, generation, batch.finished)
-            await events.send(data + writer.last(batch.finished, clocked) + DONE)
+            await events.send(data + writer.last(batch.finished, job.clocked) + DONE)
             return
         if data:
             await events.send(data)
         elif not batch.deltas and not batch.ended:
             await events.ping()
-
-
-def _note_ends(record: Record, ended: Iterable[ChoiceEnded]) -> None:
-    # The answers of one request may end for several reasons; the log names each once.
-    known = record.finish_reason.split(",") if record.finish_reason else []
-    reasons = dict.fromkeys([*known, *(fact.reason.value for fact in ended)])
-    record.finish_reason = ",".join(reasons)
-
-
-def _clocked(record: Record, generation: _Source, finished: Finished) -> Clocked:
-    """Take the time at the end of a generation, and note what it has come to."""
-    record.prompt_tokens = finished.usage.prompt_tokens
-    record.cached_tokens = finished.usage.cached_tokens
-    record.completion_tokens = finished.usage.completion_tokens
-    record.load_s = generation.load_s
-    record.queue_s = finished.timings.queue_s
-    record.prefill_s = finished.timings.prefill_s
-    record.decode_s = finished.timings.decode_s
-    total_s = time.monotonic() - record.started_at
-    first_token_s = total_s if record.ttft_s is None else record.ttft_s
-    return Clocked(total_s=total_s, first_token_s=first_token_s, load_s=generation.load_s)

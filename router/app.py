@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from lmx.router.api_document import API_DOCUMENT, ApiDocument
 from lmx.router.endpoint import ENDPOINTS, Endpoint
 from lmx.router.middleware import add_headers, make_middleware
 from lmx.router.routes import ROUTES
@@ -17,6 +18,7 @@ def make_app(services: Services) -> web.Application:
     )
     app[SERVICES] = services
     app[ENDPOINTS] = {}
+    app[API_DOCUMENT] = ApiDocument(ROUTES, services.spec.version)
     app.on_response_prepare.append(add_headers)
     for endpoint in ROUTES:
         _add(app, endpoint)
@@ -27,6 +29,7 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
     known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
     assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
     if endpoint.method == "GET":
-        app.router.add_get(endpoint.path, endpoint.handler)  # and HEAD
+        # And HEAD, but for a stream, of which only its end would tell how long it is.
+        app.router.add_get(endpoint.path, endpoint.handler, allow_head=not endpoint.streams)
     else:
         app.router.add_route(endpoint.method, endpoint.path, endpoint.handler)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
-import orjson
+import jiter
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -13,6 +14,11 @@ from lmx.protocol.errors import ErrorCode, RequestError
 
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+_DUPLICATE: Final = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)
+_KEY_SHOWN: Final = 60
+"""Characters of a key that an error repeats."""
 
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 
@@ -49,12 +55,18 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
 def parse_object(payload: bytes) -> dict[str, Any]:
     """Return the JSON object in ``payload``. Raises :class:`RequestError` (400).
 
-    NaN and Infinity are no JSON and refused. Of a key given twice the last one counts.
+    NaN and Infinity are no JSON and refused, and so are half of a surrogate pair and a key that
+    an object has twice: which of the two was meant? Numbers may be of any size here; what a
+    field takes is its schema's to say (:mod:`lmx.router.schema_types`).
+
+    On the event loop, whatever the size: no parser lets go of the interpreter's lock, so a
+    thread would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the
+    worst, 2.8 million numbers in 16 MB, 120 ms.
     """
     try:
-        value = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(ErrorCode.INVALID_JSON, _describe(payload, error)) from error
+        value = jiter.from_json(payload, catch_duplicate_keys=True, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(ErrorCode.INVALID_JSON, _describe(payload, str(error))) from error
     if not isinstance(value, dict):
         raise RequestError(
             ErrorCode.INVALID_TYPE,
@@ -132,19 +144,23 @@ def _is_deep(value: dict[str, Any]) -> bool:
     return True
 
 
-def _describe(payload: bytes, error: orjson.JSONDecodeError) -> str:
-    if error.msg.startswith("depth limit"):
+def _describe(payload: bytes, fault: str) -> str:
+    if fault.startswith("recursion limit"):
         return _too_deep().message
     if not payload.strip():
         return "The request body is empty; it must be a JSON object."
+    if payload.startswith(_BOM):
+        return "The request body begins with a byte order mark: send it without one."
+    if duplicate := _DUPLICATE.fullmatch(fault):
+        key, place = duplicate.groups()
+        return f'The key "{key[:_KEY_SHOWN]}" is there twice in one object ({place}): send it once.'
     try:
         payload.decode()
     except UnicodeDecodeError as decoding:
         return f"The request body is not UTF-8: bad byte at position {decoding.start}."
-    return (
-        f"The request body is not valid JSON: {error.msg} "
-        f"(line {error.lineno}, column {error.colno}, position {error.pos})."
-    )
+    if "hex escape" in fault:
+        fault = f"half of a surrogate pair, or a bad escape: {fault}"
+    return f"The request body is not valid JSON: {fault[:200]}."
 
 
 def _too_deep() -> RequestError:

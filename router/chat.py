@@ -7,11 +7,16 @@ from dataclasses import replace
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
+from lmx.router.access import own_salt
 from lmx.router.answering import answer_stream, answer_whole, is_ovms, new_identity
 from lmx.router.body import read_object
 from lmx.router.chat_shape import ChatShape
 from lmx.router.envelope import Form
+from lmx.router.fallback import first_opened
+from lmx.router.job import Job
+from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
+from lmx.router.routing import candidates
 from lmx.router.schemas_chat import ChatRequest, parse_chat
 from lmx.router.services import SERVICES
 from lmx.router.traffic import RECORD
@@ -27,13 +32,22 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, services.spec.body_limit_bytes)
     chat, generate = parse_chat(body, ovms=is_ovms(request))
     log_ignored(body, ChatRequest, CHAT)
-    model = (await services.supervisor.directory()).resolve(chat.model)
+    models = candidates(await services.supervisor.directory(), chat.model, ModelKind.CHAT)
+    model = models[0]
     record.model, record.stream = model.model_id, bool(chat.stream)
     require_kind(model, ModelKind.CHAT)
     identity = new_identity("chatcmpl", services, model)
     form = Form(generate.search.n, bool(chat.logprobs), chat.include_usage, chat.stop_texts)
-    generate = replace(generate, request_id=record.request_id)
-    opening = services.dispatcher.generate(model, generate)
+    generate = replace(
+        generate,
+        request_id=record.request_id,
+        cache_salt=own_salt(generate.cache_salt, record.owner),
+    )
+
+    job = Job(services, record, identity, form, ChatShape, RequestKind.CHAT, request.remote)
+    opening = first_opened(
+        models, lambda chosen: services.dispatcher.generate(chosen, generate), job.choose
+    )
     if chat.stream:
-        return await answer_stream(request, opening, identity, form, ChatShape(form))
-    return await answer_whole(opening, record, identity, form, ChatShape(form))
+        return await answer_stream(request, opening, job)
+    return await answer_whole(request, opening, job)

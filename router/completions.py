@@ -7,11 +7,16 @@ from dataclasses import replace
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
+from lmx.router.access import own_salt
 from lmx.router.answering import answer_stream, answer_whole, is_ovms, new_identity
 from lmx.router.body import read_object
 from lmx.router.envelope import Form
+from lmx.router.fallback import first_opened
+from lmx.router.job import Job
+from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
 from lmx.router.prompt_group import generate_all
+from lmx.router.routing import candidates
 from lmx.router.schemas_completions import CompletionRequest, parse_completion
 from lmx.router.services import SERVICES
 from lmx.router.text_shape import TextShape
@@ -29,7 +34,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, generates = parse_completion(body, ovms=is_ovms(request))
     log_ignored(body, CompletionRequest, COMPLETION)
-    model = (await services.supervisor.directory()).resolve(wanted.model)
+    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.CHAT)
+    model = models[0]
     record.model, record.stream = model.model_id, bool(wanted.stream)
     require_kind(model, ModelKind.CHAT)
     identity = new_identity("cmpl", services, model)
@@ -39,8 +45,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
         include_usage=wanted.include_usage,
         stop=wanted.stop_texts,
     )
-    named = [replace(generate, request_id=record.request_id) for generate in generates]
-    opening = generate_all(services.dispatcher, model, named)
+    salt = own_salt(generates[0].cache_salt, record.owner)
+    named = [
+        replace(generate, request_id=record.request_id, cache_salt=salt) for generate in generates
+    ]
+
+    job = Job(services, record, identity, form, TextShape, RequestKind.COMPLETION, request.remote)
+    opening = first_opened(
+        models, lambda chosen: generate_all(services.dispatcher, chosen, named), job.choose
+    )
     if wanted.stream:
-        return await answer_stream(request, opening, identity, form, TextShape(form))
-    return await answer_whole(opening, record, identity, form, TextShape(form))
+        return await answer_stream(request, opening, job)
+    return await answer_whole(request, opening, job)

@@ -43,8 +43,17 @@ class Directory:
         found = self._by_name.get(model_id)
         return found if found is not None and found.model_id == model_id else None
 
+    def knows(self, name: str) -> bool:
+        """Return whether a name is a model's own: its id, alias or source."""
+        return name in self._by_name
+
+    def default(self) -> ModelView | None:
+        """Return the default model, if there is one."""
+        return self._by_name.get(self.snapshot.default_model or "")
+
     def resolve(self, name: str | None) -> ModelView:
-        """Return the model of an id, alias or source; of the default model for None.
+        """Return the model of an id, alias or source; of the default model for None. Routes are
+        not followed: :mod:`lmx.router.routing`.
 
         Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or
         MISSING_PARAMETER when nothing was named and there is no default.
@@ -75,7 +84,10 @@ class Directory:
         if not ids:
             return "No model is configured."
         more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
-        return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
+        return (
+            f"Available: {', '.join(ids[:_LISTED_IDS])}{more}, or a route such as auto: lmx then "
+            "chooses."
+        )
 
 
 def advance(current: Directory | None, snapshot: Snapshot) -> Directory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import struct
 from base64 import b64encode
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from aiohttp import web
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import TaskFinished, Vectors
 from lmx.router.body import read_object
+from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
+from lmx.router.routing import candidates
 from lmx.router.schemas_tasks import EMBEDDING, EmbeddingRequest, parse_embedding
 from lmx.router.services import SERVICES
+from lmx.router.task_fallback import perform_on_first
 from lmx.router.traffic import RECORD
 from lmx.router.unsupported import log_ignored
 from lmx.router.worker_task import TaskAnswer
@@ -32,11 +36,17 @@ async def embeddings(request: web.Request) -> web.Response:
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, embed = parse_embedding(body)
     log_ignored(body, EmbeddingRequest, EMBEDDING)
-    model = (await services.supervisor.directory()).resolve(wanted.model)
-    record.model = model.model_id
-    require_kind(model, ModelKind.EMBEDDING)
+    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.EMBEDDING)
+    record.model = models[0].model_id
+    require_kind(models[0], ModelKind.EMBEDDING)
     task = replace(embed, request_id=record.request_id)
-    answer = await services.tasks.perform(model, task)
+    model, answer = await services.live.perform(
+        f"embd-{secrets.token_hex(12)}",
+        RequestKind.EMBEDDING,
+        record,
+        request.remote,
+        perform_on_first(services, record, models, task),
+    )
     assert isinstance(answer.last, TaskFinished)
     record.prompt_tokens = answer.last.prompt_tokens
     data = await _data(answer, as_base64=wanted.encoding_format == "base64")

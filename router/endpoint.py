@@ -10,6 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
+from lmx.protocol.errors import ErrorCode
+
 
 class Access(StrEnum):
     """Who may use a route. INFERENCE: who has one of the API keys, everybody where there are
@@ -28,9 +30,12 @@ class Endpoint:
 
     ``path`` is aiohttp's (``/v1/models/{id:.+}``). ``request`` and ``query`` are the models that
     the body and the query are validated by. ``answer`` is the shape of a 200's body: a model, or
-    a type that pydantic can describe; None: not JSON. ``streams``: the answer is, or may be, a
-    stream of server-sent events. ``status``: of an answer that is well. ``quiet``: it is
-    polled all day, so it is logged at debug level and not counted.
+    a type that pydantic can describe; None: not JSON, but of the kind ``media``. ``streams``: the
+    answer is, or may be, a stream of server-sent events, whose data are of the shape ``event``.
+    ``status``: of an answer that is well. ``unwell``: with which the same answer comes when things
+    are not. ``errors``: what it can refuse beside what every route
+    of its access and request can. ``quiet``: it is polled all day, so it is logged at debug level
+    and not counted.
     """
 
     method: str
@@ -42,8 +47,12 @@ class Endpoint:
     request: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     answer: Any = None
+    media: str = "text/plain"
     streams: bool = False
+    event: Any = None
     status: int = 200
+    unwell: int | None = None
+    errors: tuple[ErrorCode, ...] = ()
     quiet: bool = False
 
 

@@ -9,9 +9,11 @@ from typing import Any
 from lmx.protocol.data import ChoiceEnded, Finished, Usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
-    """What all chunks of one completion share. ``created_s`` is Unix time."""
+    """What all chunks of one completion share. ``created_s`` is Unix time. The model, and with it
+    the fingerprint, may change while none can be had (:mod:`lmx.router.fallback`): so the first
+    chunk is written, and anything else made of it, after that."""
 
     completion_id: str
     created_s: int
@@ -22,11 +24,12 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class Clocked:
     """What the router measured, in seconds from the request's arrival; ``load_s`` is how long
-    the model was waited for."""
+    the model was waited for. ``answers``: how many were made at once."""
 
     total_s: float
     first_token_s: float
     load_s: float
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def timings_object(finished: Finished, clocked: Clocked) -> dict[str, float]:
-    """Return where the time went, in seconds. ``tokens_per_s`` counts the tokens after the
-    first, over the time they took; 0 when there was none. Where tokens were guessed ahead:
+    """Return where the time went, in seconds. ``tokens_per_s`` counts the tokens after each
+    answer's first, over the time they took; 0 when there was none. Where tokens were guessed ahead:
     how many, and how many and what share of them were right."""
     timings = finished.timings
-    later_tokens = finished.usage.completion_tokens - 1
+    later_tokens = finished.usage.completion_tokens - clocked.answers
     rate = later_tokens / timings.decode_s if later_tokens > 0 and timings.decode_s > 0 else 0.0
     shown = {
         "total_s": round(clocked.total_s, 4),

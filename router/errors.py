@@ -54,6 +54,11 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.SYNC_TIMEOUT: (504, _SERVER),
     ErrorCode.REQUEST_CANCELLED: (409, _REQUEST),
     ErrorCode.CLIENT_STALLED: (408, _REQUEST),
+    # In a job's record alone: nobody is there to see it. nginx's number for the case.
+    ErrorCode.CLIENT_DISCONNECTED: (499, _REQUEST),
+    ErrorCode.JOB_INTERRUPTED: (503, _SERVER),
+    ErrorCode.JOB_RUNS_ELSEWHERE: (409, _REQUEST),
+    ErrorCode.JOBS_UNAVAILABLE: (503, _SERVER),
     ErrorCode.MODEL_SOURCE_INVALID: (503, _SERVER),
     ErrorCode.DOWNLOAD_FAILED: (503, _SERVER),
     ErrorCode.CONVERSION_FAILED: (503, _SERVER),
@@ -70,6 +75,15 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INTERNAL: (500, _SERVER),
 }
 
+_FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, str]]] = {
+    # Who asks for a model by name on an inference route can't help what it needs; who loads it
+    # can, and gets the reason for an answer.
+    ErrorCode.INSUFFICIENT_MEMORY: (507, _SERVER),
+    ErrorCode.INSUFFICIENT_DISK: (507, _SERVER),
+    ErrorCode.MODEL_SOURCE_INVALID: (400, _REQUEST),
+}
+"""Where the routes for operators differ."""
+
 _RETRY_STATUSES: Final = frozenset({429, 503})
 _DEFAULT_RETRY_AFTER_S: Final = 2.0
 """When nobody knows better: long enough not to hammer, short beside any model load."""
@@ -84,34 +98,38 @@ class HttpError:
     retry_after: str | None
 
 
-def http_status(code: ErrorCode) -> int:
-    """Return the HTTP status of a code."""
-    return _TABLE[code][0]
+def http_status(code: ErrorCode, *, operator: bool = False) -> int:
+    """Return the HTTP status of a code; ``operator``: on a route for operators."""
+    return _row(code, operator=operator)[0]
 
 
-def error_body(error: LmxError) -> dict[str, Any]:
+def error_body(error: LmxError, *, operator: bool = False) -> dict[str, Any]:
     """Return ``{"error": {message, type, param, code}}``, all four keys always."""
     return {
         "error": {
             "message": error.message,
-            "type": _TABLE[error.code][1],
+            "type": _row(error.code, operator=operator)[1],
             "param": error.param,
             "code": error.code.value,
         }
     }
 
 
-def http_error(error: LmxError) -> HttpError:
-    """Return status, body and Retry-After of an error.
+def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
+    """Return status, body and Retry-After of an error; ``operator``: on a route for operators.
 
     Retry-After is there whenever the error says when to come back, and on every 429 and 503.
     """
-    status = http_status(error.code)
+    status = http_status(error.code, operator=operator)
     wait_s = error.retry_after_s
     if wait_s is None and status in _RETRY_STATUSES:
         wait_s = _DEFAULT_RETRY_AFTER_S
     retry_after = None if wait_s is None else str(max(1, math.ceil(wait_s)))
-    return HttpError(status, error_body(error), retry_after)
+    return HttpError(status, error_body(error, operator=operator), retry_after)
+
+
+def _row(code: ErrorCode, *, operator: bool) -> tuple[int, str]:
+    return (operator and _FOR_OPERATORS.get(code)) or _TABLE[code]
 
 
 def rejection(

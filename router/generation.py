@@ -24,12 +24,14 @@ _ACCEPT_DEADLINE_S: Final = 60.0
 
 
 class Generation:
-    """A generation that a worker has accepted. ``load_s`` is how long its model was waited for."""
+    """A generation that a worker has accepted, when ``queued`` were before it. ``load_s`` is how
+    long its model was waited for."""
 
     def __init__(
         self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
     ) -> None:
         self.prompt_tokens = accepted.prompt_tokens
+        self.queued = accepted.queued
         self.load_s = load_s
         self._link = link
         self._stream = stream

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
 
-import orjson
 import psutil
 from aiohttp import web
 
-from lmx.protocol.states import WorkerState
+from lmx.router.answer_engines import EngineCounts, EngineSummary, ServerHealth, SystemFigures
 from lmx.router.directory import Directory, can_serve, shown_state
+from lmx.router.json_answer import json_answer, to_mb
 from lmx.router.load_progress import progress_text
+from lmx.router.operating import is_loaded
 from lmx.router.services import SERVICES
-
-_MIB: Final = 1024 * 1024
-_LOADED: Final = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
 
 
 async def health(request: web.Request) -> web.Response:
@@ -26,24 +23,25 @@ async def health(request: web.Request) -> web.Response:
     memory_bytes = psutil.Process().memory_info().rss
     if directory is not None:
         memory_bytes += sum(model.memory_bytes for model in directory.models)
-    body = {
-        "status": "healthy" if reason is None else "unhealthy",
-        "reason": reason,
-        "timestamp": int(time.time()),
-        "version": services.spec.version,
-        "system": {
-            "uptime_seconds": int(time.monotonic() - services.started_at),
-            "memory_usage_mb": memory_bytes // _MIB,
-            "cpu_usage_percent": psutil.cpu_percent(interval=None),
-        },
-        **engines(directory),
-    }
-    return web.Response(
-        status=200 if reason is None else 503,
-        body=orjson.dumps(body),
-        content_type="application/json",
-        headers={} if reason is None else {"Retry-After": "5"},
+    engines = engine_summaries(directory)
+    loaded = sum(engine.status == "loaded" for engine in engines)
+    answer = ServerHealth(
+        status="healthy" if reason is None else "unhealthy",
+        reason=reason,
+        timestamp=int(time.time()),
+        version=services.spec.version,
+        engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
+        system=SystemFigures(
+            uptime_seconds=int(time.monotonic() - services.started_at),
+            memory_usage_mb=to_mb(memory_bytes),
+            cpu_usage_percent=psutil.cpu_percent(interval=None),
+        ),
+        engines_summary=engines,
     )
+    response = json_answer(answer, 200 if reason is None else 503)
+    if reason is not None:
+        response.headers["Retry-After"] = "5"
+    return response
 
 
 def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> str | None:
@@ -65,23 +63,14 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
     return None
 
 
-def engines(directory: Directory | None) -> dict[str, Any]:
-    """Return Kolosal's ``engines`` counts and ``engines_summary``, one engine a model."""
+def engine_summaries(directory: Directory | None) -> list[EngineSummary]:
+    """Return Kolosal's summary, one engine a model."""
     models = () if directory is None else directory.models
-    states = [shown_state(model) for model in models]
-    loaded = sum(state in _LOADED for state in states)
-    return {
-        "engines": {
-            "loaded": loaded,
-            "unloaded": len(states) - loaded,
-            "total": len(states),
-        },
-        "engines_summary": [
-            {
-                "engine_id": model.model_id,
-                "status": "loaded" if state in _LOADED else "unloaded",
-                "state": state,
-            }
-            for model, state in zip(models, states, strict=True)
-        ],
-    }
+    return [
+        EngineSummary(
+            engine_id=model.model_id,
+            status="loaded" if is_loaded(model) else "unloaded",
+            state=shown_state(model),
+        )
+        for model in models
+    ]

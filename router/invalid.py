@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,9 @@ _TYPES: Final = {
     "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "a boolean",
+    # Of a query, whose values are all strings.
+    "int_parsing": "an integer",
+    "bool_parsing": "a boolean",
     "list_type": "an array",
     "dict_type": "an object",
     "model_type": "an object",
@@ -27,6 +31,10 @@ _TYPES: Final = {
     "text_or_object": "a string or an object",
     "prompt_type": "a string, an array of strings, an array of tokens or an array of such arrays",
 }
+
+NUMBER_SIZE: Final = "number_size"
+"""For a number that no other program would take, somewhere in a free object: its context's
+``path`` leads from the field to it."""
 
 _RANGES: Final = {
     "greater_than": "greater than {gt}",
@@ -79,6 +87,12 @@ def describe_invalid(
         code, rule = ErrorCode.INVALID_VALUE, f"must be {bound}, got {short(given)}"
     elif kind in _LENGTHS:
         code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[kind].format_map(context)
+    elif kind == NUMBER_SIZE:
+        param += context["path"]
+        code, rule = (
+            ErrorCode.INVALID_VALUE,
+            f"must be a number within 64 bits, got {short(context['number'])}",
+        )
     elif kind == "literal_error" and "content" in location:
         code = ErrorCode.UNSUPPORTED_VALUE
         rule = f"must be 'text': this model takes text only, got {short(given)}"
@@ -112,7 +126,10 @@ def short(value: object) -> str:
         return f"an array of {len(value)}"
     elif isinstance(value, dict):
         return f"an object of {len(value)}"
-    text = orjson.dumps(value).decode()
+    elif isinstance(value, float) and math.isinf(value):
+        return "a number that is too large"
+    # orjson takes no integer beyond 64 bits.
+    text = str(value) if type(value) is int else orjson.dumps(value).decode()
     return text if len(text) <= _GIVEN_LIMIT else f"{text[:_GIVEN_LIMIT]}..."
 
 

@@ -6,6 +6,9 @@ version. Its ``RequestHandler.handle_error`` is the one place where it does.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import orjson
 import structlog
 from aiohttp import web
@@ -14,6 +17,8 @@ from aiohttp.http_exceptions import LineTooLong
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.ids import new_request_id
 from lmx.router.errors import http_error
+
+_QUOTED: Final = re.compile(r":?\s*(?<!\w)b?['\"]|:\s*\n")
 
 _log = structlog.get_logger()
 
@@ -60,7 +65,8 @@ def _error(
             "The request line or a header is longer than 8190 bytes: put the data in the body.",
         )
     if 400 <= status < 500:
-        reason = " ".join((message or str(exc) or "").split())[:200]
+        # What follows is a piece of the request, which may hold a key.
+        reason = " ".join(_QUOTED.split(message or str(exc) or "", maxsplit=1)[0].split())[:200]
         return LmxError(ErrorCode.MALFORMED_REQUEST, f"This is not valid HTTP: {reason}")
     return LmxError(
         ErrorCode.INTERNAL,

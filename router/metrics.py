@@ -1,19 +1,32 @@
-"""GET /metrics and /admin/metrics: what became of models and memory, for Prometheus."""
+"""GET /metrics, /admin/metrics and /admin/metrics/json: figures for Prometheus and for
+dashboards.
+
+None of them wakes a model or waits for a worker: they show what the supervisor and this router
+know already.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from lmx.protocol.control import GetStatus, Status
-from lmx.protocol.errors import LmxError, ProtocolError
+from lmx.protocol.errors import LmxError
+from lmx.protocol.inventory import Downloads, GetDownloads
+from lmx.router.answer_operation import MetricsAnswer, ModelFigures
 from lmx.router.directory import shown_state
-from lmx.router.metric_families import exposition
+from lmx.router.exposition import Scrape, exposition
+from lmx.router.json_answer import json_answer
+from lmx.router.operating import ask
+from lmx.router.request_metrics import NONE
 from lmx.router.services import SERVICES, Services
 
-_STATUS_DEADLINE_S: Final = 2.0
+_DEADLINE_S: Final = 0.8
+"""A scrape must end soon also while the supervisor hangs and does not yet count as gone."""
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -22,31 +35,70 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def admin_metrics(request: web.Request) -> web.Response:
-    """Serve to operators. Never wakes a model."""
+    """Serve to operators."""
     return await _metrics(request.app[SERVICES])
 
 
+async def admin_metrics_json(request: web.Request) -> web.Response:
+    """Return the sums of what is counted since the router started, and those of each model."""
+    services = request.app[SERVICES]
+    reading = services.metrics.read()
+    return json_answer(
+        MetricsAnswer(
+            total_requests=reading.totals.requests,
+            total_errors=reading.totals.errors,
+            total_stream_requests=reading.totals.streams,
+            total_prompt_tokens=reading.totals.prompt_tokens,
+            total_completion_tokens=reading.totals.completion_tokens,
+            per_model={
+                model_id: ModelFigures(
+                    requests=tally.requests,
+                    errors=tally.errors.total(),
+                    completion_tokens=tally.completion_tokens,
+                )
+                for model_id, tally in reading.models.items()
+                if model_id != NONE
+            },
+            uptime_seconds=round(time.monotonic() - services.started_at, 3),
+        )
+    )
+
+
 async def _metrics(services: Services) -> web.Response:
-    try:
-        reply = await services.supervisor.ask(GetStatus(), _STATUS_DEADLINE_S)
-    except LmxError:
-        status = None
-    else:
-        if not isinstance(reply, Status):
-            raise ProtocolError(f"{type(reply).__name__} is no reply to GetStatus")
-        status = reply.status
+    status, downloads = await asyncio.gather(
+        _answered(services, GetStatus(), Status), _answered(services, GetDownloads(), Downloads)
+    )
     directory = services.supervisor.latest
     models = () if directory is None else directory.models
-    waiting = {model.model_id: services.room.waiting(model.model_id) for model in models}
-    if status is None:
-        known: list[dict[str, Any]] = [
+    scrape = Scrape(
+        version=services.spec.version,
+        supervisor_up=status is not None,
+        status=_known_status(services) if status is None else status.status,
+        waiting={model.model_id: services.room.waiting(model.model_id) for model in models},
+        downloads=downloads,
+        requests=services.metrics.read(),
+    )
+    body = await asyncio.to_thread(exposition, scrape)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _answered(services: Services, question: Any, kind: type[Any]) -> Any:
+    try:
+        return await ask(services.supervisor, question, kind, _DEADLINE_S)
+    except LmxError:
+        return None
+
+
+def _known_status(services: Services) -> dict[str, Any]:
+    """What the router can say itself while the supervisor does not answer."""
+    directory = services.supervisor.latest
+    return {
+        "workers": [
             {
                 "model": model.model_id,
                 "state": shown_state(model),
                 "memory_bytes": model.memory_bytes,
             }
-            for model in models
+            for model in (() if directory is None else directory.models)
         ]
-        status = {"workers": known}
-    body = exposition(status, waiting, supervisor_up=services.supervisor.alive)
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    }

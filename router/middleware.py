@@ -19,7 +19,7 @@ from lmx.router.access import check_access
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
 from lmx.router.services import SERVICES
-from lmx.router.traffic import RECORD, Record, Traffic
+from lmx.router.traffic import CLIENT_LEFT, RECORD, Record, Traffic
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 JOB_ID_HEADER: Final = "X-Job-Id"
@@ -59,7 +59,7 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
                 status = response.status
                 return response
             except asyncio.CancelledError:
-                record.error = record.error or "client_disconnected"
+                record.error = record.error or CLIENT_LEFT
                 raise
             finally:
                 _log_request(request, record, status)
@@ -71,15 +71,18 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
     return serve
 
 
-def error_response(error: LmxError, record: Record) -> web.Response:
-    """Return an error as an HTTP response, and note it for the log."""
+def error_response(error: LmxError, record: Record, *, operator: bool = False) -> web.Response:
+    """Return an error as an HTTP response, and note it for the log; ``operator``: of a route for
+    operators."""
     record.error = error.code.value
-    form = http_error(error)
+    form = http_error(error, operator=operator)
     if error.code is ErrorCode.SYNC_TIMEOUT:
         form.body["error"]["job_id"] = record.job_id
     response = web.Response(
         status=form.status, body=orjson.dumps(form.body), content_type="application/json"
     )
+    if form.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     if form.retry_after is not None:
         response.headers["Retry-After"] = form.retry_after
     return response
@@ -97,18 +100,19 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
+    endpoint = endpoint_of(request)
     try:
-        endpoint = endpoint_of(request)
         if endpoint is not None:
             record.owner = check_access(request, endpoint.access, request.app[SERVICES].spec)
         return await handler(request)
     except LmxError as error:
-        return error_response(error, record)
+        operator = endpoint is not None and endpoint.access is Access.ADMIN
+        return error_response(error, record, operator=operator)
     except web.HTTPException as error:
         return _from_aiohttp(request, error, record)
     except ConnectionError:
         # The client left while it was being written to; aiohttp ends the connection.
-        record.error = record.error or "client_disconnected"
+        record.error = record.error or CLIENT_LEFT
         raise
     except Exception:
         _log.exception("http.failed", method=request.method, path=request.path)

@@ -18,12 +18,16 @@ from aiohttp import web
 
 from lmx.protocol.control import RouterBeat, RouterHello
 from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import RouterSpec
 from lmx.router.app import make_app
+from lmx.router.connections import ConnectionLimit, most_connections, open_files_limit
+from lmx.router.event_feed import EventFeed
 from lmx.router.generation import Dispatcher
+from lmx.router.job_store import JobStore
+from lmx.router.live_requests import LiveRequests
 from lmx.router.malformed import answer_malformed_requests
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import Services
@@ -37,10 +41,19 @@ _KEEPALIVE_S: Final = 75.0
 """Idle connections are kept a little longer than the minute that proxies and SDKs keep them:
 who closes first risks a request in flight, and that should not be the server."""
 
+_BACKLOG: Final = 1024
+"""Connections that the kernel holds until they are accepted: clients come in bursts."""
+
 _ROTATE_INTERVAL_S: Final = 30.0
 
 _LINGER_S: Final = 1.0
 """For connections that were taken last to send their request."""
+
+_SWEEP_INTERVAL_S: Final = 60.0
+"""Between two looks at which job records are too old."""
+
+_WRITTEN_S: Final = 3.0
+"""For the last job records to reach the disk."""
 
 _FAREWELL_S: Final = 2.0
 """For streams that were cut off at the end of the grace to send their error event."""
@@ -69,6 +82,9 @@ class Router:
             beat_interval_s=spec.beat_interval_s,
         )
         self.room = WaitingRoom(self.supervisor, spec.load_wait_s)
+        self.live = LiveRequests(self.room.place)
+        self.jobs = JobStore(Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count)
+        self.metrics = RequestMetrics(self._model_ids)
         services = Services(
             spec,
             self.supervisor,
@@ -76,7 +92,10 @@ class Router:
             self.traffic,
             Dispatcher(self.room, self.workers),
             TaskDispatcher(self.room, self.workers),
-            RequestMetrics(),
+            self.metrics,
+            self.live,
+            self.jobs,
+            EventFeed(self.supervisor),
             started_at=time.monotonic(),
         )
         answer_malformed_requests()
@@ -93,11 +112,18 @@ class Router:
         )
         self._process = psutil.Process()
         self._link_task: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> asyncio.Task[None]:
         """Serve HTTP and talk to the supervisor. The task returned ends only by a bug."""
+        self.jobs.start()
+        self._sweep_task = asyncio.create_task(self._sweep())
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener).start()
+        assert self._runner.server is not None
+        limit = ConnectionLimit(self._runner.server, most_connections(open_files_limit()))
+        self._server = await asyncio.get_running_loop().create_server(
+            limit, sock=self._listener, backlog=_BACKLOG
+        )
         self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
         return self._link_task
 
@@ -105,8 +131,7 @@ class Router:
         """Leave new connections to another router that has the socket, and return when no
         request is under way. Connections that are kept get one more answer at most."""
         self._retiring = True
-        for site in tuple(self._runner.sites):
-            await site.stop()
+        self._close_server()
         await asyncio.sleep(_LINGER_S)
         await self.traffic.idle(None)
 
@@ -125,19 +150,38 @@ class Router:
         self.room.close(error)
         self.supervisor.fail_questions(error)
         await self.traffic.idle(_FAREWELL_S)
+        self._close_server()
         await self._runner.cleanup()
-        if self._link_task is not None:
-            self._link_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._link_task
+        for task in (self._link_task, self._sweep_task):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await asyncio.to_thread(self.jobs.close, _WRITTEN_S)
         self.workers.close()
         self.supervisor.close()
         self._context.term()
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
     async def _say_goodbye(self, _: web.Request, response: web.StreamResponse) -> None:
         if self._retiring:
             response.force_close()
             response.headers["Connection"] = "close"
+
+    def _model_ids(self) -> tuple[str, ...] | None:
+        known = self.supervisor.latest
+        return None if known is None else tuple(model.model_id for model in known.models)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self.jobs.sweep(self.live.ids)
+            except LmxError as error:
+                _log.warning("jobs.not_swept", error=error.message)
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     def _measure(self) -> RouterBeat:
         return RouterBeat(

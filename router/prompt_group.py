@@ -25,6 +25,7 @@ class PromptGroup:
     def __init__(self, prompts: int, answers_each: int) -> None:
         self.prompt_tokens = 0
         self.load_s = 0.0
+        self.queued = 0
         self._answers_each = answers_each
         self._waiting = prompts
         self._running = prompts
@@ -74,6 +75,7 @@ class PromptGroup:
     def _accept(self, generation: Generation) -> None:
         self.prompt_tokens += generation.prompt_tokens
         self.load_s = max(self.load_s, generation.load_s)
+        self.queued = max(self.queued, generation.queued)
         self._waiting -= 1
         if not self._waiting and not self._verdict.done():
             self._verdict.set_result(None)
@@ -117,10 +119,13 @@ def _moved(batch: Batch, by: int) -> Batch:
 
 
 def _sum(finished: Sequence[Finished]) -> Finished:
-    """Return the ends of all prompts as one: what was counted added up, of each time the
-    longest, for they ran side by side."""
+    """Return the ends of all prompts as one: what was counted added up, and the times as those
+    of one answer that is made of all: until the first token of any, and from it to the last of
+    all. The prompts came together; they ran side by side, or one after the other."""
     usages = [end.usage for end in finished]
     timings = [end.timings for end in finished]
+    first = min(timings, key=_first_token_s)
+    last_s = max(_first_token_s(timing) + timing.decode_s for timing in timings)
     return Finished(
         finished[0].stream_id,
         Usage(
@@ -130,10 +135,14 @@ def _sum(finished: Sequence[Finished]) -> Finished:
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         ),
         Timings(
-            queue_s=max(timing.queue_s for timing in timings),
-            prefill_s=max(timing.prefill_s for timing in timings),
-            decode_s=max(timing.decode_s for timing in timings),
+            queue_s=first.queue_s,
+            prefill_s=first.prefill_s,
+            decode_s=last_s - _first_token_s(first),
             drafted_tokens=sum(timing.drafted_tokens for timing in timings),
             accepted_tokens=sum(timing.accepted_tokens for timing in timings),
         ),
     )
+
+
+def _first_token_s(timing: Timings) -> float:
+    return timing.queue_s + timing.prefill_s

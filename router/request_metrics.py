@@ -1,18 +1,184 @@
-"""What requests have come to, counted since this router started."""
+"""What requests have come to, counted since this router started.
+
+Everything is taken from a request's record at its end: nothing here costs a token anything.
+"""
 
 from __future__ import annotations
 
-from lmx.router.endpoint import Endpoint
-from lmx.router.traffic import Record
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.states import FinishReason
+from lmx.router.endpoint import Access, Endpoint
+from lmx.router.histogram import Histogram
+from lmx.router.measures import DURATION, GAPS, MEASURES
+from lmx.router.traffic import CLIENT_LEFT, Record
+
+NONE: Final = "_none"
+"""The model of requests that named none that there is, and the route of those to a path or with
+a method that there is not. No model can have this id."""
+
+ABORTED: Final = "abort"
+"""vLLM's reason for a request whose client has left."""
+
+REASONS: Final = (*(reason.value for reason in FinishReason), ABORTED)
+_CODES: Final = frozenset(code.value for code in ErrorCode)
+_BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.STOP)
+"""Of a request whose answers ended for several reasons, the first of these counts."""
+
+_HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Requests of all models, also of those that are gone, and of none."""
+
+    requests: int = 0
+    errors: int = 0
+    streams: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ModelTally:
+    """Requests of one model. Each is in ``reasons`` or in ``errors`` (by code), never in both."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_per_s: float | None = None
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
+    )
+
+    @property
+    def requests(self) -> int:
+        """All requests that have ended, whatever became of them."""
+        return self.reasons.total() + self.errors.total()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was counted until now, for whoever shows it; nothing changes it any more. ``http``:
+    all requests but polls, by method, route and class of status."""
+
+    totals: Totals
+    models: dict[str, ModelTally]
+    http: dict[tuple[str, str, str], int]
 
 
 class RequestMetrics:
-    """Counts requests that have ended. Used from one event loop only."""
+    """Counts requests that have ended. Used from one event loop only.
 
-    def __init__(self) -> None:
-        self.requests_total = 0
+    ``model_ids`` returns the models that there are, None while that is not known: what was
+    counted for others is forgotten, so that models that come and go leave nothing behind.
+    """
+
+    def __init__(self, model_ids: Callable[[], Collection[str] | None]) -> None:
+        self._model_ids = model_ids
+        self._totals = Totals()
+        self._models: dict[str, ModelTally] = {}
+        self._http: Counter[tuple[str, str, str]] = Counter()
 
     def request_ended(self, record: Record, endpoint: Endpoint | None, status: int) -> None:
-        """Take a request's end; ``endpoint`` None: it was for no route."""
-        if endpoint is not None and not endpoint.quiet and record.model is not None and status:
-            self.requests_total += 1
+        """Take a request's end; ``endpoint`` None: it was for no route. Polls don't count."""
+        if endpoint is None:
+            self._http[NONE, NONE, _status_class(status)] += 1
+        elif not endpoint.quiet:
+            self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
+            if endpoint.access is Access.INFERENCE and endpoint.method == "POST":
+                self._count(record, status)
+
+    def last_tokens_per_s(self, model_id: str) -> float | None:
+        """Return how fast the model's last whole answer came, its prompt's time left out; None
+        before the first one."""
+        tally = self._models.get(model_id)
+        return None if tally is None else tally.tokens_per_s
+
+    def read(self) -> Reading:
+        """Return all that was counted, with every model that there is."""
+        self._forget_others()
+        for model_id in self._model_ids() or ():
+            self._models.setdefault(model_id, ModelTally())
+        return Reading(
+            replace(self._totals),
+            {model_id: _copied(tally) for model_id, tally in self._models.items()},
+            dict(self._http),
+        )
+
+    def _count(self, record: Record, status: int) -> None:
+        code = error_of(record, status)
+        totals, tally = self._totals, self._tally(record.model or NONE)
+        totals.requests += 1
+        totals.streams += bool(record.stream)
+        if code is None:
+            tally.reasons[reason_of(record)] += 1
+        else:
+            totals.errors += 1
+            tally.errors[code] += 1
+        totals.prompt_tokens += record.prompt_tokens or 0
+        totals.completion_tokens += record.completion_tokens or 0
+        tally.prompt_tokens += record.prompt_tokens or 0
+        tally.cached_tokens += record.cached_tokens or 0
+        tally.completion_tokens += record.completion_tokens or 0
+        if record.completion_tokens and record.decode_s:
+            tally.tokens_per_s = record.completion_tokens / record.decode_s
+        duration_s = time.monotonic() - record.started_at
+        tally.histograms[DURATION.name].add((duration_s,))
+        tally.histograms[GAPS.name].add(record.gaps_s)
+        for measure in MEASURES:
+            if (value := measure.of(record, duration_s)) is not None:
+                tally.histograms[measure.name].add((value,))
+
+    def _tally(self, model_id: str) -> ModelTally:
+        found = self._models.get(model_id)
+        if found is None:
+            self._forget_others()
+            found = self._models[model_id] = ModelTally()
+        return found
+
+    def _forget_others(self) -> None:
+        known = self._model_ids()
+        if known is not None:
+            kept = {*known, NONE}
+            self._models = {
+                model_id: tally for model_id, tally in self._models.items() if model_id in kept
+            }
+
+
+def error_of(record: Record, status: int) -> str | None:
+    """Return the code of the error that a request ended with, None where it is none: a client
+    that leaves is none. What is refused has an error's status; what is lost after the headers
+    were out has its code in the record."""
+    if record.error == CLIENT_LEFT or (record.error is None and status < 400):
+        return None
+    return record.error if record.error in _CODES else ErrorCode.INTERNAL.value
+
+
+def reason_of(record: Record) -> str:
+    """Return why the answer of a request without an error ended, one of ``REASONS``. Answers
+    that generate nothing just stop."""
+    if record.error == CLIENT_LEFT:
+        return ABORTED
+    ends = (record.finish_reason or "").split(",")
+    return next((reason for reason in _BY_WEIGHT if reason in ends), FinishReason.STOP).value
+
+
+def _status_class(status: int) -> str:
+    return f"{status // 100}xx"
+
+
+def _copied(tally: ModelTally) -> ModelTally:
+    return replace(
+        tally,
+        reasons=tally.reasons.copy(),
+        errors=tally.errors.copy(),
+        histograms={name: histogram.copy() for name, histogram in tally.histograms.items()},
+    )

@@ -12,9 +12,12 @@ from aiohttp import web
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import Scores, TaskFinished
 from lmx.router.body import read_object
+from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
+from lmx.router.routing import candidates
 from lmx.router.schemas_tasks import RERANK, RerankRequest, parse_rerank
 from lmx.router.services import SERVICES
+from lmx.router.task_fallback import perform_on_first
 from lmx.router.traffic import RECORD
 from lmx.router.unsupported import log_ignored
 from lmx.router.worker_task import TaskAnswer
@@ -27,14 +30,22 @@ async def rerank(request: web.Request) -> web.Response:
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, task = parse_rerank(body)
     log_ignored(body, RerankRequest, RERANK)
-    model = (await services.supervisor.directory()).resolve(wanted.model)
-    record.model = model.model_id
-    require_kind(model, ModelKind.RERANK)
-    answer = await services.tasks.perform(model, replace(task, request_id=record.request_id))
+    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.RERANK)
+    record.model = models[0].model_id
+    require_kind(models[0], ModelKind.RERANK)
+    task = replace(task, request_id=record.request_id)
+    rerank_id = f"rerank-{secrets.token_hex(12)}"
+    model, answer = await services.live.perform(
+        rerank_id,
+        RequestKind.RERANK,
+        record,
+        request.remote,
+        perform_on_first(services, record, models, task),
+    )
     assert isinstance(answer.last, TaskFinished)
     record.prompt_tokens = answer.last.prompt_tokens
     whole = {
-        "id": f"rerank-{secrets.token_hex(12)}",
+        "id": rerank_id,
         "model": model.model_id,
         "usage": {
             "prompt_tokens": answer.last.prompt_tokens,

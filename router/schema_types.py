@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from lmx.router.invalid import NUMBER_SIZE
 
 # The tag of a union member becomes part of an error's location; a name in angle brackets can
 # be no field's, so that `invalid.param_path` can leave it out.
@@ -17,6 +21,10 @@ MAX_COUNT: Final = 2**31 - 1
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+_UINT64_MAX: Final = 2**64 - 1
+
+_STEP_SHOWN: Final = 40
+"""Characters of a key that an error's path repeats."""
 
 
 class Strict(BaseModel):
@@ -48,10 +56,42 @@ TEXT_OR_OBJECT: Final = Discriminator(
     custom_error_message="a string or an object",
 )
 
+
+def _sane(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse the numbers that messages and schemas can't carry: beyond 64 bits, or infinite."""
+    # Not recursive, though the depth has a limit; the path is made for the one that is refused.
+    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while left:
+        path, found = left.pop()
+        kind = type(found)
+        if kind is dict:
+            left.extend(((path, f".{key}"), item) for key, item in found.items())
+        elif kind is list:
+            left.extend(((path, f"[{index}]"), item) for index, item in enumerate(found))
+        elif (kind is int and not INT64_MIN <= found <= _UINT64_MAX) or (
+            kind is float and math.isinf(found)
+        ):
+            raise PydanticCustomError(
+                NUMBER_SIZE, "number size", {"path": _joined(path), "number": found}
+            )
+    return value
+
+
+def _joined(path: tuple[Any, ...]) -> str:
+    steps: list[str] = []
+    while path:
+        path, step = path
+        steps.append(step[:_STEP_SHOWN])
+    return "".join(reversed(steps))
+
+
+FreeObject = Annotated[dict[str, Any], AfterValidator(_sane)]
+"""An object of which only a worker, or a model's template, knows what it may hold."""
+
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 TextOrObject = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[dict[str, Any], Tag(OBJECT)], TEXT_OR_OBJECT
+    Annotated[str, Tag(TEXT)] | Annotated[FreeObject, Tag(OBJECT)], TEXT_OR_OBJECT
 ]

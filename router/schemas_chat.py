@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from lmx.protocol.data import Generate, Thinking
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.invalid import validated
-from lmx.router.schema_types import Count
+from lmx.router.schema_types import Count, FreeObject
 from lmx.router.schemas_generation import GenerationFields, check_generation
 from lmx.router.schemas_messages import Messages, check_messages
 from lmx.router.schemas_residency import keep_alive_of
@@ -17,6 +17,9 @@ from lmx.router.schemas_sampling import assist_of, sampling_of, search_of
 from lmx.router.schemas_structure import structure_of
 from lmx.router.schemas_tools import ToolFields, tool_use_of
 from lmx.router.unsupported import CHAT, refuse_unsupported
+
+_MAX_FPS: Final = 240.0
+"""Frames per second: more than cameras record."""
 
 
 class ChatRequest(GenerationFields, ToolFields):
@@ -33,7 +36,10 @@ class ChatRequest(GenerationFields, ToolFields):
     enable_thinking: bool | None = None
     thinking_token_budget: Count | None = None
     thinking_budget: Count | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
+    # How kiapi's models look at a video. Without one they say nothing.
+    fps: Annotated[float, Field(gt=0, le=_MAX_FPS)] | None = None
+    use_audio_in_video: bool | None = None
 
 
 def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:

@@ -8,6 +8,7 @@ from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.schema_types import LIST, TEXT, TEXT_OR_LIST, Positive, Strict
+from lmx.router.schemas_labels import LabelFields
 from lmx.router.schemas_residency import ResidencyFields
 from lmx.router.schemas_sampling import SamplingFields
 from lmx.router.schemas_structure import StructureFields
@@ -27,7 +28,7 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class GenerationFields(SamplingFields, StructureFields, ResidencyFields):
+class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFields):
     """The fields that both kinds of request share."""
 
     model: str | None = None
@@ -45,7 +46,6 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields):
     ) = None
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
-    user: str | None = None
 
     @property
     def token_limit(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -26,7 +26,10 @@ def _seconds(value: Any) -> Any:
 class ResidencyFields(Strict):
     """``keep_alive``: a duration, negative or "forever" for ever. ``ttl``: whole seconds."""
 
-    keep_alive: Annotated[float, BeforeValidator(_seconds)] | None = None
+    keep_alive: (
+        Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": ["number", "string"]})]
+        | None
+    ) = None
     ttl: Count | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from lmx.protocol.data import Assist, Sampling, Search, TokenBias
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -18,6 +18,12 @@ MAX_STOP_IDS: Final = 1024
 MAX_ASSISTANT_TOKENS: Final = 32
 MAX_NGRAM: Final = 32
 _BIAS_LIMIT: Final = 100.0
+_BIASES: Final[dict[str, Any]] = {
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": r"^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -_BIAS_LIMIT, "maximum": _BIAS_LIMIT},
+}
 _KEY_SHOWN: Final = 20
 """Characters of a wrong ``logit_bias`` key that an error's path repeats."""
 
@@ -40,7 +46,7 @@ class SamplingFields(Strict):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     # Its entries are checked by hand, once their number is: pydantic would describe each fault.
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: (

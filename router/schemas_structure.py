@@ -12,7 +12,7 @@ from lmx.protocol.data import Structure
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import StructureKind
 from lmx.router.body import MAX_DEPTH, too_deep
-from lmx.router.schema_types import NonEmpty, Strict, TextOrObject
+from lmx.router.schema_types import FreeObject, NonEmpty, Strict, TextOrObject
 
 MAX_CHOICES: Final = 10_000
 MAX_FORM_CHARS: Final = 2**20
@@ -25,7 +25,7 @@ class JsonSchemaFormat(Strict):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[FreeObject, Field(alias="schema")]
 
 
 class ResponseFormat(Strict):

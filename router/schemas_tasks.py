@@ -9,7 +9,16 @@ from pydantic import Field, Tag
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
 from lmx.router.invalid import validated
-from lmx.router.schema_types import OBJECT, TEXT, TEXT_OR_OBJECT, Count, NonEmpty, Positive, Strict
+from lmx.router.schema_types import (
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    Count,
+    FreeObject,
+    NonEmpty,
+    Positive,
+    Strict,
+)
 from lmx.router.schemas_completions import (
     ID_LISTS,
     IDS,
@@ -106,7 +115,7 @@ class TokenizeRequest(ToolFields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
 
 class DetokenizeRequest(Strict):

@@ -10,7 +10,7 @@ from lmx.protocol.data import ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import ToolChoice
 from lmx.router.invalid import short
-from lmx.router.schema_types import OBJECT, TEXT, TEXT_OR_OBJECT, Strict
+from lmx.router.schema_types import OBJECT, TEXT, TEXT_OR_OBJECT, FreeObject, Strict
 
 MAX_TOOLS: Final = 1024
 
@@ -27,7 +27,7 @@ class Function(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: FreeObject | None = None
     strict: bool | None = None
 
 

@@ -8,7 +8,10 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.specs import RouterSpec
+from lmx.router.event_feed import EventFeed
 from lmx.router.generation import Dispatcher
+from lmx.router.job_store import JobStore
+from lmx.router.live_requests import LiveRequests
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
@@ -27,6 +30,9 @@ class Services:
     dispatcher: Dispatcher
     tasks: TaskDispatcher
     metrics: RequestMetrics
+    live: LiveRequests
+    jobs: JobStore
+    events: EventFeed
     started_at: float
 
 

@@ -72,7 +72,7 @@ class SupervisorLink:
         self._hello = hello
         self._beat_interval_s = beat_interval_s
         self._directory: Directory | None = None
-        self._known = asyncio.Event()
+        self._changed = asyncio.Event()
         self._epoch: str | None = None
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
@@ -90,14 +90,20 @@ class SupervisorLink:
 
         Raises :class:`UnavailableError` when none comes within a moment.
         """
-        if self._directory is None:
-            try:
-                async with asyncio.timeout(_FIRST_SNAPSHOT_S):
-                    await self._known.wait()
-            except TimeoutError:
-                raise unavailable("lmx's supervisor has not answered yet.") from None
+        if self._directory is None and not await self.until(lambda _: True, _FIRST_SNAPSHOT_S):
+            raise unavailable("lmx's supervisor has not answered yet.")
         assert self._directory is not None
         return self._directory
+
+    async def until(self, condition: Callable[[Directory], bool], deadline_s: float) -> bool:
+        """Wait until a snapshot satisfies ``condition``; return False when none does in time."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._directory is None or not condition(self._directory):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def alive(self) -> bool:
@@ -229,5 +235,6 @@ class SupervisorLink:
         directory = advance(self._directory, snapshot)
         if directory is not self._directory:
             self._directory = directory
-            self._known.set()
+            self._changed.set()
+            self._changed = asyncio.Event()
             self._events.directory_changed(directory)

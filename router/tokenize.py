@@ -10,6 +10,7 @@ from aiohttp import web
 
 from lmx.protocol.tasks import Detokenized, Task, Tokenized
 from lmx.router.body import read_object
+from lmx.router.routing import candidates
 from lmx.router.schemas_tasks import (
     TOKENIZE,
     DetokenizeRequest,
@@ -18,6 +19,7 @@ from lmx.router.schemas_tasks import (
     parse_tokenize,
 )
 from lmx.router.services import SERVICES
+from lmx.router.task_fallback import perform_on_first
 from lmx.router.traffic import RECORD
 from lmx.router.unsupported import log_ignored
 from lmx.router.worker_task import TaskAnswer
@@ -52,9 +54,9 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def _perform(request: web.Request, name: str | None, task: Task) -> TaskAnswer:
     services, record = request.app[SERVICES], request[RECORD]
-    model = (await services.supervisor.directory()).resolve(name)
-    record.model = model.model_id
-    return await services.tasks.perform(model, replace(task, request_id=record.request_id))
+    models = candidates(await services.supervisor.directory(), name, None)
+    task = replace(task, request_id=record.request_id)
+    return (await perform_on_first(services, record, models, task))[1]
 
 
 def _json(value: dict[str, Any]) -> web.Response:

@@ -10,6 +10,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
+CLIENT_LEFT: Final = "client_disconnected"
+"""In a record in place of an error's code: its client was gone before the end."""
+
 
 class Traffic:
     """Counts requests. Only :meth:`close` changes whether new ones are taken, for good."""
@@ -39,14 +42,17 @@ class Traffic:
     def count(self) -> Iterator[None]:
         """Count one request for the duration of the block."""
         self.requests_total += 1
-        self._under_way += 1
-        self._idle.clear()
+        self._begin()
         try:
             yield
         finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._end()
+
+    def go_on(self, task: asyncio.Task[Any]) -> None:
+        """Count what goes on after its request was answered as under way, until ``task`` ends.
+        It is no request of its own."""
+        self._begin()
+        task.add_done_callback(lambda _: self._end())
 
     async def idle(self, deadline_s: float | None) -> bool:
         """Wait until nothing is under way; return False when that takes longer (None: for as
@@ -57,6 +63,15 @@ class Traffic:
         except TimeoutError:
             return False
         return True
+
+    def _begin(self) -> None:
+        self._under_way += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
 
 
 @dataclass(slots=True)

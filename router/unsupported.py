@@ -25,6 +25,7 @@ _COMMON: Final[dict[str, tuple[Any, ...]]] = {
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),
     # What comes beside the text, and how it is written.
+    "detokenize": (True,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

@@ -87,6 +87,13 @@ class WaitingRoom:
         line = self._lines.get(model_id)
         return 0 if line is None else len(line.waiters)
 
+    def place(self, model_id: str, request_id: str) -> int | None:
+        """Return which place in a model's line a request has, 1 for the next; None: none."""
+        line = self._lines.get(model_id)
+        waiters = () if line is None else line.waiters
+        places = (n for n, one in enumerate(waiters, 1) if one.request_id == request_id)
+        return next(places, None)
+
     @property
     def all_waiting(self) -> int:
         """How many requests wait for any model."""

@@ -89,6 +89,10 @@ class WorkerStream:
         if self._open:
             self._fail_of_protocol(f"ended with {len(self._open)} answer(s) open")
             return
+        if self._accepted is None:
+            # Who waits for the verdict would wait for as long as it may take.
+            self._fail_of_protocol("ended a request that it had not accepted")
+            return
         self._finished = fact
         self._wake()
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.worker_state import Worker
 
@@ -25,6 +26,9 @@ class Actions(Protocol):
     def fetched_path(self, model: ModelConfig) -> Path | None:
         """Return the model's folder as an earlier fetch left it, maybe incomplete; else None."""
 
+    def whole_path(self, model: ModelConfig) -> Path | None:
+        """Return the model's folder if all of it is on this machine, else None."""
+
     def start_fetch(self, model: ModelConfig) -> None:
         """Begin to make the model available; progress and the end come as events."""
 
@@ -33,6 +37,9 @@ class Actions(Protocol):
 
     def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
         """Return what the model is for: as configured, else as its folder tells."""
+
+    def model_facts(self, path: Path) -> ModelFacts:
+        """Return what a model's folder tells people of it."""
 
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         """Return what a worker will need. Raises :class:`LmxError`."""

@@ -15,8 +15,9 @@ Changed = dict[str, tuple[Any, Any]]
 
 
 def changed_values(old: BaseModel, new: BaseModel) -> Changed:
-    """Return the keys whose values differ, but for a model's id."""
-    names = [name for name in type(old).model_fields if not _is_id(old, name)]
+    """Return the keys whose values differ, but for a model's id and what is no setting."""
+    settings = ModelConfig if isinstance(old, ModelConfig) else type(old)
+    names = [name for name in settings.model_fields if not _is_id(old, name)]
     return {
         name: (getattr(old, name), getattr(new, name))
         for name in names

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def start_child(
             stderr=output,
             start_new_session=True,
             pass_fds=pass_fds,
-            env={**os.environ, "TMPDIR": str(home.temporary)},
+            env={**_without_keys(os.environ), "TMPDIR": str(home.temporary)},
         )
     finally:
         os.close(output)
@@ -52,6 +53,13 @@ def start_child(
     except BrokenPipeError:
         pass
     return child
+
+
+def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The router has them from its spec, and nobody else needs them."""
+    return {
+        name: value for name, value in environment.items() if not name.startswith("LMX_SECURITY_")
+    }
 
 
 def signal_group(pid: int, number: int) -> bool:

@@ -12,14 +12,51 @@ from lmx.supervisor.cli_command import command, config_option, home, json_option
 _model = click.argument("model")
 
 
+_context = click.option(
+    "--context-length", type=int, default=None, metavar="TOKENS", help="Instead of its own."
+)
+
+
+@click.command()
+@_model
+@_context
+@command
+def load(model: str, context_length: int | None) -> None:
+    """Load MODEL and wait until it answers.
+
+    A repository that is whole in the hub's cache on this machine is added first, under its own
+    name. --context-length holds until another load gives another, or the configuration changes
+    the model; one that is loaded is loaded anew after its streams.
+    """
+    from lmx.supervisor.operations import load_model
+
+    load_model(home(), model, context_length)
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@click.argument("source")
+@_context
+@command
+def add(id: str, source: str, context_length: int | None) -> None:  # noqa: A002  its name
+    """Serve another model under ID, now and after restarts.
+
+    SOURCE is a folder in MLX form, a .gguf file or org/name[@revision]. Its first request loads
+    it. `remove` takes it back.
+    """
+    from lmx.supervisor.operations import add_model
+
+    add_model(home(), id, source, context_length)
+
+
 @click.command()
 @_model
 @command
-def load(model: str) -> None:
-    """Load MODEL and wait until it answers."""
-    from lmx.supervisor.operations import load_model
+def remove(model: str) -> None:
+    """Serve MODEL no more, after its streams. It was added or downloaded; its files stay."""
+    from lmx.supervisor.operations import remove_model
 
-    load_model(home(), model)
+    remove_model(home(), model)
 
 
 @click.command()
@@ -126,9 +163,12 @@ def estimate(model: str, config: Path | None, as_json: bool) -> None:
     MODEL is one of the configuration, FOLDER any in MLX form. Nothing is loaded, and lmx need
     not run.
     """
+    from lmx.supervisor.added_file import AddedFile
+    from lmx.supervisor.added_models import with_added
     from lmx.supervisor.estimate_view import print_estimate
 
-    print_estimate(read_config(config), home(), model, as_json)
+    served = with_added(read_config(config), AddedFile(home().added_models).read())
+    print_estimate(served, home(), model, as_json)
 
 
-COMMANDS: Final = (load, unload, drain, kill, restart, reset, pin, unpin, estimate)
+COMMANDS: Final = (load, add, remove, unload, drain, kill, restart, reset, pin, unpin, estimate)

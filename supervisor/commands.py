@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from lmx.protocol import control
-from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.states import SlotState
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.core import Core
 from lmx.supervisor.denials import denied
+from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.view import public_state
 
@@ -35,8 +35,9 @@ class Commands:
     """Answers questions with the core. Those about lmx as a whole belong to
     :mod:`lmx.supervisor.service_commands`."""
 
-    def __init__(self, core: Core, reply: Callable[[Asker, Any], None]) -> None:
+    def __init__(self, core: Core, loading: Loading, reply: Callable[[Asker, Any], None]) -> None:
         self._core = core
+        self._loading = loading
         self._reply = reply
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
@@ -49,8 +50,8 @@ class Commands:
                 return self._core.snapshot(now_s)
             case control.Acquire():
                 return self._acquire(asker, question, now_s)
-            case control.LoadModel(model_id):
-                return self._load(model_id, now_s)
+            case control.LoadModel(model_id, context_length):
+                return self._loading.load(model_id, context_length, now_s)
             case control.UnloadModel(model_id):
                 return self._unload(model_id, now_s)
             case control.KillModel(model_id):
@@ -77,20 +78,6 @@ class Commands:
         self._core.acquire(slot, asker, question.wait_s, question.waited_s, now_s)
         return None
 
-    def _load(self, model_id: str, now_s: float) -> control.Done:
-        slot = self._core.slot(model_id)
-        if slot.ready_worker is not None:
-            return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
-        self._core.operator.load(slot, now_s)
-        if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
-            raise UnavailableError(
-                ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
-            )
-        if slot.state is SlotState.QUEUED:
-            place = self._core.positions(now_s)[slot.model.id]
-            return control.Done(f"{slot.model.id} waits for memory, number {place} in the queue")
-        return control.Done(f"loading {slot.model.id}")
-
     def _unload(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)
         pid = slot.worker.pid if slot.worker else None
@@ -108,7 +95,7 @@ class Commands:
     def _restart(self, model_id: str, now_s: float) -> control.Done:
         slot = self._core.slot(model_id)
         if slot.worker is None:
-            return self._load(model_id, now_s)
+            return self._loading.load(model_id, None, now_s)
         pid = slot.worker.pid
         self._core.operator.restart(slot, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)

@@ -6,9 +6,9 @@ documents the same keys for people.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from lmx.supervisor.config_model import ModelConfig
 from lmx.supervisor.config_values import KeepAlive, Key, Name, Seconds, Section, Size
@@ -60,6 +60,13 @@ class SecurityConfig(Section):
     def admin_key_text(self) -> str | None:
         """The admin key as it is sent; None: the file's."""
         return None if self.admin_key is None else self.admin_key.get_secret_value()
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _keys_are_a_list(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError("is a list, also of one key: write [KEY]")
+        return value
 
     @model_validator(mode="after")
     def _keys_differ(self) -> SecurityConfig:
@@ -192,6 +199,24 @@ class Config(Section):
                 f"default_model is {self.default_model!r}, which no model has as id or alias "
                 f"(known: {known})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _routes_name_models(self) -> Config:
+        known = {name: model.id for model in self.models for name in (model.id, *model.aliases)}
+        for name, models in self.routing.items():
+            if name in known:
+                raise ValueError(
+                    f"routing.{name} has the name of models.{known[name]}: give one of them another"
+                )
+            if not models:
+                raise ValueError(f"routing.{name} names no model: name some, or leave it out")
+            for model in models:
+                if model not in known:
+                    raise ValueError(
+                        f"routing.{name} names {model!r}, which no model has as id or alias "
+                        f"(known: {', '.join(known) or 'none'})"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from typing import Final
 
 from lmx.supervisor.changed_values import Changed, changed_values, listed, shown
 from lmx.supervisor.config import Config
+from lmx.supervisor.config_model import AddedModelConfig
 
 
 class Needs(Flag):
@@ -187,6 +188,9 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
             continue
         changed = changed_values(before[name], model)
         if not changed:
+            if before[name] != model:
+                touched.append(name)
+                told.append(f"{name}: {_WHOSE[isinstance(model, AddedModelConfig)]}")
             continue
         if any(MODEL[key] & Needs.WORKER for key in changed):
             respawned.append(name)
@@ -202,6 +206,11 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
         told.append(f"{name}: {what} ({listed(changed)})")
     return ModelChanges(tuple(added), removed, tuple(respawned), tuple(touched)), told
 
+
+_WHOSE: Final = {
+    False: "it was added while lmx ran, and is one of the configuration now",
+    True: "it is no longer configured, and stays as it was added while lmx ran",
+}
 
 _SENTENCES: Final = (
     (Needs.ADDRESS, "the router is replaced by one that listens there, after its streams"),

@@ -87,7 +87,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  a SafeLoader underneath
     except yaml.YAMLError as error:
-        raise OperationError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {error}") from error
+        # Not all that the error says: it shows the lines around, and a key may stand there.
+        message = f"{path} is not YAML: {_what_and_where(error)}"
+        raise OperationError(ErrorCode.CONFIG_INVALID, message) from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -126,7 +128,8 @@ def _apply_variables(
         try:
             target[key[-1]] = yaml.safe_load(text)
         except yaml.YAMLError:
-            problems.append(f"{name}: {text!r} is not a value")
+            given = "what it is set to" if _is_secret(key) else repr(text)
+            problems.append(f"{name}: {given} is not a value")
 
 
 def _models_from_variable(text: str) -> Any:
@@ -140,11 +143,25 @@ def _describe(detail: dict[str, Any]) -> str:
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         return f"{path}: unknown key; known here: {_known_keys(detail['loc'])}"
-    if detail["type"] == "value_error" and not isinstance(detail["input"], str | int | float):
+    plain = isinstance(detail["input"], str | int | float)
+    if _is_secret(detail["loc"]) or (detail["type"] == "value_error" and not plain):
         return f"{path}: {message}"
     shown = repr(detail["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{path}: {message} (given: {shown})"
+
+
+def _is_secret(path: tuple[Any, ...]) -> bool:
+    """Whether a key stands there: nobody is shown what is given."""
+    return path[:1] == ("security",)
+
+
+def _what_and_where(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error)
+    mark = error.problem_mark or error.context_mark
+    said = ", ".join(text for text in (error.context, error.problem) if text)
+    return said if mark is None else f"{said} (line {mark.line + 1})"
 
 
 def _known_keys(location: tuple[Any, ...]) -> str:

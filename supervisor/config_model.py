@@ -160,3 +160,11 @@ class ModelConfig(Section):
         if not isinstance(parse_source(value), HubSource):
             _check_home(value)
         return value
+
+
+class AddedModelConfig(ModelConfig):
+    """A model that was added while lmx ran. ``parameters`` are kept for people to see, and mean
+    nothing to lmx."""
+
+    preload: bool = False
+    parameters: dict[str, Any] = Field(default_factory=dict)

@@ -59,7 +59,13 @@ def _check_key(key: SecretStr) -> SecretStr:
     return key
 
 
-Key = Annotated[SecretStr, AfterValidator(_check_key)]
+def _refuse_number(value: Any) -> Any:
+    if isinstance(value, int | float):
+        raise ValueError("is read as a number: write the key in quotes")
+    return value
+
+
+Key = Annotated[SecretStr, BeforeValidator(_refuse_number), AfterValidator(_check_key)]
 """A secret that travels in an HTTP header. Never shown."""
 
 

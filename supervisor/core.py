@@ -20,7 +20,7 @@ from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
 from lmx.supervisor import lifecycle
 from lmx.supervisor.actions import Actions
 from lmx.supervisor.budget import Ledger
-from lmx.supervisor.config import Config
+from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.config_diff import ModelChanges
 from lmx.supervisor.denials import drained, not_ready, quarantined
 from lmx.supervisor.groups import Groups
@@ -30,7 +30,9 @@ from lmx.supervisor.placer import Placer
 from lmx.supervisor.public_state import PublicState
 from lmx.supervisor.remodel import Remodel
 from lmx.supervisor.slot_life import SlotLife
+from lmx.supervisor.slot_look import look_at
 from lmx.supervisor.slots import MAX_WAITERS, Asker, Slot, Waiter
+from lmx.supervisor.sources import HubSource, parse_source
 from lmx.supervisor.view import known_names, worker_status
 from lmx.supervisor.worker_state import (
     KillAsked,
@@ -69,10 +71,11 @@ class Core:
         self._public = PublicState(actions, epoch)
         self._take_names()
         for slot in self.slots.values():
-            self._look_at(slot)
+            slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)
+            look_at(slot, actions)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model id or alias. Raises :class:`LmxError` (model_not_found)."""
+        """Return the slot of a model id, an alias or a repository. Raises :class:`LmxError` (model_not_found)."""
         model_id = self._names.get(name)
         if model_id is None:
             raise LmxError(
@@ -183,8 +186,10 @@ class Core:
         self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
         Remodel(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
         self._take_names()
-        for name in (*changes.added, *changes.respawned):
-            self._look_at(self.slots[name])
+        for slot in self._configured():
+            anew = (*changes.added, *changes.respawned, *changes.touched)
+            if planned_anew or slot.model.id in anew:
+                look_at(slot, self._actions)
         if planned_anew:
             for slot in self._configured():
                 if slot.state is SlotState.QUEUED:
@@ -211,18 +216,22 @@ class Core:
         log.info("worker.adopted", model=model_id, instance=instance, worker_pid=pid)
         return True
 
-    def planned_bytes(self, model_id: str) -> int:
-        """Return what a worker of the model would have reserved if it were started now; 0 if that
-        can't be told: it has no folder on this machine, or none that can be planned for."""
+    def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
+        """Return what a worker of the model would have reserved if it were started now, as it is
+        or as ``model`` says; 0 if that can't be told: it has no folder on this machine, or none
+        that can be planned for."""
         slot = self.slots.get(model_id)
-        path = None if slot is None else self._actions.fetched_path(slot.model)
-        if slot is None or path is None:
+        if slot is None:
+            return 0
+        model = model or slot.model
+        path = self._actions.fetched_path(model)
+        if path is None:
             return 0
         try:
-            kind = self._actions.model_kind(slot.model, path)
-            return self._actions.plan_memory(slot.model, kind, path).reserve_bytes
+            kind = self._actions.model_kind(model, path)
+            return self._actions.plan_memory(model, kind, path).reserve_bytes
         except LmxError as error:
-            log.warning("adoption.not_planned", model=model_id, error=error.message)
+            log.warning("model.not_planned", model=model_id, error=error.message)
             return 0
 
     def knows(self, instance: str) -> bool:
@@ -294,6 +303,16 @@ class Core:
             self._life.failures.give_up(slot, outcome, now_s)
         self._placer.place(now_s)
 
+    def files_changed(self, model_id: str) -> None:
+        """Take that a model's files have come or are gone: what is told of it is read anew, and
+        its next load begins with its fetch."""
+        slot = self.slots.get(model_id)
+        if slot is None:
+            return
+        if slot.worker is None:
+            slot.path = None
+        look_at(slot, self._actions)
+
     def tick(self, now_s: float, paused_s: float) -> None:
         """Let time pass: deadlines of workers, backoffs, waiting requests, idle models."""
         for slot in list(self.slots.values()):
@@ -337,7 +356,7 @@ class Core:
     def snapshot(self, now_s: float) -> control.Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
         return self._public.snapshot(
-            self._configured(), self.config.default_model_id, now_s, stopping=self.stopping
+            self._configured(), self.config, self.ledger.free_bytes, now_s, stopping=self.stopping
         )
 
     def status(self, now_s: float) -> list[dict[str, Any]]:
@@ -357,10 +376,8 @@ class Core:
         self._names = {
             name: model.id for model in self.config.models for name in (model.id, *model.aliases)
         }
-
-    def _look_at(self, slot: Slot) -> None:
-        folder = self._actions.local_path(slot.model)
-        slot.kind = (
-            slot.model.kind if folder is None else self._actions.model_kind(slot.model, folder)
-        )
-        slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)
+        for model in self.config.models:
+            # A repository is a name too, of the first model that is made of it.
+            source = parse_source(model.source)
+            if isinstance(source, HubSource):
+                self._names.setdefault(source.repo_id, model.id)

@@ -19,6 +19,7 @@ from typing import Any
 import gguf
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.completeness import STAMP_NAME, file_sizes
 from lmx.supervisor.conversion_form import (
     Form,
     GgufFacts,
@@ -29,7 +30,6 @@ from lmx.supervisor.conversion_form import (
 from lmx.supervisor.fetch_convert import SHARD_BYTES, Report, run_gguf2mlx
 from lmx.supervisor.sources import file_hash
 
-STAMP_NAME = ".lmx-import.json"
 MAGIC = b"GGUF"
 SPARE_BYTES = 1 << 28
 # llama.cpp's types that are not quantised.
@@ -143,17 +143,9 @@ def is_complete(folder: Path, stamp: dict[str, Any]) -> bool:
     try:
         found = json.loads((folder / STAMP_NAME).read_text())
         files: dict[str, int] = found.pop("files")
-        return bool(found == stamp) and files == _sizes(folder)
+        return bool(found == stamp) and files == file_sizes(folder)
     except (OSError, ValueError, KeyError, AttributeError):
         return False
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != STAMP_NAME
-    }
 
 
 def _make(
@@ -171,7 +163,7 @@ def _make(
     try:
         made = scratch / "model"
         convert(source, made, form, report)
-        (made / STAMP_NAME).write_text(json.dumps({**stamp, "files": _sizes(made)}, indent=1))
+        (made / STAMP_NAME).write_text(json.dumps({**stamp, "files": file_sizes(made)}, indent=1))
         if target.exists():
             target.rename(scratch / "outdated")
         made.rename(target)

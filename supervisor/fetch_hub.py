@@ -2,81 +2,199 @@
 
 The cache is the usual one (HF_HOME, HF_HUB_CACHE), shared with every other program, so a model
 that is already on the machine is not downloaded again. HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN
-mean what they mean everywhere. Only files in `ALLOWED` are fetched: code, pickles and GGUF files
-of a repository never reach the disk. Runs only inside the fetch program.
+mean what they mean everywhere. Of a repository only files in `ALLOWED` are fetched: code, pickles
+and GGUF files never reach the disk, unless a GGUF file is asked for by name. Runs only inside the
+fetch program.
 """
 
-import errno
 import shutil
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Protocol
 
-from huggingface_hub import constants, snapshot_download
+from httpx2 import ConnectError, TimeoutException
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
-    DryRunError,
-    GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
-    RepositoryNotFoundError,
+    OfflineModeIsEnabled,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import filter_repo_objects
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.completeness import missing_part
+from lmx.supervisor.fetch_errors import explained
+from lmx.supervisor.fetch_file import HubFile, fetch_file, part_of, patiently
+from lmx.supervisor.fetch_progress import Counted, Report
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
 # card may be all that tells an embedding model from a chat model.
 ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
+_NEVER: Final = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 # Left free after a download, so that the machine does not end up with a full disk.
 SPARE_BYTES = 1 << 30
-
-Report = Callable[[Literal["download", "check"], float | None, str], None]
+_AT_ONCE: Final = 4
+_SHOWN_NAMES: Final = 8
 
 
 class _Bar(Protocol):
     def update(self, n: float | None = 1) -> None: ...
 
 
-def fetch_hub(repo_id: str, revision: str | None, *, report: Report) -> Path:
-    """Return the folder of the repository's snapshot, after downloading what is missing.
+def fetch_hub(
+    repo_id: str, revision: str | None, *, report: Report, filename: str | None = None
+) -> Path:
+    """Return the folder of the repository's snapshot, or the path of the one file, after
+    downloading what is missing.
 
-    Without a network, or with HF_HUB_OFFLINE, a complete snapshot in the cache is used as it is.
-    Does not look into the weights. Raises `OperationError`: `model_source_invalid` (no such
-    repository or revision, or not a model in safetensors form), `insufficient_disk`,
-    `download_failed`.
+    Without the hub, a whole snapshot in the cache is used as it is. Does not look into the
+    weights. Raises `OperationError`: `model_source_invalid` (no such repository, revision or
+    file, or not a model in safetensors form), `insufficient_disk`, `download_failed`.
     """
     report("check", None, f"looking up {repo_id}")
-    wanted: dict[str, Any] = {
-        "repo_id": repo_id,
-        "revision": revision,
-        "allow_patterns": list(ALLOWED),
-    }
+    if filename is not None and PurePath(filename).suffix.lower() in _NEVER:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{filename} may hold code, which lmx does not download: choose a .gguf file, or a "
+            "repository with *.safetensors",
+        )
     try:
-        total_bytes = _missing_bytes(wanted)
-        if total_bytes:
-            _check_disk(repo_id, total_bytes)
-        bar = _bar_class(report, repo_id, total_bytes)
-        folder = Path(snapshot_download(**wanted, tqdm_class=bar))
-    except OperationError:
-        raise
+        try:
+            commit, listed = patiently(lambda: _listed(repo_id, revision))
+        except RevisionNotFoundError:
+            raise
+        except (HfHubHTTPError, OfflineModeIsEnabled, ConnectError, TimeoutException) as error:
+            return _cached(repo_id, revision, filename, error)
+        files = _wanted(listed, repo_id, filename)
+        counted = _fetch_missing(repo_id, commit, files, report)
+        return patiently(lambda: _linked(repo_id, revision, filename, counted))
     # A border to a library that raises its own, its HTTP client's and the system's errors:
     # each becomes one of ours, with the original as its cause.
     except Exception as error:
-        raise _explained(error, repo_id, revision) from error
-    _check_model(folder, repo_id)
+        raise explained(error, repo_id, revision) from error
+
+
+def _listed(repo_id: str, revision: str | None) -> tuple[str, list[HubFile]]:
+    """Ask the hub for the commit that a revision is, and its files."""
+    found = HfApi().model_info(repo_id, revision=revision, files_metadata=True)
+    files = [
+        HubFile(
+            file.rfilename,
+            int(file.size if file.lfs is None else file.lfs.size),
+            file.blob_id if file.lfs is None else file.lfs.sha256,
+        )
+        for file in found.siblings or []
+    ]
+    return str(found.sha), files
+
+
+def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[HubFile]:
+    if filename is None:
+        names = set(
+            filter_repo_objects([file.name for file in listed], allow_patterns=list(ALLOWED))
+        )
+        _refuse_no_model(names, repo_id)
+        return [file for file in listed if file.name in names]
+    files = [file for file in listed if file.name == filename]
+    if files:
+        return files
+    names = {file.name for file in listed if file.name.lower().endswith(".gguf")}
+    have = f"its GGUF files: {', '.join(sorted(names)[:_SHOWN_NAMES])}" if names else "it has none"
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID, f"{repo_id} has no file {filename!r}; {have}"
+    )
+
+
+def _refuse_no_model(names: set[str], repo_id: str) -> None:
+    """Before gigabytes of something else are downloaded."""
+    has_config = "config.json" in names
+    if not has_config or not any(name.endswith(".safetensors") for name in names):
+        missing = "*.safetensors" if has_config else "config.json"
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
+            "files, download one by its name, or give its path",
+        )
+
+
+def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Report) -> Counted:
+    """Put every file where the client keeps it in its cache, by what its content is called."""
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
+    blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
+    missing = [file for file in files if not (blobs / file.digest).exists()]
+    total_bytes = sum(file.size_bytes for file in files)
+    missing_bytes = sum(file.size_bytes for file in missing)
+    counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
+    _check_disk(repo_id, missing_bytes - sum(_part_bytes(blobs / file.digest) for file in missing))
+    # Beyond this size the hub answers its own protocol alone, which the client speaks.
+    ours = [file for file in missing if file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE]
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        running = [
+            pool.submit(
+                fetch_file,
+                hf_hub_url(repo_id, file.name, revision=commit),
+                file,
+                blobs / file.digest,
+                locks / f"{file.digest}.lock",
+                counted.advanced,
+            )
+            for file in ours
+        ]
+        for done in as_completed(running):
+            done.result()
+    finally:
+        # Threads can't be interrupted: the program's end is theirs.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return counted
+
+
+def _linked(repo_id: str, revision: str | None, filename: str | None, counted: Counted) -> Path:
+    """Have the client make the snapshot of what is in its cache."""
+    bar = _bar_class(counted)
+    if filename is not None:
+        return Path(hf_hub_download(repo_id, filename, revision=revision, tqdm_class=bar))
+    patterns = list(ALLOWED)
+    folder = Path(
+        snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)
+    )
+    missing = missing_part(folder)
+    if missing is not None:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{repo_id} has no {missing}, so it is not a model that MLX can load",
+        )
     return folder
 
 
-def _missing_bytes(wanted: dict[str, Any]) -> int | None:
-    """How much is to be downloaded, or None when the hub can't be asked."""
+def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exception) -> Path:
+    """Return what is whole in the cache when the hub can't be asked; else raise why it can't."""
     try:
-        files = snapshot_download(**wanted, dry_run=True)
-    except DryRunError:
-        # The call that follows looks into the cache, and explains what it does not find.
-        return None
-    return sum(int(file.file_size) for file in files if file.will_download)
+        if filename is not None:
+            return Path(
+                hf_hub_download(repo_id, filename, revision=revision, local_files_only=True)
+            )
+        patterns = list(ALLOWED)
+        folder = Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=patterns, local_files_only=True
+            )
+        )
+    except LocalEntryNotFoundError:
+        raise error from None
+    if missing_part(folder) is not None:
+        raise error
+    return folder
+
+
+def _part_bytes(blob: Path) -> int:
+    part = part_of(blob)
+    return part.stat().st_size if part.exists() else 0
 
 
 def _check_disk(repo_id: str, needed_bytes: int) -> None:
@@ -84,7 +202,7 @@ def _check_disk(repo_id: str, needed_bytes: int) -> None:
     while not folder.exists():
         folder = folder.parent
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes + SPARE_BYTES:
+    if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
             f"{repo_id} needs {_gb(needed_bytes)} and {_gb(SPARE_BYTES)} to spare, but {folder} "
@@ -92,15 +210,11 @@ def _check_disk(repo_id: str, needed_bytes: int) -> None:
         )
 
 
-def _bar_class(
-    report: Report, repo_id: str, total_bytes: int | None
-) -> type[AbstractContextManager[_Bar]]:
+def _bar_class(counted: Counted) -> type[AbstractContextManager[_Bar]]:
     """Build the class that the hub client makes its progress bars with.
 
-    It makes three: of bytes received, of bytes written and of files. Only the bytes written count
-    here; every file, by whatever protocol it comes, passes them once.
+    Of its bars, only that of bytes written counts; it moves for what is left to the client.
     """
-    done_bytes = 0
 
     class Bar(AbstractContextManager[_Bar]):
         def __init__(self, *_args: Any, desc: str = "", total: float | None = None, **_kw: Any):
@@ -109,14 +223,9 @@ def _bar_class(
             self._counts = desc.startswith("Reconstructing")
 
         def update(self, n: float | None = 1) -> None:
-            nonlocal done_bytes
             self.n += n or 0
-            if not self._counts:
-                return
-            done_bytes += int(n or 0)
-            if total_bytes:
-                detail = f"{repo_id}: {_gb(done_bytes)} of {_gb(total_bytes)}"
-                report("download", done_bytes / total_bytes, detail)
+            if self._counts:
+                counted.advanced(int(n or 0))
 
         @property
         def format_dict(self) -> dict[str, Any]:
@@ -138,66 +247,6 @@ def _bar_class(
         ) -> None: ...
 
     return Bar
-
-
-def _explained(error: Exception, repo_id: str, revision: str | None) -> OperationError:
-    """Say what happened and what to do, in place of the library's own account of it."""
-    failed, invalid = ErrorCode.DOWNLOAD_FAILED, ErrorCode.MODEL_SOURCE_INVALID
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if isinstance(error, GatedRepoError):
-        return OperationError(
-            failed,
-            f"{repo_id} is gated: accept its terms on its page at the hub, then set HF_TOKEN to a "
-            "token of that account in the environment of lmx",
-        )
-    # The hub answers 401 for a private repository and, without a token, for one that isn't there.
-    if status in (401, 403):
-        return OperationError(
-            failed,
-            f"the hub refused {repo_id} ({status}): it is private, gated or does not exist; check "
-            "the name, and set HF_TOKEN to a token that may read it",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return OperationError(
-            invalid, f"{repo_id} has no branch, tag or commit {revision!r}: check what follows '@'"
-        )
-    if isinstance(error, RepositoryNotFoundError) or status == 404:
-        return OperationError(invalid, f"the hub has no repository {repo_id}: check the name")
-    if isinstance(error, LocalEntryNotFoundError):
-        if constants.HF_HUB_OFFLINE:
-            message = f"{repo_id} is not complete in the cache, and HF_HUB_OFFLINE is set: unset it"
-        else:
-            reason = error.__cause__ or error
-            message = (
-                f"{repo_id} is not complete in the cache, and the hub is out of reach "
-                f"({type(reason).__name__}: {_first_line(reason)}): "
-                "check the network and HF_ENDPOINT"
-            )
-        return OperationError(failed, message)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return OperationError(
-            ErrorCode.INSUFFICIENT_DISK, f"the disk got full while fetching {repo_id}"
-        )
-    return OperationError(
-        failed,
-        f"fetching {repo_id} failed ({type(error).__name__}: {_first_line(error)}); what has been "
-        "downloaded is kept, so try again",
-    )
-
-
-def _check_model(folder: Path, repo_id: str) -> None:
-    has_config = (folder / "config.json").is_file()
-    if not has_config or not any(folder.glob("*.safetensors")):
-        missing = "*.safetensors" if has_config else "config.json"
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
-            "files, download one and give its path",
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
 
 
 def _gb(count_bytes: int) -> str:

@@ -1,9 +1,10 @@
 """The fetch program: make one model available as a local folder, then end.
 
-    python -m lmx.supervisor.fetch_main --source S --models-dir D
+    python -m lmx.supervisor.fetch_main --source S --models-dir D [--revision R] [--filename F]
 
 On stdout are JSON lines and nothing else: any number of
-`{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, then one of
+`{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, with
+`"done_bytes"` and `"total_bytes"` from where a download's size is known, then one of
 `{"path": "/abs/folder"}` (exit status 0) and `{"error": {"code", "message"}}` (1). What the
 libraries print goes to stderr.
 
@@ -22,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -30,12 +31,14 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.conversion_form import Platform
 from lmx.supervisor.fetch_gguf import fetch_gguf
 from lmx.supervisor.fetch_hub import fetch_hub
+from lmx.supervisor.fetch_progress import Phase
 from lmx.supervisor.sources import (
     FolderSource,
     GgufSource,
     HubSource,
     Source,
     SourceError,
+    parse_file_name,
     parse_source,
 )
 
@@ -46,8 +49,6 @@ PARENT_POLL_INTERVAL_S = 1.0
 # threads can't be interrupted, so without a limit a slow download would keep the process alive.
 STOP_GRACE_S = 3.0
 STOPPED_STATUS = 128 + signal.SIGTERM
-
-Phase = Literal["download", "convert", "check"]
 
 
 class Outlet:
@@ -60,16 +61,27 @@ class Outlet:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._last: tuple[str, float] = ("", 0.0)
+        self._bytes: dict[str, int] = {}
 
-    def progress(self, phase: Phase, fraction: float | None, detail: str) -> None:
+    def progress(
+        self,
+        phase: Phase,
+        fraction: float | None,
+        detail: str,
+        *,
+        done_bytes: int | None = None,
+        total_bytes: int | None = None,
+    ) -> None:
         """Report progress; drops a report that follows the last one of its phase too closely."""
+        if done_bytes is not None and total_bytes is not None:
+            self._bytes = {"done_bytes": done_bytes, "total_bytes": total_bytes}
         now = time.monotonic()
         last_phase, last_at = self._last
         if phase == last_phase and now - last_at < REPORT_INTERVAL_S and fraction != 1.0:
             return
         self._last = (phase, now)
         rounded = None if fraction is None else round(min(max(fraction, 0.0), 1.0), 4)
-        self.line({"phase": phase, "fraction": rounded, "detail": detail})
+        self.line({"phase": phase, "fraction": rounded, "detail": detail, **self._bytes})
 
     def line(self, value: dict[str, Any]) -> None:
         """Write one line. Raises `BrokenPipeError` when nobody reads any more."""
@@ -79,9 +91,15 @@ class Outlet:
 
 
 def fetch(
-    source: Source, models_dir: Path, memory_bytes: int, platform: Platform, outlet: Outlet
+    source: Source,
+    filename: str | None,
+    models_dir: Path,
+    memory_bytes: int,
+    platform: Platform,
+    outlet: Outlet,
 ) -> Path:
-    """Make the source available and return its folder. Raises `OperationError`."""
+    """Make the source available and return its folder, or the one file of it that was asked for.
+    Raises `OperationError`."""
     match source:
         case FolderSource(path=path):
             return _checked_folder(Path(path).expanduser().absolute())
@@ -94,7 +112,7 @@ def fetch(
                 report=outlet.progress,
             )
         case HubSource(repo_id=repo_id, revision=revision):
-            return fetch_hub(repo_id, revision, report=outlet.progress)
+            return fetch_hub(repo_id, revision, report=outlet.progress, filename=filename)
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -107,11 +125,16 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def _source(text: str) -> Source:
+def _source(text: str, revision: str | None, filename: str | None) -> Source:
     try:
-        return parse_source(text)
+        if filename is not None:
+            parse_file_name(filename)
+        source = parse_source(text if revision is None else f"{text}@{revision}")
+        if (revision, filename) != (None, None) and not isinstance(source, HubSource):
+            raise SourceError(f"{text!r} is no repository, so it has no revision and no files")
     except SourceError as error:
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    return source
 
 
 def _platform() -> Platform:
@@ -137,6 +160,8 @@ def _stop_with_parent(parent_pid: int) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lmx.supervisor.fetch_main")
     parser.add_argument("--source", required=True, help="a folder, a .gguf file or org/name")
+    parser.add_argument("--revision", help="of a repository: a branch, tag or commit")
+    parser.add_argument("--filename", help="of a repository: this file alone")
     parser.add_argument(
         "--parent",
         type=int,
@@ -159,7 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         models_dir: Path = arguments.models_dir.expanduser().absolute()
         folder = fetch(
-            _source(arguments.source),
+            _source(arguments.source, arguments.revision, arguments.filename),
+            arguments.filename,
             models_dir,
             psutil.virtual_memory().total,
             _platform(),

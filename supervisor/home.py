@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.log_files import process_log, slug, worker_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +95,17 @@ class Home:
 
     def worker_log(self, model_id: str) -> Path:
         """Return the log file of a model's workers; one after the other write to it."""
-        return self.logs / f"worker-{slug(model_id)}.log"
+        return worker_log(self.logs, model_id)
 
     @property
     def router_log(self) -> Path:
         """The router's log."""
-        return self.logs / "router.log"
+        return process_log(self.logs, "router")
 
     @property
     def supervisor_log(self) -> Path:
         """The supervisor's own log."""
-        return self.logs / "supervisor.log"
+        return process_log(self.logs, "supervisor")
 
     def prepare(self) -> None:
         """Make the folders, readable by their owner alone.
@@ -118,15 +117,6 @@ class Home:
         for folder in (self.state, self.logs, self.models, self.temporary):
             folder.mkdir(exist_ok=True, mode=0o700)
         self.run.prepare()
-
-
-def slug(model_id: str) -> str:
-    """Return a model id as a file name that no other id has, whatever the file system thinks
-    of case and length: one that had to be changed gets a piece of its hash."""
-    name = re.sub(r"[^a-z0-9.+@-]", "_", model_id.lower())[:80]
-    if name == model_id:
-        return name
-    return f"{name}.{hashlib.sha256(model_id.encode()).hexdigest()[:8]}"
 
 
 def _check_private(folder: Path) -> None:

@@ -11,6 +11,10 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.core import Core
+from lmx.supervisor.disk_commands import QUESTIONS as DISK_QUESTIONS
+from lmx.supervisor.disk_commands import DiskCommands
+from lmx.supervisor.inventory_commands import QUESTIONS as INVENTORY_QUESTIONS
+from lmx.supervisor.inventory_commands import InventoryCommands
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.service_commands import QUESTIONS, ServiceCommands
 from lmx.supervisor.slots import Asker
@@ -25,6 +29,8 @@ class Inbox:
         guard: RouterGuard,
         commands: Commands,
         service_commands: ServiceCommands,
+        inventory_commands: InventoryCommands,
+        disk_commands: DiskCommands,
         adoption: Adoption,
         send: Callable[[bytes, Any], None],
         host: Callable[[], str],
@@ -33,6 +39,8 @@ class Inbox:
         self._guard = guard
         self._commands = commands
         self._service_commands = service_commands
+        self._inventory_commands = inventory_commands
+        self._disk_commands = disk_commands
         self._adoption = adoption
         self._send = send
         self._host = host
@@ -65,6 +73,10 @@ class Inbox:
                 self._core.withdraw(model_id, identity, now_s)
             case _ if isinstance(message, QUESTIONS):
                 self._service_commands.answer(Asker(identity, correlation), message, now_s)
+            case _ if isinstance(message, INVENTORY_QUESTIONS):
+                self._inventory_commands.answer(Asker(identity, correlation), message, now_s)
+            case _ if isinstance(message, DISK_QUESTIONS):
+                self._disk_commands.answer(Asker(identity, correlation), message)
             case _:
                 self._commands.answer(Asker(identity, correlation), message, now_s)
         self._core.flush(now_s)

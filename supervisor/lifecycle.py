@@ -146,6 +146,7 @@ def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Re
 def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after = _with(
         worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
+        stalled_s=event.stalled_for_s,
         requests_total=event.requests_total, tokens_total=event.tokens_total,
         memory_bytes=event.memory_bytes, saved=event.saved, kv_bytes=event.kv_bytes,
         peak_memory_bytes=max(

@@ -53,7 +53,7 @@ class MemoryPlan:
     ``peak_bytes``: the most that a worker with these settings was ever measured at, 0 if none
     was. ``set_bytes``: the share that was set by hand, which goes before all of it.
     ``context_tokens`` None: the model's own. ``settings_key`` names model, revision and
-    settings, for what is remembered of them.
+    settings, for what is remembered of them. ``weights_bytes``: a part of ``static_bytes``.
     """
 
     static_bytes: int
@@ -65,6 +65,7 @@ class MemoryPlan:
     context_tokens: int | None = None
     kv_layers: tuple[KvLayers, ...] = ()
     settings_key: str = ""
+    weights_bytes: int = 0
 
     @property
     def working_bytes(self) -> int:
@@ -118,6 +119,7 @@ def plan_of(
         context_tokens=estimate.context_tokens,
         kv_layers=estimate.kv_layers if chat else (),
         settings_key=key,
+        weights_bytes=estimate.weights_bytes,
     )
 
 

@@ -8,17 +8,21 @@ from typing import Any, Final
 
 import click
 
-from lmx.protocol import control
+from lmx.protocol import control, inventory
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.console import LoadProgress, make_console
 from lmx.supervisor.control_client import ControlClient
 from lmx.supervisor.home import Home
+from lmx.supervisor.memory_plan import folder_path
+from lmx.supervisor.sources import HubSource, SourceError, parse_source
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
 
 _POLL_S: Final = 0.1
 _RESTART_S: Final = 60.0
 """For a new router or supervisor to serve, on a machine that is busy with something else."""
+_REMOVE_S: Final = 600.0
+"""For the streams of a model that is removed to end: longer than any `drain_timeout_s` in use."""
 _AWAY_S: Final = 15.0
 """For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
 be started again by launchd or systemd."""
@@ -26,10 +30,33 @@ _INTRODUCTION_S: Final = 5.0
 """For workers to tell a new supervisor how they are: they do with their next beat."""
 
 
-def load_model(home: Home, model: str) -> None:
-    """Load a model and wait. Raises :class:`OperationError` when it can't be loaded."""
-    _ask(home, control.LoadModel(model))
-    _wait_ready(home, model, old_pid=None)
+def load_model(home: Home, model: str, context_length: int | None) -> None:
+    """Load a model and wait, with another context than it has where one is given. Raises
+    :class:`OperationError` when it can't be loaded."""
+    _ask(home, control.LoadModel(model, context_length))
+    _wait_ready(home, model, old_pid=None, context_length=context_length)
+
+
+def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
+    """Have another model served; loads nothing. Raises :class:`OperationError`."""
+    try:
+        if not isinstance(parse_source(source), HubSource):
+            source = str(folder_path(source))  # the supervisor may run in another one
+    except (SourceError, RuntimeError) as error:
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    click.echo(_ask(home, inventory.AddModel(model_id, source, context_length)).message)
+
+
+def remove_model(home: Home, model: str) -> None:
+    """Have a model that was added served no more, and wait until its process is gone."""
+    done = _ask(home, inventory.RemoveModel(model))
+    if done.pid is not None:
+        _poll_status(
+            home,
+            lambda status: all(line["pid"] != done.pid for line in status["workers"]),
+            _REMOVE_S,
+        )
+    click.echo(done.message)
 
 
 def restart_model(home: Home, model: str) -> None:
@@ -142,10 +169,12 @@ def _ask(home: Home, question: Any) -> control.Done:
     return done
 
 
-def _wait_ready(home: Home, model: str, old_pid: int | None) -> None:
+def _wait_ready(
+    home: Home, model: str, old_pid: int | None, context_length: int | None = None
+) -> None:
     def settled(line: dict[str, Any]) -> bool:
         if line["state"] == "ready":
-            return bool(line["pid"] != old_pid)
+            return line["pid"] != old_pid and context_length in (None, line["context_length"])
         # "backoff" and "queued" go on by themselves; "cold" is given up, or was unloaded by
         # somebody else, as "held" was drained.
         return line["state"] in ("quarantined", "cold", "held")

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.states import ExitCause, SlotState
 from lmx.supervisor.actions import Actions
+from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.denials import drained
 from lmx.supervisor.placer import Placer
 from lmx.supervisor.restart import FailureRecord
 from lmx.supervisor.slot_life import SlotLife
+from lmx.supervisor.slot_look import look_at
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.view import public_state
 from lmx.supervisor.worker_state import DrainAsked, KillAsked, Worker
@@ -41,6 +43,21 @@ class OperatorWishes:
             slot.ordered_at_s = now_s
             self._forgive(slot)
         self._want(slot, now_s)
+
+    def load_with(self, slot: Slot, model: ModelConfig, now_s: float) -> None:
+        """As :meth:`load`, with other settings than those in force; a worker that has those ends
+        after its streams. Until the next one, or until the configuration changes the model."""
+        slot.model = model
+        look_at(slot, self._actions)
+        if slot.worker is not None:
+            slot.wanted, slot.held, slot.ordered_at_s = True, False, now_s
+            detail = f"it is loaded with a context of {model.context_length}"
+            self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
+            self._placer.place(now_s)
+            return
+        if slot.state is SlotState.QUEUED:
+            self._life.put_down(slot, SlotState.COLD)
+        self.load(slot, now_s)
 
     def unload(self, slot: Slot, now_s: float) -> None:
         """End the model's worker after its streams; its next request loads it again."""

@@ -16,6 +16,7 @@ from lmx.protocol.model_kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.child import signal_group, start_child
+from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.event_log import EventLog
@@ -25,6 +26,7 @@ from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.home import Home
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
+from lmx.supervisor.model_facts import ModelFacts, read_facts
 from lmx.supervisor.pins import Pins
 from lmx.supervisor.records import Records, RouterRecord, WorkerRecord
 from lmx.supervisor.slots import Asker
@@ -103,6 +105,20 @@ class Processes:
         except OperationError:
             return None
 
+    def whole_path(self, model: ModelConfig) -> Path | None:
+        return self.local_path(model) or self._whole(model.source)
+
+    def in_cache(self, repo_id: str) -> bool:
+        """Whether all of a repository of the hub is on this machine."""
+        return self._whole(repo_id) is not None
+
+    def _whole(self, source: str) -> Path | None:
+        try:
+            folder = fetched_folder(source, self._home, os.environ)
+            return folder if missing_part(folder) is None else None
+        except (OperationError, OSError):
+            return None
+
     def start_fetch(self, model: ModelConfig) -> None:
         self._fetching.start(model)
 
@@ -111,6 +127,9 @@ class Processes:
 
     def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
         return model.kind or read_kind(path)
+
+    def model_facts(self, path: Path) -> ModelFacts:
+        return read_facts(path)
 
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         return plan_memory(model, kind, path, self._ledger.budget_bytes, self._measured)

@@ -8,29 +8,32 @@ from collections.abc import Callable
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.supervisor import listening
+from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_diff import ConfigDiff, compare
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.core import Core
 from lmx.supervisor.processes import Processes
 from lmx.supervisor.router_guard import RouterGuard
 
 
 class Reloader:
-    """Holds the configuration that is in force. ``apply(new)`` gives a new one to whoever looks
-    at it and can't fail; models are the core's to change, the router is the guard's."""
+    """Compares what a person wrote, with the added models, with what is in force, which is the
+    core's. ``apply(new)`` gives a new one to whoever looks at it and can't fail; models are the
+    core's to change, the router is the guard's."""
 
     def __init__(
         self,
-        config: Config,
         read: Callable[[], Config],
+        added: AddedModels,
         core: Core,
         guard: RouterGuard,
         processes: Processes,
         apply: Callable[[Config], None],
         note: Callable[..., None],
     ) -> None:
-        self.config = config
         self._read = read
+        self._added = added
         self._core = core
         self._guard = guard
         self._processes = processes
@@ -52,48 +55,49 @@ class Reloader:
     def differs(self) -> tuple[str, ...]:
         """Return the sections of the file that are not in force. Raises :class:`LmxError` when
         it is not valid."""
-        return compare(self.config, self._read()).sections
+        return compare(self._core.config, self._added.join(self._read())).sections
 
     def _reload(self, why: str, now_s: float) -> control.Reloaded:
         if self._core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-        new = self._read()
-        if self.config.models and not new.models:
+        old, written = self._core.config, self._read()
+        if not written.models and not all(isinstance(m, AddedModelConfig) for m in old.models):
             # Most likely a file that is just being written, and that would unload everything.
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
                 "the configuration names no models, and nothing was changed: to serve none, run "
                 "`lmx-supervisor stop`",
             )
-        diff = compare(self.config, new)
+        new = self._added.join(written)
+        diff = compare(old, new)
         if diff.sections:
-            self._put_in_force(new, diff, now_s)
+            self._put_in_force(old, new, diff, now_s)
+        self._added.tell_shadowed(written, self._note)
         detail = "; ".join(diff.sentences) or "it is the same"
         self._note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
         return control.Reloaded(diff.sections, diff.sentences)
 
-    def _put_in_force(self, new: Config, diff: ConfigDiff, now_s: float) -> None:
-        listener = self._bind(new) if diff.moved else None
+    def _put_in_force(self, old: Config, new: Config, diff: ConfigDiff, now_s: float) -> None:
+        listener = self._bind(old, new) if diff.moved else None
         # The router first: it is the one thing that can still fail.
         self._processes.reconfigure(new)
         if diff.router:
             try:
                 self._guard.replace(now_s, listener)
             except OSError as error:
-                self._processes.reconfigure(self.config)
+                self._processes.reconfigure(old)
                 if listener is not None:
                     listener.close()
                 message = f"can't start a new router: {error.strerror or error}"
                 raise OperationError(ErrorCode.INTERNAL, message) from error
-        self.config = new
         self._apply(new)
         self._core.reconfigure(new, diff.models, now_s)
 
-    def _bind(self, new: Config) -> socket.socket | None:
+    def _bind(self, old: Config, new: Config) -> socket.socket | None:
         """Return a socket on the new address, None where the router listens there already."""
         server, router = new.server, self._guard.process
         port = 0 if router is None else router.port
-        if server.host == self.config.server.host and server.port in (0, port):
+        if server.host == old.server.host and server.port in (0, port):
             return None
         try:
             return listening.bind(server, port)

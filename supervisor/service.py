@@ -17,6 +17,8 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.ids import new_epoch
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor import listening
+from lmx.supervisor.added_file import AddedFile
+from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.admin_key import read_admin_key
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.budget import Ledger
@@ -25,13 +27,21 @@ from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
+from lmx.supervisor.deletion import Deletion
+from lmx.supervisor.disk_commands import DiskCommands
+from lmx.supervisor.download_records import Download, DownloadFile
+from lmx.supervisor.downloaded_models import serve_download
+from lmx.supervisor.downloads import Downloads
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch, reap_children
+from lmx.supervisor.fetch_process import FetchProgram
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.handover import Handover, leave
 from lmx.supervisor.home import Home
 from lmx.supervisor.inbox import Inbox
+from lmx.supervisor.inventory_commands import InventoryCommands
 from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.loading import Loading
 from lmx.supervisor.machine_budget import budget_bytes
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_watch import MemoryWatch
@@ -140,6 +150,7 @@ class Service:
                 self._invocation.handover,
             )  # fmt: skip
             self.serving = True
+            self._downloads.resume()
             self._events.note(
                 "supervisor.ready", None, f"lmx {self.version}", home=str(self.home.path),
                 budget_bytes=self.core.ledger.budget_bytes, models=len(self.core.slots),
@@ -156,6 +167,7 @@ class Service:
             for task in (*asked, *tasks):
                 task.cancel()
             self._service_commands.close()
+            self._disk_commands.close()
             self.guard.close()
             self._watch.close()
             await self._server.close()
@@ -166,9 +178,8 @@ class Service:
         self._server = ControlServer(self.home.run)
         self._events = EventLog(epoch)
         records = Records(self.home.state)
-        self._fetching = Fetching(
-            self.home.models, self.home.logs / "fetch.log", self._fetch_advanced, self._fetch_ended
-        )
+        program = FetchProgram.of(self.home)
+        self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
         pins = Pins(self.home.pins)
         ledger = Ledger(self._budget_bytes(self.config))
         self._processes = Processes(
@@ -177,7 +188,11 @@ class Service:
             self._worker_left,
             read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
         )  # fmt: skip
-        self.core = Core(self.config, ledger, self._processes, epoch, pins.load())
+        added = AddedModels(AddedFile(self.home.added_models))
+        self.core = Core(added.join(self.config), ledger, self._processes, epoch, pins.load())
+        added.serve_with(self.core)
+        added.tell_shadowed(self.config, self._events.note)
+        loading = Loading(self.core, added, self._processes.in_cache)
         self._memory = MemoryWatch(
             self.core, self.config.memory, self._processes.send, self._events.note
         )
@@ -186,12 +201,20 @@ class Service:
             lambda port: listening.bind(self.config.server, port),
             RouterLimits.of(self.config.timing),
         )
-        self._shutdown = Shutdown(self.core, self.guard, self._fetching)
+        self._downloads = Downloads(
+            DownloadFile(self.home.downloads), program,
+            lambda download, path: self._download_came(added, download, path), self._events.note,
+        )  # fmt: skip
+        self._disk_commands = DiskCommands(
+            self._downloads, Deletion(self.core, added, self._downloads, self.home),
+            self._processes.reply,
+        )  # fmt: skip
+        self._shutdown = Shutdown(self.core, self.guard, self._close_fetches)
         handed = self._invocation.handover
         if handed is not None:
             self.guard.listener = listening.inherited(handed.listen_fd, self.config.server)
         self._reloader = Reloader(
-            self.config, self._invocation.read_config, self.core, self.guard, self._processes,
+            self._invocation.read_config, added, self.core, self.guard, self._processes,
             self._apply, self._events.note,
         )  # fmt: skip
         self._service_commands = ServiceCommands(
@@ -202,16 +225,21 @@ class Service:
             self.core, self.guard, records, self.home.run, self._processes.watch
         )
         self._inbox = Inbox(
-            self.core, self.guard, Commands(self.core, self._processes.reply),
-            self._service_commands, self._adoption, self._server.send,
+            self.core, self.guard, Commands(self.core, loading, self._processes.reply),
+            self._service_commands, InventoryCommands(added, self._processes.reply),
+            self._disk_commands,
+            self._adoption, self._server.send,
             lambda: self.config.server.host,
         )  # fmt: skip
 
     async def _hand_over(self) -> Handover:
         """End nothing but the fetches, which go on where they were."""
         log.info("supervisor.replacing")
-        await self._fetching.close()
+        await self._close_fetches(goes_on=True)
         return leave(self.core, self._lock.descriptor, self.guard.listener)
+
+    async def _close_fetches(self, *, goes_on: bool = False) -> None:
+        await asyncio.gather(self._fetching.close(), self._downloads.close(goes_on=goes_on))
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Return all that ``lmx-supervisor status --json`` shows."""
@@ -258,6 +286,14 @@ class Service:
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         self.core.fetch_advanced(model_id, phase, fraction)
+
+    def _download_came(self, added: AddedModels, download: Download, path: Path) -> str | None:
+        now_s = time.monotonic()
+        model_id = serve_download(added, download, path, now_s)
+        if model_id is not None:
+            self.core.files_changed(model_id)
+        self.core.flush(now_s)
+        return model_id
 
     def _fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
         now_s = time.monotonic()

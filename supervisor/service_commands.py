@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Protocol
-
-import structlog
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.commands import answer_or_deny
 from lmx.supervisor.core import Core
-from lmx.supervisor.denials import denied
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.later import LaterAnswers
 from lmx.supervisor.reload import Reloader
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.slots import Asker
-
-log = structlog.get_logger()
 
 QUESTIONS: Final = (
     control.GetStatus,
@@ -73,7 +69,7 @@ class ServiceCommands:
         self._reloader = reloader
         self._invocation = invocation
         self._reply = reply
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._later = LaterAnswers(reply)
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
@@ -81,8 +77,7 @@ class ServiceCommands:
 
     def close(self) -> None:
         """Give up what was not answered yet."""
-        for task in self._tasks:
-            task.cancel()
+        self._later.close()
 
     def _answer(self, asker: Asker, question: Any, now_s: float) -> Any:
         match question:
@@ -93,9 +88,9 @@ class ServiceCommands:
             case control.ReloadConfig():
                 return self._reloader.reload("an operator asked for it", now_s)
             case control.RestartRouter():
-                self._later(asker, self._restart_router(now_s))
+                self._later.answer(asker, self._restart_router(now_s))
             case control.RestartSupervisor():
-                self._later(asker, self._restart_supervisor())
+                self._later.answer(asker, self._restart_supervisor())
             case control.StopAll():
                 self._service.stop("an operator asked for it")
                 return control.Done("stopping")
@@ -103,21 +98,6 @@ class ServiceCommands:
                 kind = type(question).__name__
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
         return None
-
-    def _later(self, asker: Asker, work: Coroutine[Any, Any, control.Done]) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer_later(asker, work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, control.Done]) -> None:
-        try:
-            self._reply(asker, await work)
-        except LmxError as error:
-            self._reply(asker, denied(error))
-        except Exception as error:
-            log.exception("control.message_failed")
-            failed = OperationError(ErrorCode.INTERNAL, f"the supervisor failed on this: {error}")
-            self._reply(asker, denied(failed))
 
     async def _restart_router(self, now_s: float) -> control.Done:
         self._refuse_while_stopping()

@@ -18,7 +18,10 @@ def supervisor_status(core: Core) -> dict[str, Any]:
         "budget_bytes": ledger.budget_bytes,
         "reserved_bytes": ledger.reserved_bytes,
         "missing_bytes": ledger.missing_bytes,
+        "memory_soft_line": core.config.memory.soft_line,
         "swaps_total": core.swaps_total,
+        "soft_line": core.config.memory.soft_line,
+        "hard_line": core.config.memory.hard_line,
     }
 
 
@@ -28,6 +31,7 @@ def memory_status(pressure: MemoryPressure, reading: MemoryReading) -> dict[str,
         "memory_pressure": pressure.value,
         "machine_memory_bytes": reading.total_bytes,
         "machine_used_bytes": reading.used_bytes,
+        "machine_available_bytes": reading.available_bytes,
     }
 
 

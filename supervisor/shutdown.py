@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from lmx.supervisor.core import Core
-from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.stop_bound import ROUTER_FAREWELL_S
 
@@ -18,12 +17,15 @@ log = structlog.get_logger()
 
 
 class Shutdown:
-    """Needs to be told of each exit; the deadlines are the ticks', and end in SIGKILL."""
+    """Needs to be told of each exit; the deadlines are the ticks', and end in SIGKILL.
+    ``close_fetches`` ends every fetch and download."""
 
-    def __init__(self, core: Core, guard: RouterGuard, fetching: Fetching) -> None:
+    def __init__(
+        self, core: Core, guard: RouterGuard, close_fetches: Callable[[], Awaitable[None]]
+    ) -> None:
         self._core = core
         self._guard = guard
-        self._fetching = fetching
+        self._close_fetches = close_fetches
         self._wake = asyncio.Event()
         self._at_once = False
 
@@ -48,7 +50,7 @@ class Shutdown:
         self._core.stop_workers(time.monotonic(), at_once=self._at_once)
         if self._at_once:
             self._guard.stop(time.monotonic(), 0.0)
-        await self._fetching.close()
+        await self._close_fetches()
         hurried = self._at_once
         await self._until(lambda: not self._processes_left() or self._at_once != hurried)
         if self._processes_left():

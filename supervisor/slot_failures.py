@@ -58,6 +58,7 @@ class SlotFailures:
         would fetch it anew. Missing memory is no fault of the model's.
         """
         slot.state, slot.wanted, slot.problem = SlotState.COLD, False, error.message
+        slot.given_up = error
         self.deny_waiters(slot, error)
         if error.code is ErrorCode.INSUFFICIENT_MEMORY:
             # Each request hears it, and would push all else out of the events.

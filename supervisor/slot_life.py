@@ -8,6 +8,7 @@ there is room for a model is not decided here: :mod:`lmx.supervisor.placement`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, assert_never
 
 import structlog
@@ -21,6 +22,7 @@ from lmx.supervisor.actions import Actions
 from lmx.supervisor.budget import Ledger, format_bytes
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.slot_failures import SlotFailures
+from lmx.supervisor.slot_look import read_files
 from lmx.supervisor.slots import LastExit, Slot
 from lmx.supervisor.worker_state import (
     BecameReady,
@@ -78,7 +80,7 @@ class SlotLife:
         it wait for memory."""
         if self.stopping:
             return
-        slot.problem = None
+        slot.problem = slot.given_up = None
         if slot.path is None:
             slot.path = self._actions.local_path(slot.model)
         if slot.path is not None:
@@ -94,9 +96,10 @@ class SlotLife:
         assert path is not None
         # Read anew at each start: the folder may hold another model by now, and what was
         # measured of it since may have made the plan another one.
-        slot.kind = self._actions.model_kind(slot.model, path)
+        read_files(slot, path, self._actions)
+        assert slot.kind is not None
         try:
-            slot.plan = self._actions.plan_memory(slot.model, slot.kind, path)
+            slot.plan = slot.needs = self._actions.plan_memory(slot.model, slot.kind, path)
         except LmxError as error:
             self.failures.give_up(slot, error, now_s)
             return
@@ -214,6 +217,7 @@ class SlotLife:
         else:
             self._ledger.correct(worker.instance, slot.plan.corrected_bytes(memory_bytes))
             self._actions.remember(slot.plan, memory_bytes, 0)
+            slot.needs = replace(slot.plan, static_bytes=memory_bytes)
         reserved_bytes = self._ledger.reserved_by(worker.instance)
         self._actions.keep_reservation(worker, reserved_bytes)
         if slot.spawned_at_s is not None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.restart import FailureRecord
 from lmx.supervisor.worker_state import Worker
 
@@ -52,11 +55,13 @@ class Slot:
 
     ``wanted``: it is to be running; decides what follows an exit. ``path``: its folder on
     this machine, None until a fetch has told. ``kind``: what the model is for, None until the
-    folder is known. ``plan``: the memory of its worker, or of the one that it waits for.
-    ``problem``: why it is down, for people. ``held``: an operator drained it, it takes no
-    request. ``removed``: it is no longer configured and goes with its worker. ``ordered_at_s``:
-    since when an operator waits for it. ``evicted_for``: the model that its worker makes room
-    for. ``queue_told``: that it waits was noted.
+    folder is known, as are ``facts``. ``plan``: the memory of its worker, or of the one that it
+    waits for; ``needs``: what its next worker would get, as of its files and of what was measured
+    since, None until they are known. ``problem``: why it is down, for people; ``given_up``: the
+    error that its last start ended with before there was a worker. ``held``: an operator drained
+    it, it takes no request. ``removed``: it is no longer configured and goes with its worker.
+    ``ordered_at_s``: since when an operator waits for it. ``evicted_for``: the model that its
+    worker makes room for. ``queue_told``: that it waits was noted.
     """
 
     model: ModelConfig
@@ -67,7 +72,9 @@ class Slot:
     removed: bool = False
     path: Path | None = None
     kind: ModelKind | None = None
+    facts: ModelFacts = field(default_factory=ModelFacts)
     plan: MemoryPlan | None = None
+    needs: MemoryPlan | None = None
     worker: Worker | None = None
     failures: FailureRecord = field(default_factory=FailureRecord)
     restarts: int = 0
@@ -76,6 +83,7 @@ class Slot:
     ready_at_s: float | None = None
     loaded_at_s: float | None = None
     problem: str | None = None
+    given_up: LmxError | None = None
     fetch_phase: LoadPhase | None = None
     fetch_fraction: float | None = None
     waiters: list[Waiter] = field(default_factory=list)
@@ -88,6 +96,20 @@ class Slot:
     load_s_total: float = 0.0
     exits: Counter[ExitCause] = field(default_factory=Counter)
     last_exit: LastExit | None = None
+
+    @property
+    def added(self) -> bool:
+        """Whether the model was added while lmx ran."""
+        return isinstance(self.model, AddedModelConfig)
+
+    @property
+    def context_length(self) -> int | None:
+        """The context that its worker has or will have, else the one that is set; None: the
+        model's own."""
+        if self.worker is not None and self.worker.context_length:
+            return self.worker.context_length
+        planned = self.plan.context_tokens if self.plan is not None else None
+        return planned or self.model.context_length
 
     @property
     def ready_worker(self) -> Worker | None:

@@ -24,6 +24,7 @@ _QUANTISATION = re.compile(
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _MODEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]*)?")
 _MODEL_ID_LIMIT = 200
+_FILE_NAME_LIMIT = 500
 
 
 class SourceError(ValueError):
@@ -94,6 +95,25 @@ def _parse_hub(text: str) -> HubSource:
             "commit; leave '@' out for the default branch"
         )
     return HubSource(repo_id, revision)
+
+
+def parse_file_name(text: str) -> str:
+    """Read the name of a file in a repository, as 'name.gguf' or 'folder/name.gguf'.
+
+    Raises `SourceError` for anything that could lead out of the repository.
+    """
+    parts = text.split("/")
+    if (
+        len(text) > _FILE_NAME_LIMIT
+        or not text.isprintable()
+        or "\\" in text
+        or any(part in ("", ".", "..") for part in parts)
+    ):
+        raise SourceError(
+            f"{text!r} is not a file of a repository: write its name as the hub lists it, as in "
+            "'model-Q4_K_M.gguf'"
+        )
+    return text
 
 
 def default_model_id(source: Source) -> str:

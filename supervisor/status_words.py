@@ -32,12 +32,16 @@ _FAILURES: Final = frozenset({"crash", "signal", "out_of_memory", "hang", "load_
 
 
 def find_model(workers: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return a model's line of the status, of all ``workers``, by id or alias.
+    """Return a model's line of the status, of all ``workers``, by id, alias or
+    repository.
 
     Raises :class:`OperationError` (model_not_found), naming the models there are.
     """
     for worker in workers:
         if name in (worker["model"], *worker["aliases"]):
+            return worker
+    for worker in workers:
+        if name == worker.get("source", "").partition("@")[0]:
             return worker
     known = ", ".join(worker["model"] for worker in workers) or "none is configured"
     raise OperationError(ErrorCode.MODEL_NOT_FOUND, f"no model is named {name!r}; known: {known}")

@@ -10,6 +10,7 @@ from lmx.protocol.control import ModelView, Saved
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import MemoryConfig
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.denials import ready_in_s
 from lmx.supervisor.picture import expires_at_s
 from lmx.supervisor.slots import Slot
@@ -32,7 +33,7 @@ def model_view(slot: Slot, position: int | None, created_s: int, now_s: float) -
         instance=worker.instance if worker else None,
         pid=worker.pid if worker else None,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
-        context_length=(worker.context_length if worker else None) or slot.model.context_length,
+        context_length=slot.context_length,
         kind=model_kind(slot),
         capabilities=worker.capabilities if worker else (),
         created_s=created_s,
@@ -44,6 +45,9 @@ def model_view(slot: Slot, position: int | None, created_s: int, now_s: float) -
         position=position,
         pinned=slot.pinned,
         max_waiting=slot.model.max_rows + slot.model.max_queue,
+        family=slot.facts.family,
+        needed_bytes=slot.needs.reserve_bytes if slot.needs else None,
+        added=slot.added,
     )
 
 
@@ -69,6 +73,11 @@ def worker_status(
         "aliases": list(slot.model.aliases),
         "source": slot.model.source,
         "kind": _text(model_kind(slot)),
+        "family": slot.facts.family,
+        "added": slot.added,
+        "parameters": dict(slot.model.parameters)
+        if isinstance(slot.model, AddedModelConfig)
+        else {},
         "state": public_state(slot),
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
@@ -76,14 +85,17 @@ def worker_status(
         "peak_memory_bytes": worker.peak_memory_bytes if worker else 0,
         "kv_bytes": worker.kv_bytes if worker else 0,
         "reserved_bytes": ledger.reserved_by(worker.instance) if worker else 0,
+        **_needs(slot),
         "pinned": slot.pinned,
         "idle_s": None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
         "expires_in_s": None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
         "position": position,
         "waiting": len(slot.waiters),
-        "context_length": (worker.context_length if worker else None) or slot.model.context_length,
+        "max_rows": slot.model.max_rows,
+        "context_length": slot.context_length,
         "requests_active": worker.rows if worker else 0,
         "requests_queued": worker.queued if worker else 0,
+        "stalled_s": round(worker.stalled_s, 3) if worker else 0.0,
         "requests_total": worker.requests_total if worker else 0,
         "tokens_total": worker.tokens_total if worker else 0,
         **{f"{name}_total": count for name, count in _saved(worker).items()},
@@ -99,6 +111,15 @@ def worker_status(
         if slot.retry_at_s is None
         else round(max(0.0, slot.retry_at_s - now_s), 3),
         "problem": slot.problem,
+    }
+
+
+def _needs(slot: Slot) -> dict[str, int | None]:
+    needs = slot.plan or slot.needs
+    return {
+        "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
+        "weights_bytes": needs.weights_bytes if needs else None,
+        "kv_capacity_bytes": needs.kv_cache_bytes if needs else None,
     }
 
 

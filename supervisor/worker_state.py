@@ -36,6 +36,7 @@ class Worker:
     ``peak_memory_bytes`` is the most it ever held. ``said`` is the state that its last beat
     named. ``idle_since_s``: when its last request ended, None while it has one or is not READY.
     ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
+    ``stalled_s``: for how long it had made no progress with its requests, at its last beat.
     ``kills``: how often it was sent SIGKILL and did not end.
     ``permanent``: its load failed in a way that trying again does not mend.
     """
@@ -57,6 +58,7 @@ class Worker:
     kind: ModelKind | None = None
     rows: int = 0
     queued: int = 0
+    stalled_s: float = 0.0
     requests_total: int = 0
     tokens_total: int = 0
     saved: Saved = field(default_factory=Saved)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from client_packages import python_packages
 from openai import OpenAI
-from rig import Rig, rig
+from rig import Rig, rig, scripted
 
 
 @pytest.fixture(scope="package")
@@ -31,6 +32,47 @@ def server(smollm2_dir: Path, smollm2_int4_dir: Path) -> Iterator[Rig]:
         for model in ("smollm2", "smollm2-int4"):
             lmx.wait_state(model, "ready", deadline_s=120)
         yield lmx
+
+
+API_KEY = "an-inference-key-of-the-tests"
+
+
+@pytest.fixture(scope="package")
+def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
+    """Models whose answers the requests script, with an API key; for what clients do with them.
+
+    ``narrow`` takes one request at a time, ``stumbling`` fails to load the first time.
+    """
+    config = {
+        "security": {"api_keys": [API_KEY]},
+        # A model's failed load is tried again at once.
+        "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1},
+        "models": [
+            scripted("scripted"),
+            scripted("narrow", max_rows=1, max_queue=0),
+            scripted("stumbling", preload=False, options={"bad_loads": [1]}),
+            {"id": "minilm", "source": str(minilm_dir), "preload": False},
+        ],
+        "timing": {"load_stall_timeout_s": 60.0, "beat_timeout_s": 6.0},
+    }
+    with rig(config) as lmx:
+        for model in ("scripted", "narrow"):
+            lmx.wait_state(model, "ready", deadline_s=60)
+        yield lmx
+
+
+@pytest.fixture
+def scripted_client(scripted_server: Rig) -> Iterator[OpenAI]:
+    """The official SDK on the scripted models, without retries."""
+    url = scripted_server.url
+    with OpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """Other clients of the API, and Node: fetched once for each machine."""
+    return python_packages()
 
 
 @pytest.fixture

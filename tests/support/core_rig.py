@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fake_actions import FakeActions
 
 from lmx.protocol import control
 from lmx.protocol.states import WorkerState
+from lmx.supervisor import inventory_commands
+from lmx.supervisor.added_file import AddedFile
+from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.core import Core
+from lmx.supervisor.inventory_commands import InventoryCommands
+from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker, Slot
 from lmx.supervisor.worker_state import Worker
 
 ASKER = Asker(b"router", 7)
+
+
+class NoFile(AddedFile):
+    """Nothing on a disk."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+
+    def load(self) -> dict[str, AddedModelConfig]:
+        return {}
+
+    def save(self, models: Mapping[str, AddedModelConfig]) -> None:
+        pass
 
 
 class CoreRig:
@@ -28,12 +49,20 @@ class CoreRig:
         budget: int = 1000,
         models: dict[str, dict[str, Any]] | None = None,
         pins: dict[str, bool] | None = None,
+        added_file: AddedFile | None = None,
         **config: Any,
     ) -> None:
         self.actions = FakeActions(needs)
         self.config = make_config(needs, models, **config)
-        self.core = Core(self.config, Ledger(budget), self.actions, "epoch", pins or {})
-        self.commands = Commands(self.core, self.actions.reply)
+        self.added = AddedModels(added_file or NoFile())
+        self.core = Core(
+            self.added.join(self.config), Ledger(budget), self.actions, "epoch", pins or {}
+        )
+        self.in_cache: set[str] = set()
+        self.added.serve_with(self.core)
+        loading = Loading(self.core, self.added, self.in_cache.__contains__)
+        self.commands = Commands(self.core, loading, self.actions.reply)
+        self.inventory = InventoryCommands(self.added, self.actions.reply)
         self.now_s = 0.0
         self._asked = 0
 
@@ -58,7 +87,9 @@ class CoreRig:
 
     def operate(self, question: Any) -> Any:
         """An operator's question; returns the answer."""
-        self.commands.answer(ASKER, question, self.now_s)
+        inventory = isinstance(question, inventory_commands.QUESTIONS)
+        commands = self.inventory if inventory else self.commands
+        commands.answer(ASKER, question, self.now_s)
         return self.actions.replies[-1][1]
 
     def answer(self, asker: Asker) -> Any:
@@ -73,13 +104,13 @@ class CoreRig:
 
     def bring_up(self, name: str, memory_bytes: int | None = None) -> None:
         """Its worker says Hello and has loaded what it needs."""
-        measured = self.actions.needs[name] if memory_bytes is None else memory_bytes
+        measured = self.actions.needs.get(name, 100) if memory_bytes is None else memory_bytes
         self.said(name, control.WorkerHello, name, 1, WorkerState.STARTING)
         self.said(name, control.Loaded, measured, 2048, 0.1)
 
     def beat(self, name: str, rows: int = 0, idle_for_s: float = 0.0, **named: Any) -> None:
         worker = self.worker(name)
-        named.setdefault("memory_bytes", self.actions.needs[name])
+        named.setdefault("memory_bytes", self.actions.needs.get(name, 100))
         self.said(
             name, control.WorkerBeat, worker.state, rows, 0, 0.0, requests_total=1,
             tokens_total=1, idle_for_s=0.0 if rows else idle_for_s, **named,

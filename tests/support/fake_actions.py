@@ -10,6 +10,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.worker_state import Worker
 
@@ -43,6 +44,7 @@ class FakeActions:
         self.pins_not_written: str | None = None
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
+        self.facts = ModelFacts()
         self._next_pid = 1000
 
     def wall_s(self) -> float:
@@ -54,6 +56,9 @@ class FakeActions:
     def fetched_path(self, model: ModelConfig) -> Path | None:
         return Path("/models") / model.id
 
+    def whole_path(self, model: ModelConfig) -> Path | None:
+        return self.local_path(model)
+
     def start_fetch(self, model: ModelConfig) -> None:
         assert model.id not in self.fetching
         self.fetching.add(model.id)
@@ -63,6 +68,9 @@ class FakeActions:
 
     def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
         return model.kind or self.kinds.get(model.id, ModelKind.CHAT)
+
+    def model_facts(self, path: Path) -> ModelFacts:
+        return self.facts
 
     def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
         if self.estimate_error is not None:

@@ -28,6 +28,7 @@ from lmx.protocol.control import (
     GetSnapshot,
     Identify,
     ModelView,
+    Route,
     RouterBeat,
     RouterHello,
     Snapshot,
@@ -114,7 +115,8 @@ class FakeSupervisor:
 
     ``answers_beats`` and ``answers_acquire`` can be switched off; ``acquire_reply`` decides
     what an Acquire gets (None: nothing, until the test calls :meth:`reply`). ``replies`` has the
-    reply to any other kind of question; a kind that it lacks gets none.
+    reply to any other kind of question, or a function of the question that returns it; a kind that
+    it lacks, and None, get none.
     """
 
     def __init__(self, context: zmq.asyncio.Context, run_dir: RunDirectory) -> None:
@@ -122,6 +124,8 @@ class FakeSupervisor:
         self.revision = 0
         self.models: tuple[ModelView, ...] = ()
         self.default_model: str | None = None
+        self.routes: tuple[Route, ...] = ()
+        self.free_bytes = 0
         self.seen: list[Any] = []
         self.acquires: list[tuple[bytes, int, Acquire]] = []
         self.answers_beats = True
@@ -142,9 +146,16 @@ class FakeSupervisor:
         self._control.close()
         self._events.close()
 
-    async def publish(self, *models: ModelView, default: str | None = None) -> None:
+    async def publish(
+        self,
+        *models: ModelView,
+        default: str | None = None,
+        routes: tuple[Route, ...] = (),
+        free_bytes: int = 0,
+    ) -> None:
         """Have these models, and tell the router (unless ``publishes`` is off)."""
         self.models, self.default_model = models, default
+        self.routes, self.free_bytes = routes, free_bytes
         self.revision += 1
         if self.publishes:
             await self._events.send(encode(self.snapshot()))
@@ -159,7 +170,14 @@ class FakeSupervisor:
 
     def snapshot(self) -> Snapshot:
         """The present state."""
-        return Snapshot(self.epoch, self.revision, self.default_model, self.models)
+        return Snapshot(
+            self.epoch,
+            self.revision,
+            self.default_model,
+            self.models,
+            routes=self.routes,
+            free_bytes=self.free_bytes,
+        )
 
     async def reply(self, index: int, message: Acquired | Denied) -> None:
         """Answer the Acquire of that index."""
@@ -194,7 +212,10 @@ class FakeSupervisor:
                 if answer is not None:
                     return [(answer, envelope.correlation)]
             case other if type(other) in self.replies:
-                return [(self.replies[type(other)], envelope.correlation)]
+                answer = self.replies[type(other)]
+                answer = answer(other) if callable(answer) else answer
+                if answer is not None:
+                    return [(answer, envelope.correlation)]
         return []
 
 

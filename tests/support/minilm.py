@@ -22,7 +22,7 @@ FOLDER = "all-minilm-l6-v2-0.1.0"
 
 def obtain_minilm() -> Path:
     """Return the model's folder, after fetching it if it is not there."""
-    demo = _demo_model()
+    demo = demo_script()
     cache = demo.cache_dir() / "test-models"
     cache.mkdir(parents=True, exist_ok=True)
     target: Path = cache / FOLDER
@@ -35,8 +35,8 @@ def obtain_minilm() -> Path:
     return target
 
 
-def _demo_model() -> Any:
-    # A script, not a package: loaded from its file.
+def demo_script() -> Any:
+    """Return the module deploy/demo_model.py: a script, not a package, loaded from its file."""
     path = Path(__file__).resolve().parents[2] / "deploy" / "demo_model.py"
     spec = importlib.util.spec_from_file_location("demo_model", path)
     assert spec is not None

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import yarl
 import zmq.asyncio
+from answer_check import AnswerCheck
 from fake_peers import FakeStream, FakeSupervisor, FakeWorker, fake_peers, ready, until
 
 from lmx.protocol.endpoints import RunDirectory
@@ -57,6 +59,15 @@ class Rig:
     async def post_json(self, path: str, **body: Any) -> tuple[int, Any]:
         """POST a body; return status and parsed answer."""
         async with self.http.post(f"{self.url}{path}", json=body) as response:
+            return response.status, await response.json()
+
+    async def admin(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
+        """Ask with the admin key, with a body where there are fields; return status and parsed
+        answer."""
+        headers = {"X-Admin-Key": self.spec.admin_key}
+        url = yarl.URL(f"{self.url}{path}", encoded=True)
+        json_body = {"json": body} if body else {}
+        async with self.http.request(method, url, headers=headers, **json_body) as response:
             return response.status, await response.json()
 
     async def post_events(self, path: str, **body: Any) -> list[str]:
@@ -141,7 +152,8 @@ def listening_socket() -> socket.socket:
 async def router_rig(
     script: Callable[[FakeStream], Any] = answer, **spec_fields: Any
 ) -> AsyncIterator[Rig]:
-    """A router that serves ``MODEL`` from one fake worker with ``script``, already settled."""
+    """A router that serves ``MODEL`` from one fake worker with ``script``, already settled. Every
+    answer must be as its route describes it."""
     async with fake_peers() as (context, run_dir):
         listener = listening_socket()
         port = listener.getsockname()[1]
@@ -150,6 +162,8 @@ async def router_rig(
         worker = FakeWorker(context, run_dir, INSTANCE, script)
         await supervisor.publish(ready(MODEL, INSTANCE, created_s=1700000000), default=MODEL)
         router = Router(spec, listener)
+        check = AnswerCheck()
+        router._runner.app.on_response_prepare.append(check)
         rig = None
         async with aiohttp.ClientSession() as http:
             try:
@@ -164,6 +178,7 @@ async def router_rig(
                 await router.stop(grace_s=0.0)
                 for peer in (worker, supervisor, *(rig.others if rig else ())):
                     await peer.stop()
+        assert not check.faults, check.faults
 
 
 def knows(router: Router, revision: int) -> bool:

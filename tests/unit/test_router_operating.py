@@ -1,4 +1,4 @@
-"""What operators use: the global limit, the admin key, the reload, the metrics."""
+"""What operators use: the global limit, the admin key, the reload."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_peers import FakeStream, cold, ready, until
-from prometheus_client.parser import text_string_to_metric_families
-from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from fake_peers import FakeStream, until
+from router_rig import Rig, router_rig
 
-from lmx.protocol.control import (
-    Acquire,
-    Denied,
-    GetStatus,
-    ReloadConfig,
-    Reloaded,
-    Status,
-)
+from lmx.protocol.control import Denied, GetStatus, ReloadConfig, Reloaded, Status
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.states import ExitCause, SlotState
 from lmx.router.access import is_loopback
-from lmx.router.metric_families import exposition
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 RELOAD = "/admin/config/reload"
@@ -111,105 +101,6 @@ async def test_a_reload_without_a_supervisor_is_503() -> None:
         await rig.supervisor.stop()
         status, body = await ask(rig, "POST", RELOAD, KEY)
     assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
-
-
-# Metrics.
-
-STATUS: dict[str, Any] = {
-    "supervisor": {
-        "budget_bytes": 1000,
-        "reserved_bytes": 700,
-        "missing_bytes": 5,
-        "memory_pressure": "soft",
-        "swaps_total": 4,
-    },
-    "router": {"restarts": 1},
-    "workers": [
-        {
-            "model": MODEL,
-            "state": "ready",
-            "memory_bytes": 300,
-            "reserved_bytes": 400,
-            "peak_memory_bytes": 350,
-            "requests_active": 2,
-            "requests_queued": 3,
-            "loads_total": 6,
-            "load_s_total": 1.5,
-            "exits": {"crash": 2},
-        },
-        {"model": "big", "state": "queued", "memory_bytes": 0},
-    ],
-}
-
-
-def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Every sample by name and label values, as Prometheus reads them."""
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
-    async with router_rig() as rig:
-        rig.supervisor.replies[GetStatus] = Status(STATUS)
-        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        waiting = asyncio.create_task(rig.chat_json(model="big"))
-        await until(lambda: rig.router.room.waiting("big") == 1)
-        status, text = await ask(rig, "GET", "/metrics")
-        assert (status, await ask(rig, "GET", "/admin/metrics", KEY)) == (200, (200, text))
-        assert rig.supervisor.count(Acquire) == 1, "metrics wake nothing"
-        waiting.cancel()
-    found = samples(text)
-    expected = {
-        ("lmx_supervisor_up",): 1,
-        ("lmx_memory_budget_bytes",): 1000,
-        ("lmx_memory_reserved_bytes",): 700,
-        ("lmx_memory_missing_bytes",): 5,
-        ("lmx_memory_pressure",): 1,
-        ("lmx_evictions_total",): 4,
-        ("lmx_router_restarts_total",): 1,
-        ("lmx_model_memory_bytes", MODEL): 300,
-        ("lmx_model_reserved_bytes", MODEL): 400,
-        ("lmx_model_peak_bytes", MODEL): 350,
-        ("lmx_model_loaded", MODEL): 1,
-        ("lmx_model_loaded", "big"): 0,
-        ("lmx_model_state", MODEL, "ready"): 1,
-        ("lmx_model_state", MODEL, "cold"): 0,
-        ("lmx_model_state", "big", "queued"): 1,
-        ("lmx_model_loads_total", MODEL): 6,
-        ("lmx_model_load_seconds_total", MODEL): 1.5,
-        ("lmx_worker_exits_total", "crash", MODEL): 2,
-        ("lmx_worker_exits_total", "hang", MODEL): 0,
-        ("lmx_num_requests_running", MODEL): 2,
-        ("lmx_num_requests_waiting", MODEL): 3,
-        ("lmx_num_requests_waiting", "big"): 1,
-    }
-    assert {key: found.get(key) for key in expected} == expected
-
-
-async def test_without_a_supervisor_metrics_are_what_the_router_knows() -> None:
-    async with router_rig() as rig:
-        await rig.supervisor.publish(ready(MODEL, INSTANCE, memory_bytes=77))
-        await until(lambda: knows(rig.router, rig.supervisor.revision))
-        rig.supervisor.answers_beats = False
-        await until(lambda: not rig.router.supervisor.alive)
-        status, text = await ask(rig, "GET", "/metrics")
-    found = samples(text)
-    assert status == 200
-    assert found["lmx_supervisor_up",] == 0
-    assert found["lmx_model_loaded", MODEL] == 1
-    assert found["lmx_model_memory_bytes", MODEL] == 77
-    assert ("lmx_memory_budget_bytes",) not in found
-
-
-def test_labels_are_bounded() -> None:
-    odd = {"model": MODEL, "state": "ready", "exits": {"never heard of": 3}}
-    text = exposition({"workers": [odd]}, {}, supervisor_up=True).decode()
-    causes = {key[1] for key in samples(text) if key[0] == "lmx_worker_exits_total"}
-    assert causes == {cause.value for cause in ExitCause}
 
 
 @pytest.mark.parametrize(

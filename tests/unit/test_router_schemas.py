@@ -22,7 +22,7 @@ UNSUPPORTED = ErrorCode.UNSUPPORTED_VALUE
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return {"messages": [USER], **fields}
+    return {"messages": [USER]} | fields
 
 
 def with_message(**fields: Any) -> dict[str, Any]:
@@ -115,6 +115,36 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (chat(max_tokens=4, min_tokens=5), "min_tokens", VALUE, "more than the answer may have"),
     (chat(include_stop_str_in_output="no"), "include_stop_str_in_output", TYPE, "a boolean"),
     (chat(stream_options={}), "stream_options", VALUE, "`stream: true` only"),
+    (chat(fps=0), "fps", VALUE, "greater than 0"),
+    (chat(fps=241), "fps", VALUE, "at most 240"),
+    (chat(fps="1"), "fps", TYPE, "a number"),
+    (chat(use_audio_in_video="yes"), "use_audio_in_video", TYPE, "a boolean"),
+    (chat(metadata="x"), "metadata", TYPE, "an object"),
+    (chat(service_tier=1), "service_tier", TYPE, "a string"),
+    (chat(safety_identifier=[]), "safety_identifier", TYPE, "a string"),
+    (chat(prompt_cache_key=1), "prompt_cache_key", TYPE, "a string"),
+    (chat(detokenize=False), "detokenize", UNSUPPORTED, "got false"),
+    (
+        chat(chat_template_kwargs={"a": [{}, {"b": 10**30}]}),
+        "chat_template_kwargs.a[1].b", VALUE, "within 64 bits, got 1000000",
+    ),
+    (
+        chat(response_format={"type": "json_schema", "json_schema": {
+            "schema": {"maximum": float("inf")}}}),
+        "response_format.json_schema.schema.maximum", VALUE, "too large",
+    ),
+    (
+        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {
+            "minimum": -(2**64)}}}]),
+        "tools[0].function.parameters.minimum", VALUE, "-18446744073709551616",
+    ),
+    (chat(guided_json={"a": 2**64}), "guided_json.a", VALUE, "within 64 bits"),
+    (chat(seed=10**400), "seed", VALUE, "at most"),
+    (chat(temperature=10**400), "temperature", TYPE, "a number"),
+    (chat(top_p=float("inf")), "top_p", VALUE, "too large"),
+    (chat(logit_bias={"1": float("-inf")}), "logit_bias.1", VALUE, "too large"),
+    (chat(store=10**30), "store", UNSUPPORTED, "got 1000000"),
+    (chat(keep_alive=float("inf")), "keep_alive", VALUE, "duration"),
     (chat(bad_words=["x"]), "bad_words", UNSUPPORTED, "not supported yet"),
     (chat(functions=[{"name": "f"}]), "functions", UNSUPPORTED, "not supported yet"),
     (chat(function_call={"name": "f"}), "function_call", UNSUPPORTED, '"none" or "auto"'),
@@ -144,6 +174,10 @@ GOOD: list[dict[str, Any]] = [
     chat(include_stop_str_in_output=False, stream=True),
     chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}),
     chat(best_of=1, top_k=-1, user="u", metadata={"a": "b"}, unheard_of=[1]),
+    chat(fps=1.0, use_audio_in_video=True, service_tier="auto", safety_identifier="u"),
+    chat(prompt_cache_key="k", prompt_cache_retention="24h", store=False, detokenize=True),
+    chat(messages=[{"role": "developer", "content": "be brief"}, USER]),
+    chat(chat_template_kwargs={"a": [2**64 - 1, -(2**63), 1e308, "\0"]}, unheard_of=10**400),
     with_message(role="assistant", content=None),
     with_message(role="assistant"),
     with_message(role="tool", content="42", tool_call_id="call_1"),
@@ -240,6 +274,52 @@ def test_paths() -> None:
         param_path(("messages", 2, "content", "<list>", 0, "type")) == "messages[2].content[0].type"
     )
     assert param_path(("stop", "<text>")) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b'{"a": 1, "a": 1}', 'key "a" is there twice'),
+        (b'{"a": [{"b": {"x": 1, "\\u0078": 2}}]}', 'key "x" is there twice'),
+        (b'{"' + b"k" * 5000 + b'": 1, "' + b"k" * 5000 + b'": 1}', "is there twice"),
+        (b'{"a": Infinity}', "not valid JSON"),
+        (b'{"a": -NaN}', "not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "number out of range"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\udc00": 1}', "surrogate"),
+        (b'{"a": "\\ud800x"}', "surrogate"),
+        (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
+        ('{"a": "é"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": "\xc3"}', "not UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"a": "\x01"}', "control character"),
+        (b"{'a': 1}", "key must be a string"),
+        (b'{"a": 1,}', "trailing comma"),
+        (b'{"a": 01}', "invalid number"),
+        (b"{} {}", "trailing characters"),
+        (b" \n ", "empty"),
+        (b'{"a": tru', "line 1 column 9"),
+    ],
+)
+def test_bytes_that_are_no_json_object(payload: bytes, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_object(payload)
+    assert caught.value.code is ErrorCode.INVALID_JSON
+    assert words in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("payload", "value"),
+    [
+        (b'{"a": "\\u0000\\ud83d\\ude00"}', "\0\U0001f600"),
+        (b'{"a": 123456789012345678901234567890}', 123456789012345678901234567890),
+        (b'{"a": 1e999}', float("inf")),
+        (b'{"a": {"": [], "b": [{}]}}', {"": [], "b": [{}]}),
+    ],
+)
+def test_bytes_that_are_odd_and_parse(payload: bytes, value: object) -> None:
+    assert parse_object(payload) == {"a": value}
 
 
 def nested(depth: int) -> bytes:

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_rig import NoFile
 from fake_actions import FakeActions
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.core import Core
+from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker, Slot
 
 ASKER = Asker(b"router", 7)
@@ -34,7 +37,9 @@ def make(
         }
     )
     core = Core(config, Ledger(budget), actions, "epoch")
-    commands = Commands(core, actions.reply)
+    added = AddedModels(NoFile())
+    added.serve_with(core)
+    commands = Commands(core, Loading(core, added, lambda _repo_id: False), actions.reply)
     return core, actions, commands
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.fetch_process import FetchProgram
 from lmx.supervisor.fetching import Fetching
 
 MODEL = ModelConfig(id="m", source="owner/name")
@@ -25,7 +26,9 @@ async def outcome_of(
     monkeypatch.setattr("sys.executable", str(program))
     ended: asyncio.Future[tuple[str, Path | LmxError]] = asyncio.get_running_loop().create_future()
     fetching = Fetching(
-        folder, folder / "fetch.log", lambda *_: None, lambda *found: ended.set_result(found)
+        FetchProgram(folder, folder / "fetch.log"),
+        lambda *_: None,
+        lambda *found: ended.set_result(found),
     )
     fetching.start(MODEL)
     try:
@@ -52,7 +55,7 @@ async def test_an_end_without_a_word_is_told(
 async def test_one_that_says_nothing_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lmx.supervisor.fetching._STALL_S", 0.2)
+    monkeypatch.setattr("lmx.supervisor.fetch_process._STALL_S", 0.2)
     pid_file = tmp_path / "pid"
     _, error = await outcome_of(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 600")
     assert isinstance(error, LmxError)

@@ -1,0 +1,97 @@
+"""GET /admin/events: what the supervisor notes, as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.control import Event
+from lmx.router.event_feed import Happening
+from lmx.router.invalid import validated
+from lmx.router.schemas_operation import EventsQuery
+from lmx.router.services import SERVICES
+from lmx.router.sse import EventStream
+
+_LOOK_S: Final = 0.5
+"""How often a stream without news looks whether the router stops."""
+
+
+async def stream_events(request: web.Request) -> web.StreamResponse:
+    """Send the last events that there are, then each that comes. An event's id is its epoch and
+    its number: with it in ``Last-Event-ID`` all that came since are sent, as far as they are
+    kept; after a restart of the supervisor, all of the new one's.
+
+    Ends when the client leaves, when the router stops, and with ``follow=false`` after the last
+    one. Raises MODEL_NOT_FOUND, SUPERVISOR_UNAVAILABLE.
+    """
+    services = request.app[SERVICES]
+    query = validated(EventsQuery, dict(request.query))
+    model_id = None
+    if query.model is not None:
+        model_id = (await services.supervisor.directory()).resolve(query.model).model_id
+    wanted = _filter(model_id, query.name)
+    since = _since(request.headers.get("Last-Event-ID"))
+    async with services.events.listen() as listener:
+        found = wanted(await listener.take(0))
+        found = _last(found, query.last) if since is None else missed(found, *since)
+        stream = EventStream(request, services.spec.stall_timeout_s)
+        await stream.open()
+        said_at_s = time.monotonic()
+        while True:
+            if found:
+                await stream.send(b"".join(map(_event, found)))
+                said_at_s = time.monotonic()
+            if not query.follow or services.traffic.closed:
+                break
+            if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
+                await stream.ping()
+                said_at_s = time.monotonic()
+            found = wanted(await listener.take(min(_LOOK_S, services.spec.ping_interval_s)))
+    await stream.end()
+    return stream.response
+
+
+def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
+    """Return those that came after an event: of another epoch all."""
+    return [each for each in found if each.epoch != epoch or each.event.seq > seq]
+
+
+def _since(last_event_id: str | None) -> tuple[str, int] | None:
+    epoch, _, seq = (last_event_id or "").rpartition("-")
+    # What is no id of ours is taken for none: a client sends what it last saw, elsewhere perhaps.
+    return (
+        (epoch, int(seq)) if epoch and seq.isascii() and seq.isdecimal() and len(seq) < 20 else None
+    )
+
+
+def _filter(
+    model_id: str | None, name: str | None
+) -> Callable[[Iterable[Happening]], Sequence[Happening]]:
+    def fits(event: Event) -> bool:
+        return (model_id is None or event.model_id == model_id) and (
+            name is None or event.name == name or event.name.startswith(f"{name}.")
+        )
+
+    return lambda found: [each for each in found if fits(each.event)]
+
+
+def _last(found: Sequence[Happening], count: int) -> Sequence[Happening]:
+    return found[-count:] if count else ()
+
+
+def _event(happening: Happening) -> bytes:
+    epoch, event = happening.epoch, happening.event
+    body = {
+        "epoch": epoch,
+        "seq": event.seq,
+        "at_s": event.at_s,
+        "name": event.name,
+        "model": event.model_id,
+        "detail": event.detail,
+        "data": event.data,
+    }
+    return b"id: %s-%d\ndata: %s\n\n" % (epoch.encode(), event.seq, orjson.dumps(body))

@@ -1,0 +1,53 @@
+"""Values counted in buckets, as Prometheus' histograms are, at a fraction of a client's cost."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client.utils import floatToGoString
+
+
+class Histogram:
+    """Buckets with fixed upper bounds, each inclusive, and one for what is above them all.
+
+    ``bounds`` are ascending and finite. Not for several threads: one adds, and others get a
+    :meth:`copy`.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values were added."""
+        return sum(self._counts)
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return self._sum
+
+    def add(self, values: Iterable[float]) -> None:
+        """Add values, of which none is NaN."""
+        bounds, counts = self._bounds, self._counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the upper bounds as Prometheus writes them, each with the number of values that
+        are not above it; the last is ``+Inf``."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
+
+    def copy(self) -> Histogram:
+        """Return what it is now, for another thread."""
+        copied = Histogram(self._bounds)
+        copied._counts, copied._sum = self._counts.copy(), self._sum
+        return copied

@@ -1,0 +1,252 @@
+"""One generation from its request to its record: what it has made, where it is, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+import structlog
+
+from lmx.protocol.control import ModelView
+from lmx.protocol.data import ChoiceEnded, Finished
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.states import FinishReason
+from lmx.router.chunks import ChoiceShape
+from lmx.router.envelope import (
+    Clocked,
+    Form,
+    Identity,
+    fingerprint,
+    head_object,
+    timings_object,
+    usage_object,
+)
+from lmx.router.errors import error_body, http_status
+from lmx.router.gathering import GatheredChoice
+from lmx.router.generation import Generation
+from lmx.router.job_records import JobRow, JobState
+from lmx.router.live_requests import LiveRequest, LiveState, RequestKind
+from lmx.router.prompt_group import PromptGroup
+from lmx.router.services import Services
+from lmx.router.traffic import Record
+from lmx.router.worker_stream import Batch
+
+Source = Generation | PromptGroup
+
+_ENDS: Final = {
+    ErrorCode.REQUEST_CANCELLED: JobState.CANCELLED,
+    ErrorCode.CLIENT_DISCONNECTED: JobState.CANCELLED,
+    ErrorCode.SHUTTING_DOWN: JobState.INTERRUPTED,
+}
+"""What a job is that ended with an error; FAILED with any other."""
+
+_log = structlog.get_logger()
+
+
+class Job:
+    """A generation under way, as a context: listed among the live requests within the block, and
+    recorded from its beginning to its end, whichever way that comes.
+
+    Gathers all that is made, so that the record has it, also of a stream, and what there was of
+    one that was cut. ``answer`` is the whole of it, as JSON, and ``clocked`` its times, once
+    :meth:`take` has returned a batch that is ``finished``. Sends nothing to the client.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        record: Record,
+        identity: Identity,
+        form: Form,
+        shape: Callable[[Form], ChoiceShape],
+        kind: RequestKind,
+        client: str | None,
+    ) -> None:
+        age_s = time.monotonic() - record.started_at
+        self.identity = identity
+        self.form = form
+        self.record = record
+        self.answer = b""
+        self.clocked = Clocked(0.0, 0.0, 0.0)
+        self.live = LiveRequest(
+            identity.completion_id,
+            record.request_id,
+            record.owner,
+            identity.model_id,
+            kind,
+            bool(record.stream),
+            client,
+            created_s=time.time() - age_s,
+            started_at=record.started_at,
+        )
+        record.job_id = identity.completion_id
+        self._services = services
+        self._shape = shape
+        self._choices = [GatheredChoice() for _ in range(form.choices)]
+        self._ends: dict[int, ChoiceEnded] = {}
+        self._started_s: float | None = None
+        self._finished = False
+        self._listed = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._listed.enter_context(self._services.live.under_way(self.live))
+        self._put(JobState.QUEUED)
+        return self
+
+    def __exit__(
+        self, _: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if not self._finished:
+                self._cut(_reason(error, self.record.request_id))
+        finally:
+            self._listed.close()
+
+    def shape(self) -> ChoiceShape:
+        """Return a new shape for the answer: each is good for writing it out once."""
+        return self._shape(self.form)
+
+    def choose(self, model: ModelView) -> None:
+        """Have the answer be ``model``'s; only before anything of it went out."""
+        version = self._services.spec.version
+        self.record.model = self.live.model_id = self.identity.model_id = model.model_id
+        self.identity.fingerprint = fingerprint(version, model.model_id, model.source)
+
+    async def begin(
+        self, opened: AsyncExitStack, opening: AbstractAsyncContextManager[Source]
+    ) -> Source:
+        """Enter ``opening`` on ``opened`` and return the generation, once it is accepted. Raises
+        what it is refused with, or REQUEST_CANCELLED."""
+        source = await self.live.interruptible(opened.enter_async_context(opening))
+        self.record.prompt_tokens = self.live.prompt_tokens = source.prompt_tokens
+        if source.queued:
+            self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
+            self._put(JobState.QUEUED)
+        else:
+            self._run()
+        return source
+
+    async def take(self, source: Source, wait_s: float) -> Batch:
+        """Return what ``source`` has ready within ``wait_s``, gathered. Raises when it is lost,
+        or REQUEST_CANCELLED."""
+        live = self.live
+        batch = await live.interruptible(source.take(wait_s))
+        if batch.deltas:
+            self.record.note_output(time.monotonic())
+            if live.state is not LiveState.RUNNING:
+                self._run()
+            choices = self._choices
+            for delta in batch.deltas:
+                choices[delta.index].add(delta)
+                live.tokens += delta.tokens
+        if batch.ended:
+            self._ends.update((fact.index, fact) for fact in batch.ended)
+            self.record.finish_reason = ",".join(
+                # The answers of one request may end for several reasons; each is named once.
+                dict.fromkeys(fact.reason.value for fact in self._ends.values())
+            )
+        if batch.finished is not None:
+            self._finish(source, batch.finished)
+        return batch
+
+    def _run(self) -> None:
+        self.live.state, self.live.queue_position = LiveState.RUNNING, None
+        self._started_s = time.time()
+        self._put(JobState.RUNNING)
+
+    def _finish(self, source: Source, finished: Finished) -> None:
+        """The generation has ended well: make the answer, and the record of it, before the
+        client can know and ask for it."""
+        record = self.record
+        record.prompt_tokens = finished.usage.prompt_tokens
+        record.cached_tokens = finished.usage.cached_tokens
+        record.completion_tokens = finished.usage.completion_tokens
+        record.load_s = source.load_s
+        record.queue_s = finished.timings.queue_s
+        record.prefill_s = finished.timings.prefill_s
+        record.decode_s = finished.timings.decode_s
+        total_s = time.monotonic() - record.started_at
+        first_token_s = total_s if record.ttft_s is None else record.ttft_s
+        self.clocked = Clocked(total_s, first_token_s, source.load_s, self.form.choices)
+        usage, timings = usage_object(finished.usage), timings_object(finished, self.clocked)
+        self.live.tokens = finished.usage.completion_tokens
+        self.answer = orjson.dumps(self._whole(usage, timings))
+        self._finished = True
+        self._put(
+            JobState.COMPLETED,
+            http_status=200,
+            usage=orjson.dumps(usage),
+            timings=orjson.dumps(timings),
+            result=self.answer,
+        )
+
+    def _cut(self, error: LmxError) -> None:
+        """The generation has ended before it was whole: record what there is of it."""
+        partial = orjson.dumps(self._whole(None, None)) if self.live.tokens else None
+        state = _ENDS.get(error.code, JobState.FAILED)
+        self._put(
+            state,
+            http_status=http_status(error.code),
+            error=orjson.dumps(error_body(error)["error"]),
+            result=partial,
+        )
+        if self.live.detached:
+            _log.info("job.ended", job=self.live.id, state=state, error=error.message)
+
+    def _whole(self, usage: object, timings: object) -> dict[str, Any]:
+        shape = self.shape()
+        return {
+            **head_object(self.identity, shape.whole_object),
+            "choices": [
+                shape.whole(self._ends[index], choice)
+                if index in self._ends
+                else shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice)
+                | {"finish_reason": None}
+                for index, choice in enumerate(self._choices)
+            ],
+            "usage": usage,
+            "timings": timings,
+        }
+
+    def _put(self, state: JobState, **known: Any) -> None:
+        live = self.live
+        _, position = self._services.live.shown(live)
+        over = state not in (JobState.QUEUED, JobState.RUNNING)
+        self._services.jobs.put(
+            JobRow(
+                live.id,
+                live.kind.value,
+                live.model_id,
+                live.owner,
+                state.value,
+                live.stream,
+                live.created_s,
+                live.request_id,
+                started_s=self._started_s,
+                ended_s=time.time() if over else None,
+                queue_position=None if over else position,
+                tokens=live.tokens,
+                **known,
+            )
+        )
+
+
+def _reason(error: BaseException | None, request_id: str) -> LmxError:
+    """Return why a generation ended that did not end well."""
+    match error:
+        case LmxError():
+            return error
+        case asyncio.CancelledError() | ConnectionError():
+            return LmxError(
+                ErrorCode.CLIENT_DISCONNECTED, "The client left before the answer was whole."
+            )
+        case _:
+            return LmxError(
+                ErrorCode.INTERNAL,
+                f"An internal error occurred. The log has the details under {request_id}.",
+            )

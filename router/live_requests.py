@@ -1,0 +1,201 @@
+"""The requests that are under way in this router: what is known of each, and how to cancel one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.router.traffic import Record
+
+_T = TypeVar("_T")
+
+
+class RequestKind(StrEnum):
+    """What a request wants. The first two are generations, and have a job record."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+
+
+class LiveState(StrEnum):
+    """WAITING: for its model. QUEUED: in the model's worker, for a row. RUNNING: it has one."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+def cancelled_error() -> LmxError:
+    """Return what the client of a request that was cancelled from outside is told."""
+    return RequestError(
+        ErrorCode.REQUEST_CANCELLED,
+        "The request was cancelled through its job or by an operator. Send it again if the answer "
+        "is still wanted.",
+    )
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request. Its handler fills in what it learns; ``created_s`` is Unix time, ``started_at``
+    the same on the monotonic clock. ``queue_position``: in the worker, as last heard of.
+    ``detached``: nobody waits on the connection any more, the job goes on. Used from one event
+    loop only."""
+
+    id: str
+    request_id: str
+    owner: str | None
+    model_id: str
+    kind: RequestKind
+    stream: bool
+    client: str | None
+    created_s: float
+    started_at: float
+    state: LiveState = LiveState.WAITING
+    queue_position: int | None = None
+    prompt_tokens: int | None = None
+    tokens: int = 0
+    detached: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: LmxError | None = None
+    _waiting: asyncio.Task[Any] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled from outside; it ends as soon as its handler can."""
+        return self._error is not None
+
+    def cancel(self) -> None:
+        """Have the request end with REQUEST_CANCELLED. Idempotent.
+
+        It ends at its next wait for the model, at once where it is in one: never between the
+        halves of something that is being written to its client.
+        """
+        if self._error is None:
+            self._error = cancelled_error()
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what ``work`` returns. Raises the error of :meth:`cancel` when that comes first;
+        ``work`` is cancelled then."""
+        if self._error is not None:
+            work.close()
+            raise self._error
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting = task
+        try:
+            return await work
+        except asyncio.CancelledError:
+            # As asyncio.timeout does: a cancellation of someone else's goes on.
+            if self._error is not None and task.uncancel() == 0:
+                raise self._error from None
+            raise
+        finally:
+            self._waiting = None
+
+
+class LiveRequests:
+    """Owns the list of requests under way. ``place_in_line`` says which place in the line for a
+    model a request has, None when it stands in none."""
+
+    def __init__(self, place_in_line: Callable[[str, str], int | None]) -> None:
+        self._place_in_line = place_in_line
+        self._by_id: dict[str, LiveRequest] = {}
+
+    @property
+    def all(self) -> tuple[LiveRequest, ...]:
+        """Every request under way, the oldest first."""
+        return tuple(self._by_id.values())
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Their ids."""
+        return frozenset(self._by_id)
+
+    def get(self, live_id: str) -> LiveRequest | None:
+        """Return the request of an id (a job's is the same), if it is under way."""
+        return self._by_id.get(live_id)
+
+    def named(self, name: str) -> tuple[LiveRequest, ...]:
+        """Return the request of an id, else all of a request id: clients may give one to many."""
+        found = self._by_id.get(name)
+        if found is not None:
+            return (found,)
+        return tuple(live for live in self._by_id.values() if live.request_id == name)
+
+    def shown(self, live: LiveRequest) -> tuple[LiveState, int | None]:
+        """Return where a request is, and its place in line there if it stands in one."""
+        if live.state is not LiveState.WAITING:
+            return live.state, live.queue_position
+        place = self._place_in_line(live.model_id, live.request_id)
+        if place is not None:
+            return LiveState.WAITING, place
+        # It has been sent to the worker. Tasks are not told when they begin.
+        is_task = live.kind in (RequestKind.EMBEDDING, RequestKind.RERANK)
+        return (LiveState.RUNNING if is_task else LiveState.QUEUED), None
+
+    async def perform(
+        self,
+        live_id: str,
+        kind: RequestKind,
+        record: Record,
+        client: str | None,
+        work: Coroutine[Any, Any, _T],
+    ) -> _T:
+        """Return what ``work`` returns, a task's answer; list it meanwhile. Raises
+        REQUEST_CANCELLED when it is cancelled from outside."""
+        now_s = time.monotonic()
+        live = LiveRequest(
+            live_id,
+            record.request_id,
+            record.owner,
+            record.model or "",
+            kind,
+            stream=False,
+            client=client,
+            created_s=time.time() - (now_s - record.started_at),
+            started_at=record.started_at,
+        )
+        with self.under_way(live):
+            return await live.interruptible(work)
+
+    @contextmanager
+    def under_way(self, live: LiveRequest) -> Iterator[None]:
+        """List a request for the duration of the block."""
+        self._by_id[live.id] = live
+        try:
+            yield
+        finally:
+            del self._by_id[live.id]
+            live.ended.set()
+
+
+def live_object(live: LiveRequest, state: LiveState, position: int | None) -> dict[str, Any]:
+    """Return one request as operators see it."""
+    return {
+        "id": live.id,
+        "object": "request",
+        "request_id": live.request_id,
+        "kind": live.kind.value,
+        "model": live.model_id,
+        "state": state.value,
+        "queue_position": position,
+        "stream": live.stream,
+        "detached": live.detached,
+        "cancelled": live.cancelled,
+        "owner": live.owner,
+        "client": live.client,
+        "created": round(live.created_s, 3),
+        "age_s": round(time.monotonic() - live.started_at, 3),
+        "prompt_tokens": live.prompt_tokens,
+        "tokens": live.tokens,
+    }

@@ -1,0 +1,111 @@
+"""Lines of a log file from its end, and then what is added, over rotations. Blocks: for threads.
+
+A reader keeps no file open, so that one that is given up leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from lmx.protocol.log_files import rotated
+
+CHUNK_BYTES: Final = 256 * 1024
+"""Read at a time; a longer line is cut into pieces of this size."""
+
+_TAIL_BYTES: Final = 8 * 1024 * 1024
+"""How far back the last lines are looked for in one file."""
+
+_ROTATIONS: Final = 16
+"""Files that are looked through for the one that was read before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a log was read: of the file with this inode so many bytes, which end at a line's
+    end. ``inode`` None: there was no file."""
+
+    inode: int | None
+    offset_bytes: int
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], Place]:
+    """Return the last whole lines of a log, at most ``count``, oldest first, and where they end.
+
+    Those that are missing are taken from the file that was rotated last. A line that is being
+    written comes with :func:`more_lines`.
+    """
+    try:
+        with path.open("rb") as file:
+            lines, end = _tail(file, count)
+            place = Place(os.fstat(file.fileno()).st_ino, end)
+    except FileNotFoundError:
+        lines, place = [], Place(None, 0)
+    if len(lines) < count:
+        try:
+            with rotated(path, 1).open("rb") as file:
+                older, _ = _tail(file, count - len(lines))
+        except FileNotFoundError:
+            older = []
+        lines = [*older, *lines]
+    return lines, place
+
+
+def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
+    """Return whole lines that were added after ``place``, as many as are read at a time, and
+    where they end. No lines: there are none yet, or they are in the next file."""
+    newest: int | None = None
+    newer: int | None = None
+    for number in range(_ROTATIONS):
+        try:
+            file = (rotated(path, number) if number else path).open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode == place.inode:
+                lines, reached = _after(file, place)
+                return lines, reached if lines or newer is None else Place(newer, 0)
+        newest = inode if newest is None else newest
+        newer = inode
+    return [], Place(newest, 0)
+
+
+def _after(file: BinaryIO, place: Place) -> tuple[list[str], Place]:
+    # Shorter than it was: somebody emptied it.
+    size = file.seek(0, os.SEEK_END)
+    begin = place.offset_bytes if size >= place.offset_bytes else 0
+    file.seek(begin)
+    block = file.read(CHUNK_BYTES)
+    end = block.rfind(b"\n") + 1
+    if end:
+        lines = block[:end].split(b"\n")[:-1]
+    elif len(block) == CHUNK_BYTES:
+        lines, end = [block], CHUNK_BYTES
+    else:
+        lines = []
+    return _texts(lines), Place(place.inode, begin + end)
+
+
+def _tail(file: BinaryIO, count: int) -> tuple[list[str], int]:
+    size = file.seek(0, os.SEEK_END)
+    begin = size
+    block = b""
+    while begin and size - begin < _TAIL_BYTES and block.count(b"\n") <= count:
+        step = min(CHUNK_BYTES, begin)
+        begin -= step
+        file.seek(begin)
+        block = file.read(step) + block
+    end = block.rfind(b"\n") + 1
+    lines = block[:end].split(b"\n")[:-1]
+    if begin:
+        lines = lines[1:]  # what comes before its beginning was not read
+    kept = lines[-count:] if count else []
+    return _texts(kept), begin + end
+
+
+def _texts(lines: Sequence[bytes]) -> list[str]:
+    return [line[:CHUNK_BYTES].decode(errors="replace") for line in lines]

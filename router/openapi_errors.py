@@ -1,0 +1,71 @@
+"""Which errors a route can give, for its description."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode
+from lmx.router.endpoint import Access, Endpoint
+
+_ALWAYS: Final = (ErrorCode.MALFORMED_REQUEST, ErrorCode.HEADERS_TOO_LARGE, ErrorCode.INTERNAL)
+_CLOSING: Final = (ErrorCode.SHUTTING_DOWN,)
+_KEY: Final = (ErrorCode.INVALID_AUTHENTICATION,)
+_ADMIN_KEY: Final = (*_KEY, ErrorCode.PERMISSION_DENIED)
+_BODY: Final = (
+    ErrorCode.INVALID_JSON,
+    ErrorCode.REQUEST_TIMEOUT,
+    ErrorCode.REQUEST_TOO_LARGE,
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+)
+_VALUES: Final = (
+    ErrorCode.INVALID_TYPE,
+    ErrorCode.INVALID_VALUE,
+    ErrorCode.MISSING_PARAMETER,
+    ErrorCode.UNSUPPORTED_VALUE,
+)
+_WORK: Final = (
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.ENGINE_ERROR,
+    ErrorCode.INSUFFICIENT_MEMORY,
+    ErrorCode.MODEL_LOAD_FAILED,
+    ErrorCode.MODEL_LOADING,
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.MODEL_QUARANTINED,
+    ErrorCode.MODEL_UNLOADED,
+    ErrorCode.QUEUE_FULL,
+    ErrorCode.QUEUE_TIMEOUT,
+    ErrorCode.REQUEST_CANCELLED,
+    ErrorCode.SUPERVISOR_UNAVAILABLE,
+    ErrorCode.WORKER_CRASHED,
+    ErrorCode.WORKER_HUNG,
+    ErrorCode.WORKER_KILLED,
+    ErrorCode.WORKER_LOST,
+    ErrorCode.WORKER_OUT_OF_MEMORY,
+)
+_GENERATION: Final = (ErrorCode.SYNC_TIMEOUT,)
+
+
+def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
+    """Return what an endpoint may refuse or fail with: what follows from what it is, and what
+    it says itself (``errors``)."""
+    codes = {*_ALWAYS, *_CLOSING, *endpoint.errors}
+    if endpoint.access is Access.INFERENCE:
+        codes.update(_KEY)
+    elif endpoint.access is not Access.OPEN:
+        codes.update(_ADMIN_KEY)
+    if endpoint.access is not Access.ADMIN and not endpoint.quiet:
+        codes.add(ErrorCode.QUEUE_FULL)
+    if endpoint.access in (Access.ADMIN, Access.INFERENCE):
+        codes.update((ErrorCode.SUPERVISOR_UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED))
+    if endpoint.request is not None:
+        codes.update((*_BODY, *_VALUES))
+        if endpoint.access is Access.INFERENCE:
+            codes.update(_WORK)
+            if endpoint.streams:
+                codes.update(_GENERATION)
+    if endpoint.query is not None:
+        codes.update(_VALUES)
+    if "{" in endpoint.path:
+        codes.add(ErrorCode.NOT_FOUND)
+    return frozenset(codes)

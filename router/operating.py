@@ -1,0 +1,81 @@
+"""How routes for operators ask the supervisor: by their own names for things, within deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from lmx.protocol.control import Done, GetStatus, ModelView, Status
+from lmx.protocol.errors import LmxError, ProtocolError
+from lmx.protocol.states import WorkerState
+from lmx.router.directory import Directory, shown_state
+from lmx.router.supervisor_link import SupervisorLink
+
+COMMAND_DEADLINE_S: Final = 10.0
+"""For what is begun, or looked up, and not waited for."""
+
+_STATUS_DEADLINE_S: Final = 2.0
+_LOADED: Final = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
+
+_Reply = TypeVar("_Reply")
+
+
+async def ask(
+    supervisor: SupervisorLink, question: Any, kind: type[_Reply], deadline_s: float
+) -> _Reply:
+    """Return the reply to a question, which must be of a kind. Raises as
+    :meth:`SupervisorLink.ask` does."""
+    reply = await supervisor.ask(question, deadline_s)
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"{type(reply).__name__} is no reply to {type(question).__name__}")
+    return reply
+
+
+async def command(supervisor: SupervisorLink, question: Any) -> Done:
+    """Have something begun."""
+    return await ask(supervisor, question, Done, COMMAND_DEADLINE_S)
+
+
+async def live_status(supervisor: SupervisorLink) -> dict[str, Any]:
+    """Return the supervisor's status: ``supervisor``, ``router`` and ``workers``, by model."""
+    return (await ask(supervisor, GetStatus(), Status, _STATUS_DEADLINE_S)).status
+
+
+def line_of(status: Mapping[str, Any], model_id: str) -> dict[str, Any] | None:
+    """Return what a status says of a model, None if it is not there."""
+    lines: list[dict[str, Any]] = status["workers"]
+    return next((line for line in lines if line["model"] == model_id), None)
+
+
+def known_model(directory: Directory, name: str) -> ModelView | None:
+    """Return the model of a name, None if there is none."""
+    return directory.resolve(name) if directory.knows(name) else None
+
+
+def is_loaded(model: ModelView) -> bool:
+    """Return whether a model is in memory and answers."""
+    return shown_state(model) in _LOADED
+
+
+def is_loaded_line(line: Mapping[str, Any]) -> bool:
+    """Return :func:`is_loaded` for a model's line of a status."""
+    return line["state"] in _LOADED
+
+
+@contextmanager
+def params_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the block name this route's fields: ``names`` has them by those of the
+    supervisor's questions (``model`` for all that is about which model)."""
+    try:
+        yield
+    except LmxError as error:
+        if error.param is None or error.param not in names:
+            raise
+        # Another object: requests that wait for the same model got this one too.
+        raise type(error)(
+            error.code,
+            error.message,
+            param=names[error.param],
+            retry_after_s=error.retry_after_s,
+        ) from error

@@ -1,0 +1,254 @@
+"""Models that are served though the configuration doesn't name them: added, or downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.supervisor.added_file import AddedFile
+from lmx.supervisor.config import Config
+from lmx.supervisor.config_diff import compare
+from lmx.supervisor.config_model import AddedModelConfig, ModelConfig
+from lmx.supervisor.core import Core
+from lmx.supervisor.memory_plan import folder_path
+from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, SourceError, parse_source
+
+_PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
+
+_PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "context_length"}
+"""Fields of the question by keys of the configuration."""
+
+
+def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
+    """Return a configuration with added models after its own; one whose name the configuration
+    has given to something else is left out."""
+    taken = _names(config)
+    more = tuple(model for model in added.values() if model.id not in taken)
+    return config.model_copy(update={"models": (*config.models, *more)})
+
+
+def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str, ...]:
+    """Return the added models that :func:`with_added` leaves out."""
+    taken = _names(config)
+    return tuple(model_id for model_id in added if model_id in taken)
+
+
+class AddedModels:
+    """Owner of the added models, in memory and in their file. What is in force is the core's
+    configuration, which has them beside those of the file that a person wrote."""
+
+    def __init__(self, file: AddedFile) -> None:
+        self._file = file
+        self._models = file.load()
+        self._core: Core | None = None
+
+    def serve_with(self, core: Core) -> None:
+        """Have a core serve what is added from here on; once, before anything is."""
+        self._core = core
+
+    def join(self, config: Config) -> Config:
+        """Return the configuration that is in force where a person wrote ``config``."""
+        return with_added(config, self._models)
+
+    def tell_shadowed(self, config: Config, note: Callable[..., None]) -> None:
+        """Note which added models are not served with what a person wrote: it has given their
+        names to something else. They are back when it has not."""
+        for model_id in shadowed(config, self._models):
+            detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
+            note("model.shadowed", model_id, detail)
+
+    def find(self, source: str) -> str | None:
+        """Return the id under which a source is served, of the configuration or added, None if
+        it is not."""
+        wanted = _plain(source)
+        for model in self._in_force.models:
+            if _plain(model.source) == wanted:
+                return model.id
+        return None
+
+    def add(
+        self,
+        model_id: str,
+        source: str,
+        context_length: int | None,
+        parameters: Mapping[str, Any],
+        now_s: float,
+    ) -> None:
+        """Serve a model from now on, and after restarts; it is loaded when it is asked for.
+
+        Known already with the same source and context: only its parameters change, if it was
+        added. Raises :class:`LmxError`: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE with
+        the ``param`` it is about, SHUTTING_DOWN.
+        """
+        if self._the_core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        model = _model(model_id, source, context_length, parameters)
+        known = self._known(model)
+        if known is not None and not isinstance(known, AddedModelConfig):
+            return
+        if known is None:
+            _check_source(model.source)
+        self._put_in_force({**self._models, model.id: model}, now_s)
+        if known is None:
+            self._refuse_longer_context(model, now_s)
+
+    def remove(self, model_id: str, now_s: float) -> int | None:
+        """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
+        stay. Raises :class:`LmxError`: MODEL_CONFIGURED, MODEL_NOT_FOUND."""
+        slot = self._the_core.slot(model_id)
+        if not slot.added:
+            raise OperationError(
+                ErrorCode.MODEL_CONFIGURED,
+                f"{slot.model.id} is a model of the configuration: remove it there and run "
+                f"`lmx-supervisor reload`; `lmx-supervisor unload {slot.model.id}` frees its "
+                "memory",
+                param="model_id",
+            )
+        pid = slot.worker.pid if slot.worker else None
+        left = {name: each for name, each in self._models.items() if name != slot.model.id}
+        self._put_in_force(left, now_s)
+        return pid
+
+    def _refuse_longer_context(self, model: AddedModelConfig, now_s: float) -> None:
+        """Of a repository that is not on this machine yet nothing is known: its load says so."""
+        most = self._the_core.slot(model.id).facts.context_tokens
+        if model.context_length is not None and most is not None and model.context_length > most:
+            self.remove(model.id, now_s)
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"{model.id} can't have a context of {model.context_length} tokens: at most "
+                f"{most}, which is what the model has",
+                param="context_length",
+            )
+
+    @property
+    def _the_core(self) -> Core:
+        assert self._core is not None
+        return self._core
+
+    @property
+    def _in_force(self) -> Config:
+        return self._the_core.config
+
+    def _known(self, model: AddedModelConfig) -> ModelConfig | None:
+        """Return the model of that name if it is the same one, None if the name is free. Raises
+        :class:`LmxError` (model_exists)."""
+        if model.id not in _names(self._in_force):
+            return None
+        for known in self._in_force.models:
+            same = _plain(known.source) == _plain(model.source)
+            if known.id == model.id and same and known.context_length == model.context_length:
+                return known
+        raise OperationError(
+            ErrorCode.MODEL_EXISTS,
+            f"{model.id!r} is taken: {_whose(model.id, self._in_force)}. Choose another id, or "
+            "remove that model first",
+            param="model_id",
+        )
+
+    def _put_in_force(self, models: dict[str, AddedModelConfig], now_s: float) -> None:
+        core = self._the_core
+        written = tuple(m for m in core.config.models if not isinstance(m, AddedModelConfig))
+        new = with_added(core.config.model_copy(update={"models": written}), models)
+        if models != self._models:
+            self._file.save(models)
+        self._models = models
+        core.reconfigure(new, compare(core.config, new).models, now_s)
+
+
+def _model(
+    model_id: str, source: str, context_length: int | None, parameters: Mapping[str, Any]
+) -> AddedModelConfig:
+    try:
+        size = len(json.dumps(dict(parameters), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"parameters can't be kept: {error}", param="parameters"
+        ) from error
+    if size > _PARAMETERS_LIMIT_CHARACTERS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"parameters take {size} characters as JSON: at most {_PARAMETERS_LIMIT_CHARACTERS}",
+            param="parameters",
+        )
+    values = {
+        "id": model_id,
+        "source": _absolute(source),
+        "context_length": context_length,
+        "parameters": dict(parameters),
+    }
+    try:
+        return AddedModelConfig.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error, model_id) from error
+
+
+def _refused(error: ValidationError, model_id: str) -> LmxError:
+    detail = error.errors(include_url=False)[0]
+    key = str(detail["loc"][0]) if detail["loc"] else "id"
+    message = detail["msg"].removeprefix("Value error, ")
+    if key == "source":
+        return RequestError(ErrorCode.MODEL_SOURCE_INVALID, message, param="source")
+    if key == "id":
+        message = (
+            f"{model_id[:80]!r} can't be a model's id: it has 1 to 200 characters, letters, digits "
+            "and . _ : / @ + -, and begins with a letter or a digit"
+        )
+    return RequestError(ErrorCode.INVALID_VALUE, message, param=_PARAMS.get(key, key))
+
+
+def _check_source(source: str) -> None:
+    """Raises :class:`RequestError` for a folder or a file that is not there, or is no model."""
+    parsed = parse_source(source)
+    try:
+        match parsed:
+            case FolderSource(path) if not Path(path).is_dir():
+                problem = f"there is no folder {path}: check the path on the machine that runs lmx"
+            case FolderSource(path) if not (Path(path) / "config.json").is_file():
+                problem = (
+                    f"{path} has no config.json: name a folder in MLX form, a .gguf file or a "
+                    "repository org/name"
+                )
+            case GgufSource(path) if not Path(path).is_file():
+                problem = f"there is no file {path}: check the path on the machine that runs lmx"
+            case _:
+                return
+    except OSError as error:
+        problem = f"{source} can't be looked at: {error.strerror or error}"
+    raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
+
+
+def _absolute(source: str) -> str:
+    """Return a source so that it means the same wherever the supervisor is started from. One
+    that is none stays as it is: the validation says what is wrong with it."""
+    try:
+        parsed = parse_source(source)
+        if not isinstance(parsed, HubSource):
+            return str(folder_path(parsed.path))
+    except (SourceError, RuntimeError, ValueError):
+        return source
+    return source.strip()
+
+
+def _plain(source: str) -> str:
+    return _absolute(source).removesuffix("@main")
+
+
+def _names(config: Config) -> set[str]:
+    of_models = {name for model in config.models for name in (model.id, *model.aliases)}
+    return of_models | set(config.routing)
+
+
+def _whose(name: str, config: Config) -> str:
+    for model in config.models:
+        if name == model.id:
+            context = model.context_length
+            return f"it is {model.source}" + (f" with a context of {context}" if context else "")
+        if name in model.aliases:
+            return f"it is an alias of {model.id}"
+    return "it is a name in routing"

@@ -1,0 +1,95 @@
+"""Whether a model folder is whole: nothing of it is still to come. Looks at names and sizes
+alone, never into the weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+STAMP_NAME: Final = ".lmx-import.json"
+"""In a folder that was made from a GGUF file: from which, and what belongs to it."""
+
+_INDEX: Final = "*.safetensors.index.json"
+_SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
+_MOST_SHARDS: Final = 10_000
+_TOKENIZERS: Final = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model"),
+    *("sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken"),
+)
+
+
+def missing_part(folder: Path) -> str | None:
+    """Return what a model folder lacks, for people: ``config.json``; None: it is whole.
+
+    Whole is: a configuration, a tokenizer, and every file of weights that an index names, or
+    that the files' own numbers promise; without either, at least one. A link to nothing counts
+    as missing. Raises ``OSError`` when the folder can't be read.
+    """
+    if not folder.is_dir():
+        return "the folder"
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    dangling = _dangling(folder)
+    if dangling is not None:
+        return dangling
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    for name in (*_indexed(folder), *promised(weights)):
+        if not (folder / name).is_file():
+            return name
+    if not weights:
+        return "*.safetensors"
+    if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
+        return "a tokenizer"
+    return None
+
+
+def promised(names: Iterable[str]) -> list[str]:
+    """Return the files that numbered ones say there are: two of ``w-00001-of-00002``. Pure."""
+    found: set[str] = set()
+    for name in names:
+        numbered = _SHARD.fullmatch(name)
+        if numbered is not None:
+            stem, _, of, count, ending = numbered.groups()
+            most = min(int(count), _MOST_SHARDS)
+            found.update(f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1))
+    return sorted(found)
+
+
+def whole_conversion(folder: Path) -> dict[str, Any] | None:
+    """Return the stamp of a folder that was made from a GGUF file, None if it is not whole."""
+    try:
+        stamp: dict[str, Any] = json.loads((folder / STAMP_NAME).read_text())
+        return stamp if stamp["files"] == file_sizes(folder) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of each file of a folder, but for the stamp."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != STAMP_NAME
+    }
+
+
+def _dangling(folder: Path) -> str | None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.exists():
+            return str(path.relative_to(folder))
+    return None
+
+
+def _indexed(folder: Path) -> list[str]:
+    """Return the files that indices name. A damaged index names itself: it is to come again."""
+    names: set[str] = set()
+    for index in folder.glob(_INDEX):
+        try:
+            found = json.loads(index.read_bytes())["weight_map"].values()
+            names.update(name for name in found if isinstance(name, str))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return [f"{index.name} (it is damaged)"]
+    return sorted(names)

@@ -1,0 +1,124 @@
+"""What is known of each download, in memory and on disk: it outlives the supervisor."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.inventory import DownloadView
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.whole_file import write_whole
+
+log = structlog.get_logger()
+
+KEPT: Final = 200
+UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
+_ID_BYTES: Final = 6
+
+
+@dataclass(slots=True)
+class Download:
+    """One download. ``path``: what it made, once it is COMPLETED. ``goes_on``: its supervisor
+    put a new program in its place, which is to go on with it."""
+
+    download_id: str
+    repo_id: str
+    revision: str | None
+    filename: str | None
+    started_s: float
+    status: DownloadStatus = DownloadStatus.STARTING
+    total_bytes: int | None = None
+    downloaded_bytes: int = 0
+    ended_s: float | None = None
+    model_id: str | None = None
+    error_code: ErrorCode | None = None
+    error: str | None = None
+    path: str | None = None
+    goes_on: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What is downloaded: two of one key are the same."""
+        return (self.repo_id, self.revision or "main", self.filename)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it runs, or waits for its turn."""
+        return self.status in UNFINISHED
+
+    def view(self, speed_bytes_per_s: float) -> DownloadView:
+        """Return it as others see it."""
+        return DownloadView(
+            self.download_id, self.repo_id, self.revision, self.filename, self.status,
+            self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
+            self.ended_s, self.model_id, self.error_code, self.error,
+        )  # fmt: skip
+
+
+def new_download_id() -> str:
+    """Return an id that no other download has."""
+    return f"dl_{secrets.token_hex(_ID_BYTES)}"
+
+
+def trimmed(downloads: Iterable[Download]) -> list[Download]:
+    """Return the latest :data:`KEPT`, in order; one that is unfinished is never left out. Pure."""
+    found = list(downloads)
+    surplus = len(found) - KEPT
+    kept = []
+    for download in found:
+        if surplus > 0 and not download.unfinished:
+            surplus -= 1
+            continue
+        kept.append(download)
+    return kept
+
+
+class DownloadFile:
+    """``state/downloads.json``: a list of downloads, the latest last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> list[Download]:
+        """Return the downloads, none if there is no file or it can't be read. What was unfinished
+        is INTERRUPTED."""
+        try:
+            values = json.loads(self._path.read_text(encoding="utf-8"))
+            found = [_download(each) for each in values]
+        except FileNotFoundError:
+            return []
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            log.error("downloads.unreadable", path=str(self._path), error=str(error))
+            return []
+        for download in found:
+            if download.unfinished:
+                download.status = DownloadStatus.INTERRUPTED
+        return found
+
+    @staticmethod
+    def text_of(downloads: Iterable[Download]) -> str:
+        """Return what :meth:`save` is to write."""
+        return json.dumps([asdict(download) for download in downloads], indent=1)
+
+    def save(self, text: str) -> None:
+        """Write all, whole or not at all; a failure is logged, and they hold until the supervisor
+        ends."""
+        try:
+            write_whole(self._path, text)
+        except OSError as error:
+            log.error("downloads.not_written", path=str(self._path), error=str(error))
+
+
+def _download(values: dict[str, Any]) -> Download:
+    known = {field.name for field in fields(Download)}
+    download = Download(**{key: value for key, value in values.items() if key in known})
+    download.status = DownloadStatus(download.status)
+    download.error_code = None if download.error_code is None else ErrorCode(download.error_code)
+    return download

@@ -1,0 +1,302 @@
+"""Downloads that somebody asked for: each a process of its own, known by an id, resumed where it
+stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.protocol.inventory import Downloads as DownloadList
+from lmx.protocol.inventory import DownloadView, StartDownload
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.completeness import missing_part
+from lmx.supervisor.download_records import Download, DownloadFile, new_download_id, trimmed
+from lmx.supervisor.download_speed import bytes_per_s, note_bytes
+from lmx.supervisor.fetch_process import TERM_GRACE_S, FetchProgram
+from lmx.supervisor.sources import HubSource, SourceError, parse_file_name, parse_source
+
+log = structlog.get_logger()
+
+AT_ONCE: Final = 4
+MOST_UNFINISHED: Final = 64
+_SIZE_S: Final = 10.0
+"""How long who starts a download waits to hear its size."""
+
+_SAVE_INTERVAL_S: Final = 3.0
+_BUSY_RETRY_S: Final = 60.0
+
+
+class Downloads:
+    """Owner of the downloads, in memory and in their file. One thread: the supervisor's loop.
+
+    ``serve(download, path)`` has a model served that has come, and returns its id, None for what
+    is no model; what it raises of :class:`LmxError` is told with the download. ``note`` keeps an
+    event.
+    """
+
+    def __init__(
+        self,
+        file: DownloadFile,
+        program: FetchProgram,
+        serve: Callable[[Download, Path], str | None],
+        note: Callable[..., None],
+    ) -> None:
+        self._file = file
+        self._program = program
+        self._serve = serve
+        self._note = note
+        self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
+        self._samples: dict[str, deque[tuple[float, int]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._changed = asyncio.Event()
+        self._unsaved = False
+        self._saved_s = 0.0
+        self._saving: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def resume(self) -> None:
+        """Go on with what another program of this supervisor left to this one."""
+        for download in self._all.values():
+            if download.goes_on:
+                download.goes_on = False
+                self._begin(download)
+
+    async def start(self, question: StartDownload) -> DownloadView:
+        """Begin a download, or go on with it; returns it when its size is known, when it has
+        ended or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
+        QUEUE_FULL, SHUTTING_DOWN."""
+        wanted = _asked(question)
+        download = self._latest(wanted.key)
+        if download is not None and download.status is DownloadStatus.COMPLETED:
+            if await asyncio.to_thread(_is_whole, download):
+                return self._view(download)
+            # Somebody may have begun it meanwhile.
+            download = self._latest(wanted.key)
+        if download is None or not download.unfinished:
+            self._refuse_more()
+            if download is None or download.status is DownloadStatus.COMPLETED:
+                download = wanted
+                self._all[wanted.download_id] = wanted
+                self._all = {each.download_id: each for each in trimmed(self._all.values())}
+            self._begin(download)
+        await self._until_told(download)
+        return self._view(download)
+
+    async def cancel(self, download_id: str) -> DownloadView:
+        """End a download; returns it when its process is gone. What has come stays. One that
+        has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
+        download = self._get(download_id)
+        if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
+            self._end(download, DownloadStatus.CANCELLED, "it was cancelled")
+            task = self._tasks.get(download_id)
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
+        return self._view(download)
+
+    def list(self, download_id: str | None = None) -> DownloadList:
+        """Return the downloads, the latest first. Raises :class:`LmxError` (not_found_error)."""
+        if download_id is not None:
+            return DownloadList((self._view(self._get(download_id)),))
+        return DownloadList(tuple(self._view(each) for each in reversed(self._all.values())))
+
+    def of(self, repo_id: str) -> tuple[Download, ...]:
+        """Return the downloads of a repository, the latest last."""
+        return tuple(each for each in self._all.values() if each.repo_id == repo_id)
+
+    def forget(self, repo_id: str) -> None:
+        """Forget what has ended of a repository: its files are gone."""
+        self._all = {
+            name: each
+            for name, each in self._all.items()
+            if each.repo_id != repo_id or each.unfinished
+        }
+        self._save()
+
+    def list_all(self) -> tuple[Download, ...]:
+        """Return all that are known, the latest last."""
+        return tuple(self._all.values())
+
+    async def close(self, *, goes_on: bool) -> None:
+        """End all, and wait until their processes are gone. ``goes_on``: another program of this
+        supervisor is to go on with them."""
+        self._closing = True
+        for download in self._all.values():
+            if download.unfinished:
+                download.goes_on = goes_on
+                self._end(download, DownloadStatus.INTERRUPTED, "lmx went down")
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._saving is not None:
+            await self._saving
+
+    def _latest(self, key: tuple[str, str, str | None]) -> Download | None:
+        return next((each for each in reversed(self._all.values()) if each.key == key), None)
+
+    def _get(self, download_id: str) -> Download:
+        download = self._all.get(download_id)
+        if download is None:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"there is no download {download_id!r}: see `lmx-supervisor downloads`",
+                param="download_id",
+            )
+        return download
+
+    def _refuse_more(self) -> None:
+        if self._closing:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        if sum(each.unfinished for each in self._all.values()) >= MOST_UNFINISHED:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"{MOST_UNFINISHED} downloads are unfinished: cancel one, or try again later",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+
+    def _begin(self, download: Download) -> None:
+        download.status = DownloadStatus.STARTING
+        download.ended_s = download.error = download.error_code = download.model_id = None
+        download.started_s = time.time()
+        self._samples[download.download_id] = deque()
+        before = self._tasks.get(download.download_id)
+        task = asyncio.get_running_loop().create_task(self._run(download, before))
+        self._tasks[download.download_id] = task
+        task.add_done_callback(lambda done: self._finished(download, done))
+        self._tell("download.started", download, "")
+
+    async def _run(self, download: Download, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            # It was cancelled, and sees its process out.
+            await asyncio.wait([before])
+        options = [] if download.revision is None else [f"--revision={download.revision}"]
+        if download.filename is not None:
+            options.append(f"--filename={download.filename}")
+        async with self._places:
+            outcome = await self._program.run(
+                download.repo_id, options, lambda report: self._advanced(download, report)
+            )
+        if not download.unfinished:
+            return  # it was cancelled as it ended
+        if isinstance(outcome, LmxError):
+            download.error_code = outcome.code
+            self._end(download, DownloadStatus.FAILED, outcome.message)
+            return
+        download.path = str(outcome)
+        if download.total_bytes is not None:
+            download.downloaded_bytes = download.total_bytes
+        served = ""
+        try:
+            download.model_id = self._serve(download, outcome)
+        except LmxError as error:
+            served = f"downloaded, but not served: {error.message}"
+        self._end(download, DownloadStatus.COMPLETED, served)
+
+    def _advanced(self, download: Download, report: dict[str, Any]) -> None:
+        if not download.unfinished or "total_bytes" not in report:
+            return
+        download.total_bytes = int(report["total_bytes"])
+        download.downloaded_bytes = int(report["done_bytes"])
+        note_bytes(self._samples[download.download_id], time.monotonic(), download.downloaded_bytes)
+        begun = download.status is DownloadStatus.STARTING
+        download.status = DownloadStatus.DOWNLOADING
+        if begun or time.monotonic() - self._saved_s > _SAVE_INTERVAL_S:
+            self._save()
+
+    def _end(self, download: Download, status: DownloadStatus, error: str) -> None:
+        download.status = status
+        download.error = error or None
+        download.ended_s = time.time()
+        self._samples.pop(download.download_id, None)
+        self._tell(f"download.{status}", download, error)
+
+    def _finished(self, download: Download, task: asyncio.Task[None]) -> None:
+        latest = self._tasks.get(download.download_id) is task
+        if latest:
+            del self._tasks[download.download_id]
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("download.broke", download_id=download.download_id, exc_info=error)
+        if latest and download.unfinished:
+            download.error_code = ErrorCode.INTERNAL
+            self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
+
+    def _tell(self, event: str, download: Download, detail: str) -> None:
+        self._note(
+            event, download.model_id, detail or download.repo_id,
+            download_id=download.download_id, repo_id=download.repo_id,
+            downloaded_bytes=download.downloaded_bytes,
+        )  # fmt: skip
+        self._save()
+
+    async def _until_told(self, download: Download) -> None:
+        """Wait until its size is known, or it has ended."""
+        try:
+            async with asyncio.timeout(_SIZE_S):
+                while download.status is DownloadStatus.STARTING:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _view(self, download: Download) -> DownloadView:
+        samples = self._samples.get(download.download_id, deque())
+        return download.view(round(bytes_per_s(samples, time.monotonic()), 1))
+
+    def _save(self) -> None:
+        """Have it written, in a thread; while that goes on, what changes is written after it."""
+        self._changed.set()
+        self._saved_s = time.monotonic()
+        self._unsaved = True
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        while self._unsaved:
+            self._unsaved = False
+            text = self._file.text_of(self._all.values())
+            await asyncio.to_thread(self._file.save, text)
+
+
+def _asked(question: StartDownload) -> Download:
+    """Read a question into a download that has not begun."""
+    try:
+        source = parse_source(question.repo_id)
+        if not isinstance(source, HubSource) or source.revision is not None:
+            raise SourceError(f"{question.repo_id[:200]!r} is not a repository: write 'org/name'")
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="repo_id") from error
+    try:
+        if question.revision is not None:
+            checked = parse_source(f"{source.repo_id}@{question.revision}")
+            if not isinstance(checked, HubSource):
+                raise SourceError(f"the revision {question.revision!r} ends like a GGUF file")
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="revision") from error
+    try:
+        if question.filename is not None:
+            parse_file_name(question.filename)
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="filename") from error
+    return Download(
+        new_download_id(), source.repo_id, question.revision, question.filename, time.time()
+    )
+
+
+def _is_whole(download: Download) -> bool:
+    if download.path is None:
+        return False
+    path = Path(download.path)
+    try:
+        return path.is_file() if download.filename is not None else missing_part(path) is None
+    except OSError:
+        return False

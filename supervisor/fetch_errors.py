@@ -1,0 +1,100 @@
+"""What went wrong with the hub, said so that a person knows what to do. Runs only inside the
+fetch program."""
+
+import errno
+from typing import Final
+
+from httpx2 import ConnectError, TimeoutException
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from lmx.protocol.errors import ErrorCode, OperationError
+
+_KEPT: Final = "what has been downloaded is kept, so try again"
+
+
+def explained(error: Exception, repo_id: str, revision: str | None) -> OperationError:
+    """Say what happened and what to do, in place of the library's own account of it."""
+    failed, invalid = ErrorCode.DOWNLOAD_FAILED, ErrorCode.MODEL_SOURCE_INVALID
+    if isinstance(error, OperationError):
+        return error
+    if isinstance(error, GatedRepoError):
+        return OperationError(
+            failed,
+            f"{repo_id} is gated: accept its terms on its page at the hub, then set HF_TOKEN to a "
+            "token of that account in the environment of lmx",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return OperationError(
+            invalid,
+            f"{repo_id} has no branch, tag or commit {revision!r}: check the revision (in a "
+            "source: what follows '@')",
+        )
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        return explained(error.__cause__, repo_id, revision)
+    if isinstance(error, OfflineModeIsEnabled):
+        return OperationError(
+            failed, f"{repo_id} is not complete in the cache, and HF_HUB_OFFLINE is set: unset it"
+        )
+    if isinstance(error, ConnectError | TimeoutException):
+        return OperationError(
+            failed,
+            f"{repo_id} is not complete in the cache, and the hub is out of reach "
+            f"({type(error).__name__}: {_first_line(error)}): check the network and HF_ENDPOINT; "
+            f"{_KEPT}",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return _refused(error, repo_id)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"the disk got full while fetching {repo_id}: free some space there; {_KEPT}",
+        )
+    return OperationError(
+        failed,
+        f"fetching {repo_id} failed ({type(error).__name__}: {_first_line(error)}); {_KEPT}",
+    )
+
+
+def _refused(error: HfHubHTTPError, repo_id: str) -> OperationError:
+    failed = ErrorCode.DOWNLOAD_FAILED
+    status = error.response.status_code
+    # The hub answers 401 for a private repository and, without a token, for one that isn't there.
+    if status in (401, 403):
+        return OperationError(
+            failed,
+            f"the hub refused {repo_id} ({status}): it is private, gated or does not exist; check "
+            "the name, and set HF_TOKEN to a token that may read it",
+        )
+    if isinstance(error, RepositoryNotFoundError) or status == 404:
+        return OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"the hub has no repository {repo_id}: check the name",
+        )
+    if status == 429:
+        asked = error.response.headers.get("retry-after")
+        when = f"in {asked} s" if asked else "in some minutes"
+        return OperationError(
+            failed,
+            f"the hub takes no more requests from this machine for now (429): try again {when}, "
+            f"or set HF_TOKEN, which raises the limit; {_KEPT}",
+        )
+    if status >= 500:
+        return OperationError(
+            failed,
+            f"the hub is out of order ({status}) and was asked several times: try again later; "
+            f"{_KEPT}",
+        )
+    return OperationError(
+        failed, f"the hub refused {repo_id} ({status}: {_first_line(error)}); {_KEPT}"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -1,0 +1,112 @@
+"""One run of the fetch program: a hub download or a GGUF import, outside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.supervisor.home import Home
+
+log = structlog.get_logger()
+TERM_GRACE_S: Final = 10.0
+_STALL_S: Final = 900.0
+"""Without a word for so long a fetch is ended. Comparing the converted weights of a large model
+with their file takes minutes and says nothing meanwhile."""
+
+_LINE_LIMIT_BYTES: Final = 256 * 1024
+_LOG_LIMIT_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgram:
+    """Where the program puts what it makes, and what its libraries print."""
+
+    models: Path
+    log_path: Path
+
+    @classmethod
+    def of(cls, home: Home) -> FetchProgram:
+        """Return the program of a home."""
+        return cls(home.models, home.logs / "fetch.log")
+
+    async def run(
+        self,
+        source: str,
+        options: Sequence[str],
+        advanced: Callable[[dict[str, Any]], None],
+    ) -> Path | LmxError:
+        """Run it to its end; returns what it made, or why there is nothing. ``advanced`` gets
+        each line of progress. Cancelled, it ends the process and waits for its exit.
+        """
+        # Only the last fetches are of interest; one of them says little.
+        large = self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES
+        with self.log_path.open("wb" if large else "ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "lmx.supervisor.fetch_main",
+                "--source", source, "--models-dir", str(self.models),
+                "--parent", str(os.getpid()), *options,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors,
+                start_new_session=True, limit=_LINE_LIMIT_BYTES,
+            )  # fmt: skip
+        outcome: Path | LmxError | None = None
+        try:
+            outcome = await _read(source, process, advanced)
+            async with asyncio.timeout(TERM_GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            outcome = outcome or self._stalled(source)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                try:
+                    await asyncio.wait_for(process.wait(), TERM_GRACE_S)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+        return outcome or self._unsaid(source, process.returncode)
+
+    def _stalled(self, source: str) -> LmxError:
+        return UnavailableError(
+            ErrorCode.DOWNLOAD_FAILED,
+            f"fetching {source} made no progress for {_STALL_S:g} s: see {self.log_path}",
+        )
+
+    def _unsaid(self, source: str, status: int | None) -> LmxError:
+        return UnavailableError(
+            ErrorCode.DOWNLOAD_FAILED,
+            f"fetching {source} ended with status {status} and no word: see {self.log_path}",
+        )
+
+
+async def _read(
+    source: str, process: asyncio.subprocess.Process, advanced: Callable[[dict[str, Any]], None]
+) -> Path | LmxError | None:
+    """Return the outcome, None if there was none; raises ``TimeoutError`` on a stall."""
+    assert process.stdout is not None
+    outcome: Path | LmxError | None = None
+    while True:
+        async with asyncio.timeout(_STALL_S):
+            line = await process.stdout.readline()
+        if not line:
+            return outcome
+        try:
+            report: dict[str, Any] = json.loads(line)
+        except ValueError:
+            log.warning("fetch.bad_line", source=source, line=line[:200])
+            continue
+        if "path" in report:
+            outcome = Path(report["path"])
+        elif "error" in report:
+            error = report["error"]
+            outcome = UnavailableError(ErrorCode(error["code"]), error["message"])
+        else:
+            advanced(report)

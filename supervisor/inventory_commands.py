@@ -1,0 +1,38 @@
+"""What routers and the CLI may ask about which models there are: to add one, to remove one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from lmx.protocol import control, inventory
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.supervisor.added_models import AddedModels
+from lmx.supervisor.commands import answer_or_deny
+from lmx.supervisor.slots import Asker
+
+QUESTIONS: Final = (inventory.AddModel, inventory.RemoveModel)
+
+
+class InventoryCommands:
+    """Answers with the added models. Downloads and files on disk are others'."""
+
+    def __init__(self, added: AddedModels, reply: Callable[[Asker, Any], None]) -> None:
+        self._added = added
+        self._reply = reply
+
+    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
+        """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
+        answer_or_deny(self._reply, asker, lambda: self._answer(question, now_s))
+
+    def _answer(self, question: Any, now_s: float) -> control.Done:
+        match question:
+            case inventory.AddModel(model_id, source, context_length, parameters):
+                self._added.add(model_id, source, context_length, parameters, now_s)
+                return control.Done(f"{model_id} is served: its first request loads it")
+            case inventory.RemoveModel(model_id):
+                pid = self._added.remove(model_id, now_s)
+                return control.Done(f"{model_id} is removed; its files stay", pid)
+            case _:
+                kind = type(question).__name__
+                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")

@@ -1,0 +1,31 @@
+"""What a model folder's config.json says of the model to people: its family, its context."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmx.supervisor.kv_config import native_context, text_section
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """``family``: the architecture's name, ``qwen3``; ``context_tokens``: the longest context that
+    the model was made for. None: the file doesn't say."""
+
+    family: str | None = None
+    context_tokens: int | None = None
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """Return what config.json says, nothing for a file that is missing or broken: loading the
+    model says what is wrong with it."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ModelFacts()
+    if not isinstance(config, dict):
+        return ModelFacts()
+    family = text_section(config).get("model_type") or config.get("model_type")
+    return ModelFacts(str(family) if family else None, native_context(config))

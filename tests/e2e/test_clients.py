@@ -1,0 +1,46 @@
+"""Other clients that people use: langchain-openai, litellm and instructor, each in short."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_packages import run_python
+from openai import OpenAI
+
+# The first test also fetches the packages: about 25 seconds.
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CALLS = json.dumps({"pieces": ["<tool_call>", CALL[11:30], CALL[30:]]})
+ANSWERS = json.dumps({"pieces": ['{"city": ', '"Oslo"}']})
+
+
+def run(scripted_client: OpenAI, packages: Path, script: str, *directives: str) -> Any:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    output = run_python(packages, script, url, key, "scripted", *directives)
+    return json.loads(output.strip().split("\n")[-1])
+
+
+def test_langchain(scripted_client: OpenAI, packages: Path) -> None:
+    found = run(scripted_client, packages, "langchain_client.py", CALLS)
+    assert found["whole"] == found["streamed"] == SENTENCE
+    assert found["usage"]["output_tokens"] == 9
+    assert found["calls"] == [["Weather", {"city": "Oslo"}]]
+    assert found["structured"] == "Oslo"
+
+
+def test_litellm(scripted_client: OpenAI, packages: Path) -> None:
+    found = run(scripted_client, packages, "litellm_client.py", CALLS)
+    assert found["whole"] == found["streamed"] == SENTENCE
+    assert found["total_tokens"] > 9
+    assert found["calls"] == [["Weather", {"city": "Oslo"}]]
+    assert "none" in found["error"]
+
+
+def test_instructor(scripted_client: OpenAI, packages: Path) -> None:
+    found = run(scripted_client, packages, "instructor_client.py", CALLS, ANSWERS)
+    assert found == {"tools": ["Oslo"], "schema": ["Oslo"], "parts": ["Oslo"]}

@@ -1,0 +1,50 @@
+"""The official OpenAI SDK for Node; Node itself comes out of a Python wheel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from client_packages import run_node
+from openai import OpenAI
+
+# The first test also fetches the packages: about 30 seconds.
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+RAIN = "It rains in Oslo."
+CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'
+SCRIPTS = {
+    "calls": json.dumps({"pieces": ["<tool_call>", CALL[11:30], CALL[30:50], CALL[50:]]}),
+    "answers": json.dumps({"pieces": ['{"city": ', '"Oslo"}']}),
+    # The tool's result is the last message then, and scripts the answer to it.
+    "rain": json.dumps({"pieces": [RAIN]}),
+}
+
+
+def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    output = run_node(packages, "sdk.mjs", url, key, json.dumps(SCRIPTS))
+    found = json.loads(output)
+    for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried"):
+        assert found[name] == SENTENCE, name
+    assert found["requestId"] is True
+    assert found["usage"]["completion_tokens"] == 9
+    assert found["parsed"] == {"city": "Oslo"}
+    round_trip = {"said": RAIN, "asked": [{"city": "Oslo"}]}
+    assert found["tools"] == found["toolsStreamed"] == round_trip
+    assert found["texts"] == [0, 1]
+    assert found["dimensions"] == [384, 384]
+    assert set(found["models"]) >= {"scripted", "narrow", "minilm"}
+    assert found["model"] == "scripted"
+    assert [(error["status"], error["code"]) for error in found["errors"]] == [
+        (401, "invalid_authentication"),
+        (403, "permission_denied"),
+        (400, "invalid_value"),
+        (404, "model_not_found"),
+        (500, "engine_error"),
+        (429, "queue_full"),
+    ]
+    assert found["errors"][2]["param"] == "temperature"
+    assert found["busy"] == "stop"

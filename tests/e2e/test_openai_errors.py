@@ -1,0 +1,104 @@
+"""Errors as the official SDK shows them, and its retries: against models that act by a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(120)]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+
+
+def says(directive: Any) -> list[ChatCompletionMessageParam]:
+    text = directive if isinstance(directive, str) else json.dumps(directive)
+    return [{"role": "user", "content": text}]
+
+
+def test_a_wrong_key_is_an_authentication_error(scripted_client: OpenAI) -> None:
+    stranger = scripted_client.with_options(api_key="wrong")
+    with pytest.raises(openai.AuthenticationError) as refused:
+        stranger.models.list()
+    assert refused.value.status_code == 401
+    assert refused.value.code == "invalid_authentication"
+    assert "wrong" not in str(refused.value)
+
+
+def test_an_inference_key_is_not_enough_for_the_admin_routes(scripted_client: OpenAI) -> None:
+    with pytest.raises(openai.PermissionDeniedError) as refused:
+        scripted_client.get("/../admin/models", cast_to=object)
+    assert refused.value.code == "permission_denied"
+
+
+def test_requests_that_are_wrong(scripted_client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        scripted_client.chat.completions.create(model="scripted", messages=[])
+    assert (bad.value.param, bad.value.type) == ("messages", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as missing:
+        scripted_client.completions.create(model="none", prompt="x")
+    assert missing.value.code == "model_not_found"
+    assert missing.value.request_id
+
+
+def test_an_engine_that_breaks_is_an_internal_server_error(scripted_client: OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as broken:
+        scripted_client.chat.completions.create(
+            model="scripted", messages=says({"step_raise_at": 1})
+        )
+    assert broken.value.status_code == 500
+    assert broken.value.type == "server_error"
+
+
+def test_an_error_after_the_stream_began_is_raised(scripted_client: OpenAI) -> None:
+    stream = scripted_client.chat.completions.create(
+        model="scripted", messages=says({"fail_at": 3}), stream=True
+    )
+    came = []
+    with pytest.raises(openai.APIError) as broken:
+        came += [chunk.choices[0].delta.content for chunk in stream]
+    assert isinstance(broken.value.body, dict)
+    assert broken.value.body["code"]
+
+
+def test_a_client_may_have_a_time_out(scripted_client: OpenAI) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        scripted_client.with_options(timeout=0.3).chat.completions.create(
+            model="scripted", messages=says({"tokens": 40, "step_s": 0.05})
+        )
+
+
+@pytest.mark.parametrize("max_retries", [0, 4])
+def test_a_full_queue(scripted_client: OpenAI, max_retries: int) -> None:
+    """Retry-After is at least a second, and by then the other answer has ended."""
+    busy = scripted_client.chat.completions.create(
+        model="narrow", messages=says({"tokens": 12, "step_s": 0.05}), stream=True
+    )
+    next(iter(busy))
+    asking = scripted_client.with_options(max_retries=max_retries).chat.completions
+    if max_retries == 0:
+        with pytest.raises(openai.RateLimitError) as full:
+            asking.create(model="narrow", messages=says("x"))
+        assert full.value.code == "queue_full"
+        assert int(full.value.response.headers["retry-after"]) >= 1
+    else:
+        raw = asking.with_raw_response.create(model="narrow", messages=says("x"))
+        assert raw.retries_taken >= 1
+        assert raw.parse().choices[0].message.content == SENTENCE
+    assert list(busy)[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_model_that_cannot_be_loaded_now(scripted_client: OpenAI) -> None:
+    """503 with Retry-After: without retries an error, with them an answer."""
+    with pytest.raises(openai.InternalServerError) as failed:
+        scripted_client.chat.completions.create(model="stumbling", messages=says("x"))
+    assert failed.value.status_code == 503
+    assert int(failed.value.response.headers["retry-after"]) >= 1
+    again = scripted_client.with_options(max_retries=3).chat.completions.create(
+        model="stumbling", messages=says("x")
+    )
+    assert again.choices[0].message.content == SENTENCE

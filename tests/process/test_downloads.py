@@ -1,0 +1,217 @@
+"""Downloads and deletion as an operator has them: real supervisor, real fetch programs, and a hub
+on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fake_hub import FakeHub, Fault, fake_hub
+from model_folders import write_model
+from rig import Rig, rig, scripted, wait_until
+
+from lmx.protocol.control import LoadModel
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.inventory import (
+    Available,
+    CancelDownload,
+    Deleted,
+    DeleteModel,
+    Downloads,
+    DownloadView,
+    GetAvailable,
+    GetDownloads,
+    StartDownload,
+)
+from lmx.protocol.states import DownloadStatus
+
+pytestmark = pytest.mark.process
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_BYTES = 300_000
+HALF_BYTES = 150_000
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with fake_hub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lmx(hub: FakeHub) -> Iterator[Rig]:
+    before = dict(os.environ)
+    os.environ["HF_ENDPOINT"] = hub.endpoint
+    try:
+        with rig({"models": [scripted("ready")]}) as running:
+            yield running
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def repository(hub: FakeHub, folder: Path, name: str) -> str:
+    """Have the hub hold a model of random weights under a name of its own; returns that."""
+    made = write_model(folder / name, WEIGHTS_BYTES)
+    files = {path.name: path.read_bytes() for path in made.iterdir()}
+    # Not the same bytes in each: the client keeps files by their content.
+    head = len(files[WEIGHTS]) - WEIGHTS_BYTES
+    files[WEIGHTS] = files[WEIGHTS][:head] + os.urandom(WEIGHTS_BYTES)
+    hub.add(f"org/{name}", {**files, "tokenizer.json": json.dumps({"of": name}).encode()})
+    return f"org/{name}"
+
+
+def view(lmx: Rig, download_id: str) -> DownloadView:
+    found: Downloads = lmx.ask(GetDownloads(download_id))
+    return found.downloads[0]
+
+
+def wait_status(lmx: Rig, download_id: str, status: DownloadStatus) -> DownloadView:
+    def there() -> DownloadView | None:
+        found = view(lmx, download_id)
+        return found if found.status is status else None
+
+    found: DownloadView = wait_until(there, f"{download_id} is {status}")
+    return found
+
+
+def available(lmx: Rig) -> dict[str, Any]:
+    found: Available = lmx.ask(GetAvailable())
+    return {model.repo_id: model for model in found.models}
+
+
+def stuck(hub: FakeHub, lmx: Rig, repo_id: str) -> DownloadView:
+    """Start a download that goes no further than half of its weights."""
+    hub.served.clear()
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=HALF_BYTES)
+    started: DownloadView = lmx.ask(StartDownload(repo_id))
+    wait_until(lambda: hub.served[WEIGHTS] >= HALF_BYTES, "half of it came")
+    # What the hub has sent is on its way for a moment longer.
+    wait_until(
+        lambda: view(lmx, started.download_id).downloaded_bytes > HALF_BYTES // 2, "it was counted"
+    )
+    return started
+
+
+def fetches(lmx: Rig) -> list[psutil.Process]:
+    return [p for p in lmx.processes() if "lmx.supervisor.fetch_main" in p.cmdline()]
+
+
+def test_several_at_once_are_served_once_they_have_come(
+    hub: FakeHub, lmx: Rig, tmp_path: Path
+) -> None:
+    hub.faults.clear()
+    names = [repository(hub, tmp_path, f"several-{number}") for number in range(6)]
+    started: list[DownloadView] = [lmx.ask(StartDownload(name)) for name in names]
+    for each, name in zip(started, names, strict=True):
+        done = wait_status(lmx, each.download_id, DownloadStatus.COMPLETED)
+        assert (done.model_id, done.total_bytes) == (name, done.downloaded_bytes)
+        assert lmx.worker(name)["state"] == "cold"
+        assert available(lmx)[name].model_id == name
+    again: DownloadView = lmx.ask(StartDownload(names[0]))
+    assert (again.download_id, again.status) == (started[0].download_id, DownloadStatus.COMPLETED)
+    assert len(lmx.events("download.completed")) == 6
+
+
+def test_a_cancelled_one_goes_on_where_it_stopped(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+    name = repository(hub, tmp_path, "cancelled")
+    started = stuck(hub, lmx, name)
+    same: DownloadView = lmx.ask(StartDownload(name))
+    assert same.download_id == started.download_id
+    cancelled: DownloadView = lmx.ask(CancelDownload(started.download_id))
+    assert cancelled.status is DownloadStatus.CANCELLED
+    assert fetches(lmx) == []
+    assert name not in available(lmx)
+
+    hub.faults.clear()
+    hub.served.clear()
+    again: DownloadView = lmx.ask(StartDownload(name))
+    assert again.download_id == started.download_id
+    wait_status(lmx, again.download_id, DownloadStatus.COMPLETED)
+    assert 0 < hub.served[WEIGHTS] < WEIGHTS_BYTES - HALF_BYTES // 2
+    assert name in available(lmx)
+
+
+def test_one_whose_process_is_killed_has_failed_and_is_no_model(
+    hub: FakeHub, lmx: Rig, tmp_path: Path
+) -> None:
+    name = repository(hub, tmp_path, "killed")
+    started = stuck(hub, lmx, name)
+    fetches(lmx)[0].kill()
+    failed = wait_status(lmx, started.download_id, DownloadStatus.FAILED)
+    assert failed.error_code is ErrorCode.DOWNLOAD_FAILED
+    assert name not in available(lmx)
+    assert name not in [worker["model"] for worker in lmx.status()["workers"]]
+    hub.faults.clear()
+
+
+def test_one_outlives_the_supervisor(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+    name = repository(hub, tmp_path, "outlived")
+    started = stuck(hub, lmx, name)
+    assert lmx.supervisor is not None
+    lmx.supervisor.send_signal(signal.SIGKILL)
+    lmx.supervisor.wait(10)
+    wait_until(lambda: fetches(lmx) == [], "the fetch ends without its supervisor")
+    lmx.up()
+    assert view(lmx, started.download_id).status is DownloadStatus.INTERRUPTED
+    assert name not in available(lmx)
+
+    stuck_again = lmx.ask(StartDownload(name))
+    assert stuck_again.download_id == started.download_id
+    assert lmx.cli("restart", "--supervisor").returncode == 0
+    hub.faults.clear()
+    done = wait_status(lmx, started.download_id, DownloadStatus.COMPLETED)
+    assert done.model_id == name
+    assert lmx.worker(name)["state"] == "cold"
+
+
+def test_what_is_loaded_is_not_deleted(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+    hub.faults.clear()
+    name = repository(hub, tmp_path, "deleted")
+    wait_status(lmx, lmx.ask(StartDownload(name)).download_id, DownloadStatus.COMPLETED)
+    lmx.configure({"models": [scripted("ready"), scripted("same", source=name)]})
+    assert lmx.cli("reload").returncode == 0
+    lmx.ask(LoadModel("same"))
+    lmx.wait_state("same", "ready")
+    for model in (name, "same"):
+        with pytest.raises(OperationError, match="same is loaded") as refused:
+            lmx.ask(DeleteModel(model))
+        assert refused.value.code is ErrorCode.MODEL_LOADED
+    path = Path(available(lmx)[name].local_path)
+    assert path.is_dir()
+
+    deleted: Deleted = lmx.ask(DeleteModel(name, force=True))
+    assert deleted.freed_bytes > WEIGHTS_BYTES
+    assert not path.exists()
+    assert name not in available(lmx)
+    assert lmx.worker("same")["state"] == "cold"
+    assert name not in [worker["model"] for worker in lmx.status()["workers"]]
+    for model, code in (
+        ("ready", ErrorCode.NOT_DELETABLE),
+        (name, ErrorCode.MODEL_NOT_FOUND),
+        ("../../etc", ErrorCode.MODEL_NOT_FOUND),
+    ):
+        with pytest.raises(OperationError) as refused:
+            lmx.ask(DeleteModel(model, force=True))
+        assert refused.value.code is code
+
+
+def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
+    hub.faults.clear()
+    name = repository(hub, tmp_path, "by-hand")
+    done = lmx.cli("download", name)
+    assert (done.returncode, f"{name} is served" in done.stdout) == (0, True), done
+    assert name in lmx.cli("available").stdout
+    refused = lmx.cli("download", "org/gone")
+    assert (refused.returncode, "no repository org/gone" in refused.stderr) == (1, True), refused
+    assert name in lmx.cli("downloads").stdout
+    assert "freed" in lmx.cli("delete", name).stdout
+    assert name not in lmx.cli("available").stdout
+
+

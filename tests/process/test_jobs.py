@@ -1,0 +1,77 @@
+"""Job records outlive the router that made them, and a job its router's replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from rig import Rig, Stream, ask, http, rig, scripted, whole
+
+pytestmark = pytest.mark.process
+
+CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 1.0}}
+
+
+async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:
+    async with session.get(f"{lmx.url}/jobs{path}") as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def job_that_ended(session: aiohttp.ClientSession, lmx: Rig, job_id: str) -> Any:
+    async with asyncio.timeout(20):
+        while (found := await jobs(session, lmx, f"/{job_id}"))["ended"] is None:
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
+    with rig(CONFIG) as lmx:
+        lmx.wait_state("alpha", "ready")
+        async with http() as session:
+            status, answer = await whole(session, lmx.url, "alpha", {"tokens": 3})
+            assert status == 200
+            running = Stream(session, lmx.url, ask("alpha", {"tokens": 3000, "step_s": 0.02}))
+            await running.has_text(20)
+            page = await jobs(session, lmx, "?state=running")
+            assert len(page["data"]) == 1
+
+            router = lmx.status()["router"]["pid"]
+            os.kill(router, signal.SIGKILL)
+            await running.ended()
+            await asyncio.to_thread(lmx.wait_serving)
+            assert lmx.status()["router"]["pid"] != router
+            page = await jobs(session, lmx)
+            states = {one["id"]: one["state"] for one in page["data"]}
+            assert states == {answer["id"]: "completed", page["data"][0]["id"]: "interrupted"}
+            assert page["data"][0]["error"]["code"] == "job_interrupted"
+            assert (await jobs(session, lmx, f"/{answer['id']}"))["result"] == answer
+
+            # A job that nobody waits for any more keeps the router that gives way.
+            router = lmx.status()["router"]["pid"]
+            status, error = await whole(session, lmx.url, "alpha", {"tokens": 150, "step_s": 0.03})
+            assert (status, error["code"]) == (504, "sync_timeout")
+            restart = await asyncio.to_thread(lmx.cli, "restart", "--router")
+            assert restart.returncode == 0, restart.stderr
+            assert lmx.status()["router"]["pid"] != router
+            seen = await jobs(session, lmx, f"/{error['job_id']}")
+            assert (seen["state"], psutil.pid_exists(router)) == ("running", True)
+            async with session.delete(f"{lmx.url}/jobs/{error['job_id']}") as response:
+                assert response.status == 409
+            ended = await job_that_ended(session, lmx, error["job_id"])
+            assert ended["state"] == "completed"
+            assert ended["result"]["choices"][0]["message"]["content"] == "word " * 150
+
+            # And the one that is told to stop cuts off what does not end within the grace.
+            status, error = await whole(session, lmx.url, "alpha", {"tokens": 3000, "step_s": 0.03})
+            assert status == 504
+            os.kill(lmx.status()["router"]["pid"], signal.SIGTERM)
+            await asyncio.to_thread(lmx.wait_serving)
+            cut = await job_that_ended(session, lmx, error["job_id"])
+            assert (cut["state"], cut["error"]["code"]) == ("interrupted", "shutting_down")
+            assert cut["result"]["choices"][0]["message"]["content"].startswith("word word")

@@ -1,0 +1,62 @@
+"""What the API's description promises, asked of a whole lmx with the scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from api_fuzz import FAULTY_OPERATIONS, MODEL, OPERATIONS, fuzz
+from rig import Rig, rig, scripted
+from schemathesis import GenerationMode
+
+pytestmark = pytest.mark.process
+
+NOWHERE = "http://127.0.0.1:9"
+"""A port that nothing listens on."""
+
+API_KEY = "an-api-key-for-tests"
+CONFIG = {
+    "models": [scripted(MODEL), scripted("beta")],
+    "server": {"load_wait_s": 3},
+    "security": {"api_keys": [API_KEY]},
+}
+
+
+@pytest.fixture(scope="module")
+def lmx() -> Iterator[Rig]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Downloads are asked for too, and must reach nobody.
+        patch.setenv("HF_ENDPOINT", NOWHERE)
+        with rig(CONFIG) as made:
+            made.wait_state(MODEL, "ready")
+            yield made
+
+
+@pytest.fixture(scope="module")
+def base_url(lmx: Rig) -> str:
+    return lmx.url.removesuffix("/v1")
+
+
+@pytest.fixture(scope="module")
+def headers(lmx: Rig) -> dict[str, str]:
+    admin_key = (lmx.home / "admin.key").read_text().strip()
+    return {"X-Admin-Key": admin_key, "Authorization": f"Bearer {API_KEY}"}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_answers_are_as_described(operation: str, base_url: str, headers: dict[str, str]) -> None:
+    fuzz(operation, GenerationMode.POSITIVE, base_url, headers, examples=4)
+
+
+@pytest.mark.parametrize("operation", FAULTY_OPERATIONS)
+def test_what_is_wrong_is_refused(operation: str, base_url: str, headers: dict[str, str]) -> None:
+    fuzz(operation, GenerationMode.NEGATIVE, base_url, headers, examples=4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_it_stays_so(base_url: str, headers: dict[str, str]) -> None:
+    for operation in OPERATIONS:
+        fuzz(operation, GenerationMode.POSITIVE, base_url, headers, examples=100)
+    for operation in FAULTY_OPERATIONS:
+        fuzz(operation, GenerationMode.NEGATIVE, base_url, headers, examples=100)

@@ -1,0 +1,52 @@
+"""A supervisor's status as it is told, for tests of what the router makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GIB = 1024**3
+
+
+def status_line(model: str, state: str = "ready", **values: Any) -> dict[str, Any]:
+    """One model's line."""
+    return {
+        "model": model, "aliases": ["short"], "source": f"owner/{model}", "kind": "chat",
+        "family": "qwen3", "added": False, "parameters": {}, "state": state, "pid": 4711,
+        "instance": "0000000a", "memory_bytes": 2 * GIB, "peak_memory_bytes": 3 * GIB,
+        "kv_bytes": 0, "reserved_bytes": 4 * GIB, "needed_bytes": 4 * GIB,
+        "weights_bytes": 1536 * 1024**2, "kv_capacity_bytes": 128 * 1024**2 + 1,
+        "pinned": False, "idle_s": 12.5, "expires_in_s": None, "position": None, "waiting": 0,
+        "max_rows": 8, "context_length": 4096, "requests_active": 0, "requests_queued": 0,
+        "stalled_s": 0.0, "requests_total": 42, "tokens_total": 1000, "phase": None,
+        "fraction": None, "loaded_at_s": 1_708_012_345.0, "loads_total": 1, "load_s_total": 2.0,
+        "exits": {}, "last_exit": None, "restarts": 0, "retry_in_s": None, "problem": None,
+        **values,
+    }  # fmt: skip
+
+
+def cold_line(model: str, **values: Any) -> dict[str, Any]:
+    """One of a model that is not loaded."""
+    return status_line(
+        model,
+        "cold",
+        **{
+            "pid": None, "instance": None, "memory_bytes": 0, "peak_memory_bytes": 0,
+            "reserved_bytes": 0, "idle_s": None, "requests_total": 0, "loaded_at_s": None,
+            **values,
+        },
+    )  # fmt: skip
+
+
+def told_status(*lines: dict[str, Any], **supervisor: Any) -> dict[str, Any]:
+    """All of it."""
+    return {
+        "supervisor": {
+            "state": "running", "epoch": "e1", "budget_bytes": 96 * GIB,
+            "reserved_bytes": 8 * GIB, "missing_bytes": 0, "memory_soft_line": 0.9,
+            "swaps_total": 0, "memory_pressure": "none", "machine_memory_bytes": 128 * GIB,
+            "machine_used_bytes": 64 * GIB, "pid": 1, "version": "1.2.3", "uptime_s": 3600.5,
+            "memory_bytes": 1, "home": "/h", **supervisor,
+        },
+        "router": {"restarts": 0},
+        "workers": list(lines),
+    }  # fmt: skip

@@ -1,0 +1,48 @@
+"""Our answers by the OpenAI SDK's own types: strictly, and with nothing that is not known here.
+
+The SDK itself builds its objects without a check. Here every field must be there and have its
+type, and every field that the SDK's type has not must be one of OURS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+OURS: Final = frozenset(
+    {
+        # kiapi's timings, Moonshot's figure, vLLM's reason, and where reasoning goes.
+        "timings", "usage.cached_tokens", "choices.stop_reason",
+        "choices.message.reasoning_content", "choices.delta.reasoning_content",
+        # What API.md adds to a model.
+        "state", "context_length", "modalities", "capabilities", "aliases", "kind",
+    }
+)  # fmt: skip
+"""The fields that lmx has beyond the SDK's types, as paths without list places."""
+
+
+def checked(model: type[_Model], raw: str | bytes) -> _Model:
+    """Return a JSON answer as the SDK's type.
+
+    Raises ``pydantic.ValidationError`` for a field that is missing or has another type, and
+    ``AssertionError`` for a field that is neither the SDK's nor in OURS.
+    """
+    made = model.model_validate_json(raw, strict=True)
+    extra = set(_extras(made, ""))
+    assert extra <= OURS, extra - OURS
+    return made
+
+
+def _extras(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        for name in value.model_extra or {}:
+            yield f"{path}.{name}".lstrip(".")
+        for name in type(value).model_fields:
+            yield from _extras(getattr(value, name, None), f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _extras(item, path)

@@ -1,0 +1,342 @@
+"""The store of job records alone: one file, several stores, dead routers, broken files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.router import job_store
+from lmx.router.job_records import JobRow, JobState, Wanted, create, listed, put
+from lmx.router.job_store import JobStore
+
+_RUNNING_ROUTER = """
+import sys, time
+from pathlib import Path
+from lmx.router.job_records import JobRow
+from lmx.router.job_store import JobStore
+store = JobStore(Path(sys.argv[1]), 3600, 1000)
+store.start()
+store.put(JobRow("running-there", "chat", "m", None, "running", True, time.time(), "r"))
+time.sleep(0.01)
+while not store._rows == {}:
+    time.sleep(0.01)
+import asyncio
+print(asyncio.run(store.get("running-there", None)).state, flush=True)
+time.sleep(60)
+"""
+
+
+def row(job_id: str, state: JobState = JobState.COMPLETED, **fields: object) -> JobRow:
+    over = state not in (JobState.QUEUED, JobState.RUNNING)
+    values: dict[str, object] = {
+        "kind": "chat",
+        "model": "m",
+        "owner": None,
+        "stream": False,
+        "created_s": time.time(),
+        "request_id": "req_1",
+        "ended_s": time.time() if over else None,
+    }
+    return JobRow(id=job_id, state=state.value, **(values | fields))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def opened(path: Path, max_age_s: float = 3600.0, max_count: int = 1000) -> Iterator[JobStore]:
+    store = JobStore(path, max_age_s, max_count)
+    store.start()
+    try:
+        yield store
+    finally:
+        store.close(5.0)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[JobStore]:
+    with opened(tmp_path / "jobs.sqlite") as one:
+        yield one
+
+
+async def ids(store: JobStore, **wanted: object) -> list[str]:
+    page = await store.listed(Wanted(**wanted))  # type: ignore[arg-type]
+    assert page is not None
+    return [one.id for one in page[0]]
+
+
+async def test_what_was_put_is_read_and_replaced(store: JobStore) -> None:
+    store.put(row("a", JobState.RUNNING))
+    store.put(row("a", result=b'{"x":1}'))
+    found = await store.get("a", None)
+    assert found is not None
+    assert (found.state, found.result, store.is_own(found)) == ("completed", b'{"x":1}', True)
+    await store.delete("a")
+    assert await store.get("a", None) is None
+
+
+async def test_a_job_under_way_is_not_deleted(store: JobStore) -> None:
+    store.put(row("a", JobState.RUNNING))
+    await store.delete("a")
+    assert await store.get("a", None) is not None
+
+
+async def test_the_file_is_for_its_owner_alone(store: JobStore, tmp_path: Path) -> None:
+    store.put(row("a"))
+    await store.get("a", None)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {0o600}
+
+
+async def test_another_owner_sees_nothing(store: JobStore) -> None:
+    store.put(row("a", owner="key_a"))
+    store.put(row("b", owner="key_b"))
+    assert await store.get("a", "key_b") is None
+    assert await ids(store, owner="key_b") == ["b"]
+    assert await store.listed(Wanted(owner="key_b", after="a")) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough to be taken for one" * 40, b"short"]
+)
+async def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "jobs.sqlite"
+    path.write_bytes(content)
+    with opened(path) as store:
+        store.put(row("a"))
+        assert await store.get("a", None) is not None
+    assert path.with_name("jobs.sqlite.unusable").read_bytes() == content
+
+
+async def test_a_file_of_another_version_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version = 99")
+        other.execute("CREATE TABLE jobs (x)")
+    other.close()
+    with opened(path) as store:
+        assert await ids(store) == []
+    assert path.with_name("jobs.sqlite.unusable").exists()
+
+
+async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        for number in range(200):
+            store.put(row(f"job-{number}", result=b"x" * 5000))
+        assert len(await ids(store, limit=100)) == 100
+    size_bytes = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size_bytes - 4096))
+    with opened(path) as store:
+        with pytest.raises(LmxError) as caught:
+            await ids(store, limit=100)
+        assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+        store.put(row("new"))
+        assert await ids(store) == ["new"]
+        assert store.failures == 1
+
+
+async def test_a_locked_file_delays_records_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.router.job_file._BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        await store.get("none", None)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        store.put(row("a", JobState.RUNNING))
+        give_up_at = time.monotonic() + 5
+        while not store.failures:
+            assert time.monotonic() < give_up_at
+            await asyncio.sleep(0.01)
+        store.put(row("a"))
+        other.execute("ROLLBACK")
+        other.close()
+        while (found := await _or_none(store, "a")) is None:
+            assert time.monotonic() < give_up_at
+        assert found.state == "completed"
+        assert store.dropped == 0
+
+
+async def _or_none(store: JobStore, job_id: str) -> JobRow | None:
+    try:
+        return await store.get(job_id, None)
+    except LmxError:
+        return None
+
+
+async def test_a_folder_that_is_not_there_costs_records_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(job_store, "_ROWS_LIMIT", 5)
+    with opened(tmp_path / "none" / "jobs.sqlite") as store:
+        for number in range(20):
+            store.put(row(f"job-{number}"))
+        with pytest.raises(LmxError) as caught:
+            await store.get("job-1", None)
+        assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+        assert store.dropped >= 10
+        (tmp_path / "none").mkdir()
+        give_up_at = time.monotonic() + 5
+        while await _or_none(store, "job-0") is None:
+            assert time.monotonic() < give_up_at
+
+
+async def test_a_result_that_does_not_fit_is_dropped_and_its_job_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "_RESULTS_LIMIT_BYTES", 100)
+    store = JobStore(tmp_path / "jobs.sqlite", 3600, 1000)
+    store.put(row("a", result=b"x" * 90))
+    store.put(row("b", result=b"x" * 90))
+    store.start()
+    first, second = await store.get("a", None), await store.get("b", None)
+    assert first is not None and first.result == b"x" * 90
+    assert second is not None and second.result is None
+    assert store.dropped == 1
+    store.close(5.0)
+
+
+async def test_more_readers_than_there_may_be_are_told_so(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "_READS_LIMIT", 0)
+    with pytest.raises(LmxError) as caught:
+        await store.get("a", None)
+    assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+
+
+async def test_age_and_number_decide_what_goes(tmp_path: Path) -> None:
+    now_s = time.time()
+    with opened(tmp_path / "jobs.sqlite", max_age_s=100, max_count=3) as store:
+        store.put(row("old", created_s=now_s - 300, ended_s=now_s - 200))
+        store.put(row("long", JobState.RUNNING, created_s=now_s - 500))
+        for number in range(5):
+            store.put(row(f"job-{number}", created_s=now_s - 10 + number))
+        await store.sweep({"long"})
+        assert await ids(store) == ["job-4", "job-3", "job-2", "long"]
+
+
+async def test_an_end_that_was_lost_is_told_by_the_next_sweep(store: JobStore) -> None:
+    store.put(row("lost", JobState.RUNNING))
+    store.put(row("live", JobState.RUNNING))
+    await store.sweep({"live"})
+    lost, live = await store.get("lost", None), await store.get("live", None)
+    assert lost is not None and live is not None
+    assert (lost.state, live.state) == ("interrupted", "running")
+    assert lost.error is not None and b"job_interrupted" in lost.error
+
+
+async def test_two_stores_share_a_file_and_leave_each_others_jobs_alone(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as one, opened(path) as two:
+        one.put(row("a", JobState.RUNNING))
+        assert (await one.get("a", None)) is not None
+        two.put(row("b"))
+        await two.sweep(())
+        found = await two.get("a", None)
+        assert found is not None
+        assert (found.state, two.is_own(found), one.is_own(found)) == ("running", False, True)
+        assert await ids(one) == await ids(two)
+
+
+async def test_many_stores_make_the_file_at_the_same_moment(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(opened(path)) for _ in range(8)]
+        for number, one in enumerate(stores):
+            one.put(row(f"job-{number}"))
+        await asyncio.gather(*(one.get("none", None) for one in stores))
+        assert len(await ids(stores[0])) == 8
+    assert not path.with_name("jobs.sqlite.unusable").exists()
+
+
+async def test_jobs_of_a_router_that_was_killed_are_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with subprocess.Popen(
+        [sys.executable, "-c", _RUNNING_ROUTER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline().strip() == "running"
+            with opened(path) as store:
+                store.put(row("mine", JobState.RUNNING))
+                found = await store.get("running-there", None)
+                assert found is not None and found.state == "running"
+                other.kill()
+                other.wait(10)
+                found = await store.get("running-there", None)
+                assert found is not None
+                assert found.state == "interrupted"
+                assert found.ended_s is not None and found.error is not None
+                mine = await store.get("mine", None)
+                assert mine is not None and mine.state == "running"
+        finally:
+            other.kill()
+
+
+_JOBS = st.lists(
+    st.tuples(
+        st.sampled_from([1.0, 2.0, 3.0]),
+        st.sampled_from(list(JobState)),
+        st.sampled_from(["m", "n"]),
+        st.sampled_from(["key_a", "key_b"]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=_JOBS,
+    limit=st.integers(1, 7),
+    state=st.none() | st.sampled_from(list(JobState)),
+    model=st.none() | st.just("m"),
+    owner=st.none() | st.just("key_a"),
+)
+def test_pages_joined_are_the_whole_list_in_order(
+    jobs: list[tuple[float, JobState, str, str]],
+    limit: int,
+    state: JobState | None,
+    model: str | None,
+    owner: str | None,
+) -> None:
+    rows = [
+        row(f"job-{number}", each, created_s=created_s, model=name, owner=who)
+        for number, (created_s, each, name, who) in enumerate(jobs)
+    ]
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        create(connection)
+        put(connection, rows)
+        seen: list[str] = []
+        after, more = None, True
+        while more:
+            page = listed(connection, Wanted(owner, state, model, None, limit, after))
+            assert page is not None
+            assert len(page[0]) <= limit
+            seen += [one.id for one in page[0]]
+            after, more = (seen[-1] if seen else None), page[1]
+    wanted = [
+        one
+        for one in rows
+        if (state is None or one.state == state)
+        and (model is None or one.model == model)
+        and (owner is None or one.owner == owner)
+    ]
+    wanted.sort(key=lambda one: (one.created_s, one.id), reverse=True)
+    assert seen == [one.id for one in wanted]
