@@ -112,7 +112,7 @@ def unpack_wheel(requirement: str, scratch: Path) -> Path:
     requirements, wheel_dir = scratch / "requirements.txt", scratch / "wheel"
     requirements.write_text(requirement + "\n")
     options = ["--no-deps", "--require-hashes", "--target", str(wheel_dir)]
-    command = [*_installer(), *options, "-r", str(requirements)]
+    command = [*installer(), *options, "-r", str(requirements)]
     try:
         done = subprocess.run(
             command,
@@ -134,7 +134,8 @@ def unpack_wheel(requirement: str, scratch: Path) -> Path:
     return wheel_dir
 
 
-def _installer() -> list[str]:
+def installer() -> list[str]:
+    """Return the command that installs packages: pip's, else uv's. Raises `DemoModelError`."""
     has_pip = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
 FOREVER_S: Final = -1.0
+
+_TOO_LARGE: Final = 2**63
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -24,7 +27,8 @@ def parse_keep_alive(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value)  # not a number here, though Python thinks so
     if isinstance(value, int | float):
-        return FOREVER_S if value < 0 else float(value)
+        # An integer may be too large for a float: no duration either.
+        return FOREVER_S if value < 0 else float(value) if value < _TOO_LARGE else math.inf
     if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         return value
     text = value.strip().lower()

@@ -5,7 +5,7 @@ A spec is the process's whole configuration: it reads no file and no ``LMX_*`` v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.codec import message
@@ -116,12 +116,12 @@ class RouterSpec:
     ping_interval_s: float
     shutdown_grace_s: float
     max_requests: int
-    admin_key: str
+    admin_key: str = field(repr=False)
     sync_timeout_s: float
     jobs_path: str
     jobs_max_age_s: float
     jobs_max_count: int
     logs_dir: str
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

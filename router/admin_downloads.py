@@ -42,6 +42,7 @@ DOWNLOAD_ERRORS: Final = (
     ErrorCode.NOT_FOUND,
     ErrorCode.DOWNLOAD_FAILED,
     ErrorCode.INSUFFICIENT_DISK,
+    ErrorCode.QUEUE_FULL,
 )
 """What a download can be refused with beside what every route can."""
 

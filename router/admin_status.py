@@ -26,7 +26,8 @@ from lmx.router.answer_admin import (
 )
 from lmx.router.health import unhealthy_reason
 from lmx.router.json_answer import json_answer, to_gb
-from lmx.router.operating import is_loaded_line, live_status
+from lmx.router.operating import is_loaded_line, live_status, requests_of
+from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import SERVICES
 from lmx.router.supervisor_link import SupervisorLink
 
@@ -54,9 +55,12 @@ async def admin_status(request: web.Request) -> web.Response:
 
 async def admin_models(request: web.Request) -> web.Response:
     """Return every model: those in memory, and those that can be loaded."""
-    status = await live_status(request.app[SERVICES].supervisor)
+    services = request.app[SERVICES]
+    status = await live_status(services.supervisor)
     now_s = time.time()
-    loaded = [_loaded(line, now_s) for line in status["workers"] if is_loaded_line(line)]
+    loaded = [
+        _loaded(line, services.metrics, now_s) for line in status["workers"] if is_loaded_line(line)
+    ]
     others = [_unloaded(line) for line in status["workers"] if not is_loaded_line(line)]
     return json_answer(ModelsAnswer(loaded=loaded, count=len(loaded), available=others))
 
@@ -148,27 +152,27 @@ def _common(line: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _loaded(line: Mapping[str, Any], now_s: float) -> LoadedModel:
+def _loaded(line: Mapping[str, Any], metrics: RequestMetrics, now_s: float) -> LoadedModel:
     return LoadedModel(
         **_common(line),
         memory_gb=to_gb(line["memory_bytes"]),
         loaded_at=line["loaded_at_s"],
         use_batching=line["max_rows"] > 1,
-        request_count=line["requests_total"],
-        last_used_at=_last_used_at_s(line, now_s),
+        request_count=requests_of(line, metrics),
+        last_used_at=_last_used_at_s(line, metrics, now_s),
         requests_active=line["requests_active"],
         requests_queued=line["requests_queued"],
         expires_in_s=line["expires_in_s"],
     )
 
 
-def _last_used_at_s(line: Mapping[str, Any], now_s: float) -> float | None:
+def _last_used_at_s(line: Mapping[str, Any], metrics: RequestMetrics, now_s: float) -> float | None:
     if line["requests_active"] or line["requests_queued"]:
         return round(now_s, 3)
-    if not line["requests_total"] or line["idle_s"] is None:
-        return None
-    idle_s: float = line["idle_s"]
-    return round(now_s - idle_s, 3)
+    _, ended_s = metrics.used(line["model"])
+    idle_s = line["idle_s"] if line["requests_total"] else None
+    known = [at_s for at_s in (ended_s, None if idle_s is None else now_s - idle_s) if at_s]
+    return round(max(known), 3) if known else None
 
 
 def _unloaded(line: Mapping[str, Any]) -> UnloadedModel:

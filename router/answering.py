@@ -64,7 +64,9 @@ async def answer_whole(
     if task.done():
         return web.Response(body=task.result(), content_type="application/json")
     job.live.detached = True
+    told_tokens = record.prompt_tokens or 0
     task.add_done_callback(_end_detached)
+    task.add_done_callback(lambda _: services.metrics.job_ended(record, told_tokens))
     services.traffic.go_on(task)
     raise GenerationError(
         ErrorCode.SYNC_TIMEOUT,

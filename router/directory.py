@@ -68,12 +68,16 @@ class Directory:
             name = self.snapshot.default_model
         found = self._by_name.get(name)
         if found is None:
-            raise RequestError(
-                ErrorCode.MODEL_NOT_FOUND,
-                f"The model {name[:200]!r} does not exist. {self._known()}",
-                param="model",
-            )
+            raise self.no_such_model(name)
         return found
+
+    def no_such_model(self, name: str, hint: str = "") -> RequestError:
+        """Return the error for a name that nothing has; ``hint`` goes after the names there are."""
+        return RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"The model {name[:200]!r} does not exist. {self._known()}{hint}",
+            param="model",
+        )
 
     def instances(self) -> frozenset[str]:
         """Return the worker instances that the snapshot knows."""
@@ -84,10 +88,7 @@ class Directory:
         if not ids:
             return "No model is configured."
         more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
-        return (
-            f"Available: {', '.join(ids[:_LISTED_IDS])}{more}, or a route such as auto: lmx then "
-            "chooses."
-        )
+        return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
 
 
 def advance(current: Directory | None, snapshot: Snapshot) -> Directory:

@@ -31,7 +31,16 @@ from lmx.router.directory import shown_state
 from lmx.router.invalid import validated
 from lmx.router.json_answer import json_answer, to_mb
 from lmx.router.model_loading import gone, loaded
-from lmx.router.operating import ask, command, is_loaded, line_of, live_status, params_named
+from lmx.router.operating import (
+    ask,
+    command,
+    is_loaded,
+    line_of,
+    live_status,
+    params_named,
+    requests_of,
+)
+from lmx.router.questions import unavailable
 from lmx.router.schemas_admin import EngineRequest
 from lmx.router.services import SERVICES, Services
 from lmx.router.traffic import RECORD, Record
@@ -123,21 +132,23 @@ async def engine_status(request: web.Request) -> web.Response:
     with params_named(_FIELDS):
         model = await _find(services, record, request.match_info["id"])
     status = await live_status(services.supervisor)
-    line = line_of(status, model.model_id) or {}
+    line = line_of(status, model.model_id)
+    if line is None:
+        raise unavailable(f"lmx's supervisor does not tell of {model.model_id!r}.")
     rate = services.metrics.last_tokens_per_s(model.model_id)
     return json_answer(
         EngineStatusAnswer(
             **_line(model).model_dump(),
             parameters=_shown(line, model),
             memory_usage=EngineMemory(
-                model_size_mb=to_mb(line.get("weights_bytes") or 0),
-                context_size_mb=to_mb(line.get("kv_capacity_bytes") or 0),
+                model_size_mb=to_mb(line["weights_bytes"] or 0),
+                context_size_mb=to_mb(line["kv_capacity_bytes"] or 0),
             ),
             performance=EnginePerformance(
                 last_inference_tps=round(rate or 0.0, 2),
-                total_requests=line.get("requests_total", 0),
+                total_requests=requests_of(line, services.metrics),
             ),
-            problem=line.get("problem"),
+            problem=line["problem"],
         )
     )
 
@@ -161,7 +172,7 @@ def _given(wanted: EngineRequest) -> EngineParameters:
 
 def _shown(line: Mapping[str, Any], model: ModelView) -> EngineParameters:
     """Return what an engine runs with; it may have been loaded with another context since."""
-    given = line.get("parameters") or {}
+    given = line["parameters"]
     return EngineParameters(
         n_ctx=model.context_length,
         n_gpu_layers=given.get("n_gpu_layers", _DEFAULTS.n_gpu_layers),

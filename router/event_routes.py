@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -10,14 +11,17 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.control import Event
-from lmx.router.event_feed import Happening
+from lmx.protocol.errors import GenerationError
+from lmx.router.event_feed import Happening, Listener
 from lmx.router.invalid import validated
 from lmx.router.schemas_operation import EventsQuery
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, Services
 from lmx.router.sse import EventStream
 
 _LOOK_S: Final = 0.5
 """How often a stream without news looks whether the router stops."""
+
+_Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
@@ -40,19 +44,34 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
         found = _last(found, query.last) if since is None else missed(found, *since)
         stream = EventStream(request, services.spec.stall_timeout_s)
         await stream.open()
-        said_at_s = time.monotonic()
-        while True:
-            if found:
-                await stream.send(b"".join(map(_event, found)))
-                said_at_s = time.monotonic()
-            if not query.follow or services.traffic.closed:
-                break
-            if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
-                await stream.ping()
-                said_at_s = time.monotonic()
-            found = wanted(await listener.take(min(_LOOK_S, services.spec.ping_interval_s)))
-    await stream.end()
+        # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+        with contextlib.suppress(GenerationError):
+            await _send(services, stream, found, listener, wanted, follow=query.follow)
+            await stream.end()
     return stream.response
+
+
+async def _send(
+    services: Services,
+    stream: EventStream,
+    found: Sequence[Happening],
+    listener: Listener,
+    wanted: _Filter,
+    *,
+    follow: bool,
+) -> None:
+    wait_s = min(_LOOK_S, services.spec.ping_interval_s)
+    said_at_s = time.monotonic()
+    while True:
+        if found:
+            await stream.send(b"".join(map(_event, found)))
+            said_at_s = time.monotonic()
+        if not follow or services.traffic.closed:
+            return
+        if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
+            await stream.ping()
+            said_at_s = time.monotonic()
+        found = wanted(await listener.take(wait_s))
 
 
 def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
@@ -68,9 +87,7 @@ def _since(last_event_id: str | None) -> tuple[str, int] | None:
     )
 
 
-def _filter(
-    model_id: str | None, name: str | None
-) -> Callable[[Iterable[Happening]], Sequence[Happening]]:
+def _filter(model_id: str | None, name: str | None) -> _Filter:
     def fits(event: Event) -> bool:
         return (model_id is None or event.model_id == model_id) and (
             name is None or event.name == name or event.name.startswith(f"{name}.")

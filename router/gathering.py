@@ -1,11 +1,16 @@
-"""The parts of an answer that does not stream, collected until it is whole. Pure."""
+"""The parts of a request's answers, collected until they are whole. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from lmx.protocol.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
+
+_FOLD_DELTAS: Final = 512
+"""A delta takes three times the memory of its text."""
 
 
 @dataclass(slots=True)
@@ -28,13 +33,53 @@ class GatheredChoice:
 
     def add(self, delta: Delta) -> None:
         """Take the next piece."""
-        if delta.call is not None:
+        if delta.kind is DeltaKind.CONTENT and delta.call is None:
+            self.content.append(delta.text)
+            if delta.logprobs:
+                self.logprobs.extend(delta.logprobs)
+        elif delta.call is not None:
             call = self.calls.setdefault(delta.call.index, GatheredCall())
             call.call_id = call.call_id or delta.call.call_id
             call.name = call.name or delta.call.name
             call.arguments.append(delta.text)
-        elif delta.kind is DeltaKind.REASONING:
-            self.reasoning.append(delta.text)
         else:
-            self.content.append(delta.text)
-            self.logprobs.extend(delta.logprobs)
+            self.reasoning.append(delta.text)
+
+
+class Gathering:
+    """All answers of one request, as they come.
+
+    On the hot path of every stream: taking is an append to a list, and what deltas mean is looked
+    at when there are many, or when somebody asks.
+    """
+
+    __slots__ = ("_choices", "_deltas", "_tokens")
+
+    def __init__(self, answers: int) -> None:
+        self._choices = [GatheredChoice() for _ in range(answers)]
+        self._deltas: list[Delta] = []
+        self._tokens = 0
+
+    def take(self, deltas: Sequence[Delta]) -> None:
+        """Take the next pieces."""
+        self._deltas += deltas
+        if len(self._deltas) >= _FOLD_DELTAS:
+            self._fold()
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens have come, of all answers."""
+        self._fold()
+        return self._tokens
+
+    @property
+    def choices(self) -> list[GatheredChoice]:
+        """What there is of each answer."""
+        self._fold()
+        return self._choices
+
+    def _fold(self) -> None:
+        for delta in self._deltas:
+            self._choices[delta.index].add(delta)
+            self._tokens += delta.tokens
+        self._deltas.clear()

@@ -27,7 +27,7 @@ from lmx.router.envelope import (
     usage_object,
 )
 from lmx.router.errors import error_body, http_status
-from lmx.router.gathering import GatheredChoice
+from lmx.router.gathering import Gathering
 from lmx.router.generation import Generation
 from lmx.router.job_records import JobRow, JobState
 from lmx.router.live_requests import LiveRequest, LiveState, RequestKind
@@ -87,7 +87,8 @@ class Job:
         record.job_id = identity.completion_id
         self._services = services
         self._shape = shape
-        self._choices = [GatheredChoice() for _ in range(form.choices)]
+        self._made = self.live.made = Gathering(form.choices)
+        self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None
         self._finished = False
@@ -123,6 +124,7 @@ class Job:
         """Enter ``opening`` on ``opened`` and return the generation, once it is accepted. Raises
         what it is refused with, or REQUEST_CANCELLED."""
         source = await self.live.interruptible(opened.enter_async_context(opening))
+        self._task = asyncio.current_task()
         self.record.prompt_tokens = self.live.prompt_tokens = source.prompt_tokens
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
@@ -134,16 +136,24 @@ class Job:
     async def take(self, source: Source, wait_s: float) -> Batch:
         """Return what ``source`` has ready within ``wait_s``, gathered. Raises when it is lost,
         or REQUEST_CANCELLED."""
-        live = self.live
-        batch = await live.interruptible(source.take(wait_s))
+        # The hot path: what `live.interruptible` does, without one more coroutine for each token.
+        live, task = self.live, self._task
+        if live.error is not None:
+            raise live.error
+        live.waiting = task
+        try:
+            batch = await source.take(wait_s)
+        except asyncio.CancelledError:
+            assert task is not None
+            live.raise_if_interrupted(task)
+            raise
+        finally:
+            live.waiting = None
         if batch.deltas:
             self.record.note_output(time.monotonic())
-            if live.state is not LiveState.RUNNING:
+            if self._started_s is None:
                 self._run()
-            choices = self._choices
-            for delta in batch.deltas:
-                choices[delta.index].add(delta)
-                live.tokens += delta.tokens
+            self._made.take(batch.deltas)
         if batch.ended:
             self._ends.update((fact.index, fact) for fact in batch.ended)
             self.record.finish_reason = ",".join(
@@ -174,7 +184,6 @@ class Job:
         first_token_s = total_s if record.ttft_s is None else record.ttft_s
         self.clocked = Clocked(total_s, first_token_s, source.load_s, self.form.choices)
         usage, timings = usage_object(finished.usage), timings_object(finished, self.clocked)
-        self.live.tokens = finished.usage.completion_tokens
         self.answer = orjson.dumps(self._whole(usage, timings))
         self._finished = True
         self._put(
@@ -187,6 +196,7 @@ class Job:
 
     def _cut(self, error: LmxError) -> None:
         """The generation has ended before it was whole: record what there is of it."""
+        self.record.completion_tokens = self.live.tokens or None
         partial = orjson.dumps(self._whole(None, None)) if self.live.tokens else None
         state = _ENDS.get(error.code, JobState.FAILED)
         self._put(
@@ -207,7 +217,7 @@ class Job:
                 if index in self._ends
                 else shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice)
                 | {"finish_reason": None}
-                for index, choice in enumerate(self._choices)
+                for index, choice in enumerate(self._made.choices)
             ],
             "usage": usage,
             "timings": timings,
@@ -215,8 +225,8 @@ class Job:
 
     def _put(self, state: JobState, **known: Any) -> None:
         live = self.live
-        _, position = self._services.live.shown(live)
-        over = state not in (JobState.QUEUED, JobState.RUNNING)
+        over = state is not JobState.QUEUED and state is not JobState.RUNNING
+        tokens = self.record.completion_tokens if self._finished else self._made.tokens
         self._services.jobs.put(
             JobRow(
                 live.id,
@@ -229,8 +239,8 @@ class Job:
                 live.request_id,
                 started_s=self._started_s,
                 ended_s=time.time() if over else None,
-                queue_position=None if over else position,
-                tokens=live.tokens,
+                queue_position=None if over else self._services.live.shown(live)[1],
+                tokens=tokens or 0,
                 **known,
             )
         )

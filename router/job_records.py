@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 SCHEMA_VERSION: Final = 1
@@ -71,6 +72,7 @@ Router = tuple[int, float]
 """A router process: its pid and when it was created."""
 
 _COLUMNS: Final = tuple(column.name for column in fields(JobRow))
+_VALUES: Final = attrgetter(*_COLUMNS)
 _LISTED: Final = (*_COLUMNS[:-1], "NULL")
 """A result is read where one record is asked for. It is the last column: rows are read to the
 last column that is wanted."""
@@ -104,7 +106,7 @@ def put(connection: sqlite3.Connection, rows: Iterable[JobRow]) -> None:
     """Write records whole, in one transaction; those that are there are replaced."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        connection.executemany(_PUT, [astuple(row) for row in rows])
+        connection.executemany(_PUT, [_VALUES(row) for row in rows])
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:

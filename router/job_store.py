@@ -17,15 +17,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
-import orjson
-import psutil
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.router import job_records
-from lmx.router.errors import error_body
 from lmx.router.job_file import is_unfit, move_aside, open_records
-from lmx.router.job_records import JobRow, Router, Wanted
+from lmx.router.job_interruption import END_LOST, ROUTER_ENDED, is_alive, own_process
+from lmx.router.job_records import JobRow, Wanted
 
 _GATHER_S: Final = 0.1
 """Writes are gathered for so long and committed together: most generations that end quickly
@@ -39,10 +37,6 @@ _RESULTS_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
 _PAUSE_S: Final = 1.0
 """After a write that failed."""
-
-_SAME_PROCESS_S: Final = 2.0
-"""A process's time of creation may be told differently as the clock is set; no pid comes again
-as soon as this."""
 
 _T = TypeVar("_T")
 _Read = Callable[[sqlite3.Connection], _T]
@@ -63,8 +57,7 @@ class JobStore:
         self.failures = 0
         self.token = secrets.token_hex(4)
         """Of this store's records: told from those of others, in other processes or in this."""
-        own = psutil.Process()
-        self._router: Router = (own.pid, own.create_time())
+        self._router = own_process()
         self._path = path
         self._max_age_s = max_age_s
         self._max_count = max_count
@@ -207,14 +200,14 @@ class JobStore:
 
     def _mark_dead(self, connection: sqlite3.Connection) -> None:
         marked = job_records.interrupt_of_dead(
-            connection, self.token, _is_alive, _ROUTER_ENDED, time.time()
+            connection, self.token, is_alive, ROUTER_ENDED, time.time()
         )
         if marked:
             _log.warning("jobs.interrupted", jobs=marked)
 
     def _sweep(self, connection: sqlite3.Connection, live: Collection[str]) -> None:
         now_s = time.time()
-        lost = job_records.interrupt_lost(connection, self.token, live, _END_LOST, now_s)
+        lost = job_records.interrupt_lost(connection, self.token, live, END_LOST, now_s)
         gone = job_records.forget_old(connection, now_s - self._max_age_s, self._max_count)
         if lost or gone:
             _log.info("jobs.swept", removed=gone, lost=lost)
@@ -254,21 +247,6 @@ class JobStore:
         self.dropped += count
 
 
-def _is_alive(router: Router) -> bool:
-    pid, created_s = router
-    try:
-        process = psutil.Process(pid)
-        return (
-            abs(process.create_time() - created_s) < _SAME_PROCESS_S
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        # Of another user: not the process that wrote this file.
-        return False
-
-
 def _fail(future: Future[object], error: Exception) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)
@@ -280,15 +258,3 @@ def _unavailable(why: str) -> LmxError:
         f"The job records can't be read now: {why}. Try again; if it stays so, look at the "
         "router's log and at the disk that lmx's home folder is on.",
     )
-
-
-def _interruption(message: str) -> bytes:
-    return orjson.dumps(error_body(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
-
-
-_ROUTER_ENDED: Final = _interruption(
-    "The router that ran this job ended before the job did. Send the request again."
-)
-_END_LOST: Final = _interruption(
-    "How this job ended could not be written to the job records; the router's log says why."
-)

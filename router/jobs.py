@@ -129,7 +129,7 @@ def _job(services: Services, row: JobRow) -> dict[str, Any]:
     if live is not None:
         where, position = services.live.shown(live)
         tokens = live.tokens
-        if live.cancelled:
+        if live.error is not None:
             state, position = JobState.CANCELLED, None
         else:
             state = JobState.RUNNING if where is LiveState.RUNNING else JobState.QUEUED

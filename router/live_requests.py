@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.router.gathering import Gathering
 from lmx.router.traffic import Record
 
 _T = TypeVar("_T")
@@ -61,16 +62,18 @@ class LiveRequest:
     state: LiveState = LiveState.WAITING
     queue_position: int | None = None
     prompt_tokens: int | None = None
-    tokens: int = 0
+    made: Gathering | None = None
     detached: bool = False
+    error: LmxError | None = None
+    """What it was cancelled with."""
+    waiting: asyncio.Task[Any] | None = None
+    """Its task, while that may be cancelled: while it waits for something of the model's."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _error: LmxError | None = None
-    _waiting: asyncio.Task[Any] | None = None
 
     @property
-    def cancelled(self) -> bool:
-        """Whether it was cancelled from outside; it ends as soon as its handler can."""
-        return self._error is not None
+    def tokens(self) -> int:
+        """How many tokens have been made."""
+        return 0 if self.made is None else self.made.tokens
 
     def cancel(self) -> None:
         """Have the request end with REQUEST_CANCELLED. Idempotent.
@@ -78,29 +81,33 @@ class LiveRequest:
         It ends at its next wait for the model, at once where it is in one: never between the
         halves of something that is being written to its client.
         """
-        if self._error is None:
-            self._error = cancelled_error()
-            if self._waiting is not None:
-                self._waiting.cancel()
+        if self.error is None:
+            self.error = cancelled_error()
+            if self.waiting is not None:
+                self.waiting.cancel()
 
     async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Return what ``work`` returns. Raises the error of :meth:`cancel` when that comes first;
         ``work`` is cancelled then."""
-        if self._error is not None:
-            work.close()
-            raise self._error
         task = asyncio.current_task()
         assert task is not None
-        self._waiting = task
+        if self.error is not None:
+            work.close()
+            raise self.error
+        self.waiting = task
         try:
             return await work
         except asyncio.CancelledError:
-            # As asyncio.timeout does: a cancellation of someone else's goes on.
-            if self._error is not None and task.uncancel() == 0:
-                raise self._error from None
+            self.raise_if_interrupted(task)
             raise
         finally:
-            self._waiting = None
+            self.waiting = None
+
+    def raise_if_interrupted(self, task: asyncio.Task[Any]) -> None:
+        """Raise the error of :meth:`cancel` where it was that which has cancelled ``task``, its
+        own, just now. As :func:`asyncio.timeout` does: a cancellation by anybody else goes on."""
+        if self.error is not None and task.uncancel() == 0:
+            raise self.error from None
 
 
 class LiveRequests:
@@ -191,7 +198,7 @@ def live_object(live: LiveRequest, state: LiveState, position: int | None) -> di
         "queue_position": position,
         "stream": live.stream,
         "detached": live.detached,
-        "cancelled": live.cancelled,
+        "cancelled": live.error is not None,
         "owner": live.owner,
         "client": live.client,
         "created": round(live.created_s, 3),

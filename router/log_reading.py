@@ -57,7 +57,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], Place]:
 def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
     """Return whole lines that were added after ``place``, as many as are read at a time, and
     where they end. No lines: there are none yet, or they are in the next file."""
-    newest: int | None = None
+    current: int | None = None
     newer: int | None = None
     for number in range(_ROTATIONS):
         try:
@@ -69,9 +69,11 @@ def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
             if inode == place.inode:
                 lines, reached = _after(file, place)
                 return lines, reached if lines or newer is None else Place(newer, 0)
-        newest = inode if newest is None else newest
+        if not number:
+            current = inode
         newer = inode
-    return [], Place(newest, 0)
+    # The file that was read is gone.
+    return [], place if current is None else Place(current, 0)
 
 
 def _after(file: BinaryIO, place: Place) -> tuple[list[str], Place]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from lmx.protocol.errors import GenerationError
 from lmx.protocol.log_files import process_log, worker_log
 from lmx.router.directory import Directory
 from lmx.router.invalid import validated
-from lmx.router.log_reading import last_lines, more_lines
+from lmx.router.log_reading import Place, last_lines, more_lines
 from lmx.router.operating import known_model
 from lmx.router.schemas_operation import LogsQuery
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, Services
 from lmx.router.sse import EventStream
 
 _PROCESSES: Final = ("router", "supervisor")
@@ -42,21 +44,35 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
     lines, place = await asyncio.to_thread(last_lines, path, query.lines)
     stream = EventStream(request, services.spec.stall_timeout_s)
     await stream.open()
+    # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+    with contextlib.suppress(GenerationError):
+        await _send(services, stream, path, lines, place, follow=query.follow)
+        await stream.end()
+    return stream.response
+
+
+async def _send(
+    services: Services,
+    stream: EventStream,
+    path: Path,
+    lines: Sequence[str],
+    place: Place,
+    *,
+    follow: bool,
+) -> None:
     said_at_s = time.monotonic()
     while True:
         for begin in range(0, len(lines), _LINES_AT_ONCE):
             await stream.send(_events(lines[begin : begin + _LINES_AT_ONCE]))
             said_at_s = time.monotonic()
-        if not query.follow or services.traffic.closed:
-            break
+        if not follow or services.traffic.closed:
+            return
         if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
             await stream.ping()
             said_at_s = time.monotonic()
         if not lines:
             await asyncio.sleep(_POLL_S)
         lines, place = await asyncio.to_thread(more_lines, path, place)
-    await stream.end()
-    return stream.response
 
 
 def log_path(directory: Directory, folder: Path, name: str) -> Path:

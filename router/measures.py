@@ -62,7 +62,9 @@ MEASURES: Final = (
         "e2e_request_latency_seconds",
         "From a request's first byte to the end of its answer, of those that ended well.",
         _REQUEST_S,
-        lambda record, duration_s: None if record.finish_reason is None else duration_s,
+        lambda record, duration_s: (
+            duration_s if record.finish_reason and not record.error else None
+        ),
     ),
     Measure(
         "request_model_wait_seconds",

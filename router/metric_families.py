@@ -101,7 +101,7 @@ def _of_models(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
     for name, key, help_text in _MODEL_GAUGES:
         gauge = GaugeMetricFamily(f"lmx_{name}", help_text, labels=["model"])
         for worker in workers:
-            if key in worker:
+            if worker.get(key) is not None:
                 gauge.add_metric([worker["model"]], worker[key])
         yield gauge
     for name, key, help_text in _MODEL_COUNTERS:

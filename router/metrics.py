@@ -25,7 +25,7 @@ from lmx.router.operating import ask
 from lmx.router.request_metrics import NONE
 from lmx.router.services import SERVICES, Services
 
-_DEADLINE_S: Final = 0.8
+_DEADLINE_S: Final = 0.7
 """A scrape must end soon also while the supervisor hangs and does not yet count as gone."""
 
 

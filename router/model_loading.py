@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from lmx.protocol.control import LoadModel, ModelView, UnloadModel
 from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
 from lmx.protocol.states import SlotState
 from lmx.router.directory import Directory
-from lmx.router.operating import COMMAND_DEADLINE_S, command, known_model
+from lmx.router.operating import COMMAND_DEADLINE_S, command, known_model, line_of, live_status
 from lmx.router.questions import unavailable
 from lmx.router.services import Services
 from lmx.router.traffic import Record
@@ -26,6 +27,8 @@ LOAD_ERRORS: Final = (
     ErrorCode.CONVERSION_FAILED,
 )
 """What a load can fail with beside what every route can."""
+
+_POLL_S: Final = 0.25
 
 _DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
 
@@ -79,12 +82,26 @@ async def gone(services: Services, model: ModelView) -> None:
     """Wait until the worker that a model had is gone. Raises DEADLINE_EXCEEDED when that takes
     longer than ``load_wait_s``."""
     wait_s = services.spec.load_wait_s
-    if not await services.supervisor.until(lambda now: _has_left(now, model), wait_s):
+    try:
+        async with asyncio.timeout(wait_s):
+            await services.supervisor.until(lambda now: _has_left(now, model), None)
+            if model.instance is not None:
+                await _ended(services, model)
+    except TimeoutError:
         raise GenerationError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"{model.model_id} still ends its requests after {wait_s:g} s, and is unloaded when "
             "it has.",
-        )
+        ) from None
+
+
+async def _ended(services: Services, model: ModelView) -> None:
+    """A removed model is in no snapshot any more, while its requests come to their end."""
+    while True:
+        line = line_of(await live_status(services.supervisor), model.model_id)
+        if line is None or line["instance"] != model.instance:
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 def _has_left(directory: Directory, model: ModelView) -> bool:

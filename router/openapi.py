@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from lmx.protocol.errors import ErrorCode
 from lmx.router.access import ADMIN_HEADER
 from lmx.router.answer_error import Error
@@ -14,9 +16,10 @@ from lmx.router.endpoint import Access, Endpoint
 from lmx.router.errors import http_status
 from lmx.router.openapi_descriptions import API, HEADERS, TAGS
 from lmx.router.openapi_errors import error_codes
+from lmx.router.openapi_examples import EXAMPLES
 from lmx.router.openapi_schemas import Schemas
 
-_PATTERN: Final = re.compile(r"{(\w+)(?::[^}]*)?}")
+_PATTERN: Final = re.compile(r"{(\w+)(:[^}]*)?}")
 """A variable part of one of aiohttp's paths, with the expression that it must match."""
 
 _KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
@@ -91,8 +94,14 @@ def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any
         "responses": _errors(endpoint) | _answers(endpoint, schemas),
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in _PATTERN.findall(endpoint.path)
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": "May hold slashes" if rule else "Without slashes",
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name, rule in _PATTERN.findall(endpoint.path)
     ]
     if endpoint.query is not None:
         parameters += _query(schemas.of(endpoint.query), schemas)
@@ -101,9 +110,16 @@ def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any
     if endpoint.request is not None:
         described["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas.of(endpoint.request)}},
+            "content": {"application/json": _body(endpoint.request, schemas)},
         }
     return described
+
+
+def _body(request: type[BaseModel], schemas: Schemas) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schemas.of(request)}
+    if request.__name__ in EXAMPLES:
+        body["example"] = EXAMPLES[request.__name__]
+    return body
 
 
 def _operation_id(method: str, path: str) -> str:

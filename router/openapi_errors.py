@@ -25,13 +25,18 @@ _VALUES: Final = (
 )
 _WORK: Final = (
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.CONVERSION_FAILED,
     ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.DOWNLOAD_FAILED,
     ErrorCode.ENGINE_ERROR,
+    ErrorCode.INSUFFICIENT_DISK,
     ErrorCode.INSUFFICIENT_MEMORY,
+    ErrorCode.MODEL_DRAINED,
     ErrorCode.MODEL_LOAD_FAILED,
     ErrorCode.MODEL_LOADING,
     ErrorCode.MODEL_NOT_FOUND,
     ErrorCode.MODEL_QUARANTINED,
+    ErrorCode.MODEL_SOURCE_INVALID,
     ErrorCode.MODEL_UNLOADED,
     ErrorCode.QUEUE_FULL,
     ErrorCode.QUEUE_TIMEOUT,

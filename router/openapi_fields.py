@@ -25,6 +25,13 @@ _FIELDS: Final[dict[str, str]] = {
     "ttl": "The same as `keep_alive`, in whole seconds: LM Studio's name",
     "cache_salt": "Only requests with the same one share cached prefixes",
     "user": "Accepted, changes nothing",
+    "metadata": "Accepted, changes nothing",
+    "fps": "Frames a second that are taken from a video. Only for models that take video",
+    "use_audio_in_video": "A video's sound is heard too. Only for models that take video",
+    "safety_identifier": "Accepted, changes nothing",
+    "service_tier": "Accepted, changes nothing",
+    "prompt_cache_key": "Accepted, changes nothing: prefixes are found by themselves",
+    "prompt_cache_retention": "Accepted, changes nothing: prefixes are kept while there is room",
     # Sampling.
     "temperature": "0 is greedy. Default: the model's, else 0.7",
     "top_p": "The likeliest tokens that make up this share. Default: the model's, else 1",

@@ -10,6 +10,7 @@ from lmx.protocol.control import Done, GetStatus, ModelView, Status
 from lmx.protocol.errors import LmxError, ProtocolError
 from lmx.protocol.states import WorkerState
 from lmx.router.directory import Directory, shown_state
+from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 
 COMMAND_DEADLINE_S: Final = 10.0
@@ -61,6 +62,13 @@ def is_loaded(model: ModelView) -> bool:
 def is_loaded_line(line: Mapping[str, Any]) -> bool:
     """Return :func:`is_loaded` for a model's line of a status."""
     return line["state"] in _LOADED
+
+
+def requests_of(line: Mapping[str, Any], metrics: RequestMetrics) -> int:
+    """Return how many requests a model has had. Its worker tells with its beats, a second late,
+    those since it was loaded; the router knows at once, but only of those since it started."""
+    counted, _ = metrics.used(line["model"])
+    return max(counted, int(line["requests_total"]))
 
 
 @contextmanager

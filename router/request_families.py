@@ -13,7 +13,11 @@ from lmx.router.request_metrics import REASONS, ModelTally, Reading
 _TOKENS: Final = (
     ("prompt_tokens", "Tokens of prompts, cached ones among them.", "prompt_tokens"),
     ("prompt_tokens_cached", "Tokens of prompts that were in a cache.", "cached_tokens"),
-    ("generation_tokens", "Tokens of answers that came to their end.", "completion_tokens"),
+    (
+        "generation_tokens",
+        "Tokens of answers, also of those that were cut off.",
+        "completion_tokens",
+    ),
 )
 
 

@@ -54,6 +54,8 @@ class ModelTally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens_per_s: float | None = None
+    used_at_s: float | None = None
+    """When the last one ended, by the time of day."""
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
     )
@@ -96,11 +98,28 @@ class RequestMetrics:
             if endpoint.access is Access.INFERENCE and endpoint.method == "POST":
                 self._count(record, status)
 
+    def job_ended(self, record: Record, counted_prompt_tokens: int) -> None:
+        """Take the tokens of a job that went on after its request was answered with a time-out;
+        of the prompt those that were not counted then. The request itself was counted."""
+        totals, tally = self._totals, self._tally(record.model or NONE)
+        prompt_tokens = (record.prompt_tokens or 0) - counted_prompt_tokens
+        totals.prompt_tokens += prompt_tokens
+        totals.completion_tokens += record.completion_tokens or 0
+        tally.prompt_tokens += prompt_tokens
+        tally.cached_tokens += record.cached_tokens or 0
+        tally.completion_tokens += record.completion_tokens or 0
+
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return how fast the model's last whole answer came, its prompt's time left out; None
         before the first one."""
         tally = self._models.get(model_id)
         return None if tally is None else tally.tokens_per_s
+
+    def used(self, model_id: str) -> tuple[int, float | None]:
+        """Return how many requests for a model have ended, and when the last one did, by the time
+        of day."""
+        tally = self._models.get(model_id)
+        return (0, None) if tally is None else (tally.requests, tally.used_at_s)
 
     def read(self) -> Reading:
         """Return all that was counted, with every model that there is."""
@@ -128,6 +147,7 @@ class RequestMetrics:
         tally.prompt_tokens += record.prompt_tokens or 0
         tally.cached_tokens += record.cached_tokens or 0
         tally.completion_tokens += record.completion_tokens or 0
+        tally.used_at_s = time.time()
         if record.completion_tokens and record.decode_s:
             tally.tokens_per_s = record.completion_tokens / record.decode_s
         duration_s = time.monotonic() - record.started_at

@@ -31,6 +31,8 @@ def candidates(
         name = directory.snapshot.default_model
     listed = None if name is None or directory.knows(name) else route_models(directory, name)
     if listed is None:
+        if name is not None and not directory.knows(name):
+            raise directory.no_such_model(name, f" Or let lmx choose: {', '.join(ROUTE_NAMES)}.")
         return (directory.resolve(name),)
     fit = [model for model in listed if kind is None or model.kind in (kind, None)]
     if not fit:

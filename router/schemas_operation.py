@@ -1,26 +1,39 @@
-"""Queries of lmx's own routes for operators."""
+"""Queries of lmx's own routes for operators. Their values are strings, so numbers and booleans
+are read from these."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 from pydantic import Field
 
 from lmx.router.schema_types import Strict
 
+_FOLLOW = "Whether the stream goes on with what comes, until the client leaves."
+
 
 class LogsQuery(Strict):
-    """GET /admin/logs: how many lines that there are come first, and whether to go on."""
+    """GET /admin/logs."""
 
-    lines: Annotated[int, Field(ge=0, le=10_000, strict=False)] = 100
-    follow: Annotated[bool, Field(strict=False)] = True
+    lines: int = Field(
+        100, ge=0, le=10_000, strict=False, description="So many lines that there are come first."
+    )
+    follow: bool = Field(True, strict=False, description=_FOLLOW)
 
 
 class EventsQuery(Strict):
-    """GET /admin/events: of one model (its id or alias), and of one name or all below it
-    (``worker`` has ``worker.ready``). ``last``: how many that there are come first."""
+    """GET /admin/events."""
 
-    model: str | None = None
-    name: str | None = None
-    last: Annotated[int, Field(ge=0, le=2000, strict=False)] = 50
-    follow: Annotated[bool, Field(strict=False)] = True
+    model: str | None = Field(
+        None, description="Events of this model alone: its id, alias or source."
+    )
+    name: str | None = Field(
+        None,
+        description="Events of this name alone, and of all below it: `worker` has `worker.ready`.",
+    )
+    last: int = Field(
+        50,
+        ge=0,
+        le=2000,
+        strict=False,
+        description="So many events that there are come first, unless Last-Event-ID says which.",
+    )
+    follow: bool = Field(True, strict=False, description=_FOLLOW)

@@ -95,8 +95,9 @@ class SupervisorLink:
         assert self._directory is not None
         return self._directory
 
-    async def until(self, condition: Callable[[Directory], bool], deadline_s: float) -> bool:
-        """Wait until a snapshot satisfies ``condition``; return False when none does in time."""
+    async def until(self, condition: Callable[[Directory], bool], deadline_s: float | None) -> bool:
+        """Wait until a snapshot satisfies ``condition``; return False when none does in time
+        (None: for as long as it takes)."""
         try:
             async with asyncio.timeout(deadline_s):
                 while self._directory is None or not condition(self._directory):

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-CLIENT_LEFT: Final = "client_disconnected"
-"""In a record in place of an error's code: its client was gone before the end."""
+from lmx.protocol.errors import ErrorCode
+
+CLIENT_LEFT: Final = ErrorCode.CLIENT_DISCONNECTED.value
+"""The error of a record whose client was gone before the end."""
 
 
 class Traffic:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pydantic import ValidationError
-
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.protocol.errors import ErrorCode, OperationError, RequestError, UnavailableError
 from lmx.supervisor.added_file import AddedFile
+from lmx.supervisor.added_question import check_source, plain_source, read_added
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_diff import compare
 from lmx.supervisor.config_model import AddedModelConfig, ModelConfig
 from lmx.supervisor.core import Core
-from lmx.supervisor.memory_plan import folder_path
-from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, SourceError, parse_source
-
-_PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
-
-_PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "context_length"}
-"""Fields of the question by keys of the configuration."""
 
 
 def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
@@ -65,9 +55,9 @@ class AddedModels:
     def find(self, source: str) -> str | None:
         """Return the id under which a source is served, of the configuration or added, None if
         it is not."""
-        wanted = _plain(source)
+        wanted = plain_source(source)
         for model in self._in_force.models:
-            if _plain(model.source) == wanted:
+            if plain_source(model.source) == wanted:
                 return model.id
         return None
 
@@ -87,15 +77,14 @@ class AddedModels:
         """
         if self._the_core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-        model = _model(model_id, source, context_length, parameters)
+        model = read_added(model_id, source, context_length, parameters)
         known = self._known(model)
         if known is not None and not isinstance(known, AddedModelConfig):
             return
         if known is None:
-            _check_source(model.source)
+            check_source(model.source)
+            self._refuse_longer_context(model)
         self._put_in_force({**self._models, model.id: model}, now_s)
-        if known is None:
-            self._refuse_longer_context(model, now_s)
 
     def remove(self, model_id: str, now_s: float) -> int | None:
         """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
@@ -114,11 +103,10 @@ class AddedModels:
         self._put_in_force(left, now_s)
         return pid
 
-    def _refuse_longer_context(self, model: AddedModelConfig, now_s: float) -> None:
+    def _refuse_longer_context(self, model: AddedModelConfig) -> None:
         """Of a repository that is not on this machine yet nothing is known: its load says so."""
-        most = self._the_core.slot(model.id).facts.context_tokens
+        most = self._the_core.facts_of(model).context_tokens
         if model.context_length is not None and most is not None and model.context_length > most:
-            self.remove(model.id, now_s)
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
                 f"{model.id} can't have a context of {model.context_length} tokens: at most "
@@ -141,7 +129,7 @@ class AddedModels:
         if model.id not in _names(self._in_force):
             return None
         for known in self._in_force.models:
-            same = _plain(known.source) == _plain(model.source)
+            same = plain_source(known.source) == plain_source(model.source)
             if known.id == model.id and same and known.context_length == model.context_length:
                 return known
         raise OperationError(
@@ -159,84 +147,6 @@ class AddedModels:
             self._file.save(models)
         self._models = models
         core.reconfigure(new, compare(core.config, new).models, now_s)
-
-
-def _model(
-    model_id: str, source: str, context_length: int | None, parameters: Mapping[str, Any]
-) -> AddedModelConfig:
-    try:
-        size = len(json.dumps(dict(parameters), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE, f"parameters can't be kept: {error}", param="parameters"
-        ) from error
-    if size > _PARAMETERS_LIMIT_CHARACTERS:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"parameters take {size} characters as JSON: at most {_PARAMETERS_LIMIT_CHARACTERS}",
-            param="parameters",
-        )
-    values = {
-        "id": model_id,
-        "source": _absolute(source),
-        "context_length": context_length,
-        "parameters": dict(parameters),
-    }
-    try:
-        return AddedModelConfig.model_validate(values)
-    except ValidationError as error:
-        raise _refused(error, model_id) from error
-
-
-def _refused(error: ValidationError, model_id: str) -> LmxError:
-    detail = error.errors(include_url=False)[0]
-    key = str(detail["loc"][0]) if detail["loc"] else "id"
-    message = detail["msg"].removeprefix("Value error, ")
-    if key == "source":
-        return RequestError(ErrorCode.MODEL_SOURCE_INVALID, message, param="source")
-    if key == "id":
-        message = (
-            f"{model_id[:80]!r} can't be a model's id: it has 1 to 200 characters, letters, digits "
-            "and . _ : / @ + -, and begins with a letter or a digit"
-        )
-    return RequestError(ErrorCode.INVALID_VALUE, message, param=_PARAMS.get(key, key))
-
-
-def _check_source(source: str) -> None:
-    """Raises :class:`RequestError` for a folder or a file that is not there, or is no model."""
-    parsed = parse_source(source)
-    try:
-        match parsed:
-            case FolderSource(path) if not Path(path).is_dir():
-                problem = f"there is no folder {path}: check the path on the machine that runs lmx"
-            case FolderSource(path) if not (Path(path) / "config.json").is_file():
-                problem = (
-                    f"{path} has no config.json: name a folder in MLX form, a .gguf file or a "
-                    "repository org/name"
-                )
-            case GgufSource(path) if not Path(path).is_file():
-                problem = f"there is no file {path}: check the path on the machine that runs lmx"
-            case _:
-                return
-    except OSError as error:
-        problem = f"{source} can't be looked at: {error.strerror or error}"
-    raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
-
-
-def _absolute(source: str) -> str:
-    """Return a source so that it means the same wherever the supervisor is started from. One
-    that is none stays as it is: the validation says what is wrong with it."""
-    try:
-        parsed = parse_source(source)
-        if not isinstance(parsed, HubSource):
-            return str(folder_path(parsed.path))
-    except (SourceError, RuntimeError, ValueError):
-        return source
-    return source.strip()
-
-
-def _plain(source: str) -> str:
-    return _absolute(source).removesuffix("@main")
 
 
 def _names(config: Config) -> set[str]:

@@ -40,7 +40,7 @@ def start_child(
             stderr=output,
             start_new_session=True,
             pass_fds=pass_fds,
-            env={**_without_keys(os.environ), "TMPDIR": str(home.temporary)},
+            env={**without_keys(os.environ), "TMPDIR": str(home.temporary)},
         )
     finally:
         os.close(output)
@@ -55,8 +55,9 @@ def start_child(
     return child
 
 
-def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The router has them from its spec, and nobody else needs them."""
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment as children have it. The router has the keys from its spec, and nobody
+    else needs them."""
     return {
         name: value for name, value in environment.items() if not name.startswith("LMX_SECURITY_")
     }

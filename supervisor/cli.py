@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lmx.supervisor import cli_config, cli_models, cli_watch
+from lmx.supervisor import cli_config, cli_disk, cli_models, cli_watch
 from lmx.supervisor.cli_command import command, config_option, config_path, home, read_config
 
 # Ctrl-C ends a command without a traceback also while it is still importing; each command, and
@@ -88,7 +88,7 @@ def stop() -> None:
     click.echo(f"stopped lmx (pid {pid})")
 
 
-for _commands in (cli_watch.COMMANDS, cli_models.COMMANDS, cli_config.COMMANDS):
+for _commands in (cli_watch.COMMANDS, cli_models.COMMANDS, cli_disk.COMMANDS, cli_config.COMMANDS):
     for _command in _commands:
         main.add_command(_command)
 

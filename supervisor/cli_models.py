@@ -38,7 +38,7 @@ def load(model: str, context_length: int | None) -> None:
 @click.argument("source")
 @_context
 @command
-def add(id: str, source: str, context_length: int | None) -> None:  # noqa: A002  its name
+def add(id: str, source: str, context_length: int | None) -> None:
     """Serve another model under ID, now and after restarts.
 
     SOURCE is a folder in MLX form, a .gguf file or org/name[@revision]. Its first request loads

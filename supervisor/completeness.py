@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,9 +42,12 @@ def missing_part(folder: Path) -> str | None:
             return name
     if not weights:
         return "*.safetensors"
-    if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
-        return "a tokenizer"
-    return None
+    return None if has_tokenizer(path.name for path in folder.iterdir()) else "tokenizer.json"
+
+
+def has_tokenizer(names: Iterable[str]) -> bool:
+    """Whether one of these files is a tokenizer. Pure."""
+    return any(fnmatch(name, pattern) for name in names for pattern in _TOKENIZERS)
 
 
 def promised(names: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ Every error names the key, the value and what is allowed, all of them at once.
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from pydantic import BaseModel, ValidationError
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.sources import SourceError, parse_models_variable
+
+_QUOTED: Final = re.compile(r"'[^'<]{8,}'")
+"""A word of the file itself, long enough to be a key."""
 
 _NOT_SETTINGS: Final = frozenset({"LMX_HOME", "LMX_CONFIG", "LMX_CACHE_DIR"})
 
@@ -161,6 +165,7 @@ def _what_and_where(error: yaml.YAMLError) -> str:
         return str(error)
     mark = error.problem_mark or error.context_mark
     said = ", ".join(text for text in (error.context, error.problem) if text)
+    said = _QUOTED.sub("'...'", said)
     return said if mark is None else f"{said} (line {mark.line + 1})"
 
 

@@ -24,6 +24,7 @@ from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.config_diff import ModelChanges
 from lmx.supervisor.denials import drained, not_ready, quarantined
 from lmx.supervisor.groups import Groups
+from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.operator_wishes import OperatorWishes
 from lmx.supervisor.picture import positions
 from lmx.supervisor.placer import Placer
@@ -75,7 +76,8 @@ class Core:
             look_at(slot, actions)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model id, an alias or a repository. Raises :class:`LmxError` (model_not_found)."""
+        """Return the slot of a model id, an alias or a repository. Raises :class:`LmxError`
+        (model_not_found)."""
         model_id = self._names.get(name)
         if model_id is None:
             raise LmxError(
@@ -303,13 +305,18 @@ class Core:
             self._life.failures.give_up(slot, outcome, now_s)
         self._placer.place(now_s)
 
+    def facts_of(self, model: ModelConfig) -> ModelFacts:
+        """Return what the files of any model tell, where they are whole on this machine."""
+        folder = self._actions.whole_path(model)
+        return ModelFacts() if folder is None else self._actions.model_facts(folder)
+
     def files_changed(self, model_id: str) -> None:
         """Take that a model's files have come or are gone: what is told of it is read anew, and
         its next load begins with its fetch."""
         slot = self.slots.get(model_id)
         if slot is None:
             return
-        if slot.worker is None:
+        if slot.worker is None and slot.state is not SlotState.QUEUED:
             slot.path = None
         look_at(slot, self._actions)
 

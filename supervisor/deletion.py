@@ -46,6 +46,12 @@ class Deletion:
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
         gone = doomed(target, repos, conversions)
         own = (target.model_id,) if isinstance(target, Served) else ()
+        if gone == Doomed() and not any(self._core.slots[each].added for each in own):
+            raise OperationError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"{name} has no files on this machine: there is nothing to delete",
+                param="model_id",
+            )
         ids = tuple(dict.fromkeys((*own, *users(gone, self._served(), repos))))
         if force:
             for download in self._unfinished(gone):

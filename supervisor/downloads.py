@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.inventory import Downloads as DownloadList
 from lmx.protocol.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.completeness import missing_part
-from lmx.supervisor.download_records import Download, DownloadFile, new_download_id, trimmed
+from lmx.supervisor.download_question import asked_download
+from lmx.supervisor.download_records import Download, DownloadFile, trimmed
 from lmx.supervisor.download_speed import bytes_per_s, note_bytes
 from lmx.supervisor.fetch_process import TERM_GRACE_S, FetchProgram
-from lmx.supervisor.sources import HubSource, SourceError, parse_file_name, parse_source
 
 log = structlog.get_logger()
 
@@ -73,10 +73,12 @@ class Downloads:
         """Begin a download, or go on with it; returns it when its size is known, when it has
         ended or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
         QUEUE_FULL, SHUTTING_DOWN."""
-        wanted = _asked(question)
+        wanted = asked_download(question)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
             if await asyncio.to_thread(_is_whole, download):
+                # Unless it was removed since, or its name was taken, it is served already.
+                self._have_served(download)
                 return self._view(download)
             # Somebody may have begun it meanwhile.
             download = self._latest(wanted.key)
@@ -194,12 +196,16 @@ class Downloads:
         download.path = str(outcome)
         if download.total_bytes is not None:
             download.downloaded_bytes = download.total_bytes
-        served = ""
+        self._have_served(download)
+        self._end(download, DownloadStatus.COMPLETED, download.error or "")
+
+    def _have_served(self, download: Download) -> None:
+        assert download.path is not None
+        download.model_id = download.error = None
         try:
-            download.model_id = self._serve(download, outcome)
+            download.model_id = self._serve(download, Path(download.path))
         except LmxError as error:
-            served = f"downloaded, but not served: {error.message}"
-        self._end(download, DownloadStatus.COMPLETED, served)
+            download.error = f"downloaded, but not served: {error.message}"
 
     def _advanced(self, download: Download, report: dict[str, Any]) -> None:
         if not download.unfinished or "total_bytes" not in report:
@@ -265,31 +271,6 @@ class Downloads:
             self._unsaved = False
             text = self._file.text_of(self._all.values())
             await asyncio.to_thread(self._file.save, text)
-
-
-def _asked(question: StartDownload) -> Download:
-    """Read a question into a download that has not begun."""
-    try:
-        source = parse_source(question.repo_id)
-        if not isinstance(source, HubSource) or source.revision is not None:
-            raise SourceError(f"{question.repo_id[:200]!r} is not a repository: write 'org/name'")
-    except SourceError as error:
-        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="repo_id") from error
-    try:
-        if question.revision is not None:
-            checked = parse_source(f"{source.repo_id}@{question.revision}")
-            if not isinstance(checked, HubSource):
-                raise SourceError(f"the revision {question.revision!r} ends like a GGUF file")
-    except SourceError as error:
-        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="revision") from error
-    try:
-        if question.filename is not None:
-            parse_file_name(question.filename)
-    except SourceError as error:
-        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="filename") from error
-    return Download(
-        new_download_id(), source.repo_id, question.revision, question.filename, time.time()
-    )
 
 
 def _is_whole(download: Download) -> bool:

@@ -185,6 +185,8 @@ def _get(url: str, part: _Part, file: HubFile) -> None:
             url, part, resume_size=part.size_bytes, headers=build_hf_headers(),
             expected_size=file.size_bytes,
         )  # fmt: skip
+    except HfHubHTTPError:
+        raise
     except OSError as error:
         # Its word for another size than expected, which the part knows as well.
         if error.errno is not None:

@@ -83,11 +83,15 @@ def fetch_gguf(
     Raises `OperationError`: `model_source_invalid`, `insufficient_disk`, `conversion_failed`.
     """
     report("check", None, f"reading {source.name}")
+    # A file of the hub's cache is a link to one that is named by its hash.
+    name = source.stem
     source = source.resolve()
+    if source.suffix.lower() == ".gguf":
+        name = source.stem
     path_hash = file_hash(source)
     facts = _known_facts(source, models_dir, path_hash) or read_facts(source)
     form = conversion_form(platform, facts, memory_bytes)
-    target = models_dir / f"{source.stem}-{form}-{path_hash}"
+    target = models_dir / f"{name}-{form}-{path_hash}"
     stamp = _stamp_of(source, facts, form)
     if is_complete(target, stamp):
         return target

@@ -26,7 +26,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.completeness import missing_part
+from lmx.supervisor.completeness import has_tokenizer, missing_part
 from lmx.supervisor.fetch_errors import explained
 from lmx.supervisor.fetch_file import HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch_progress import Counted, Report
@@ -111,14 +111,19 @@ def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[H
 
 def _refuse_no_model(names: set[str], repo_id: str) -> None:
     """Before gigabytes of something else are downloaded."""
-    has_config = "config.json" in names
-    if not has_config or not any(name.endswith(".safetensors") for name in names):
-        missing = "*.safetensors" if has_config else "config.json"
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
-            "files, download one by its name, or give its path",
-        )
+    if "config.json" not in names:
+        missing = "config.json"
+    elif not any(name.endswith(".safetensors") for name in names):
+        missing = "*.safetensors"
+    elif not has_tokenizer(names):
+        missing = "tokenizer.json"
+    else:
+        return
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
+        "files, download one by its name, or give its path",
+    )
 
 
 def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Report) -> Counted:

@@ -40,7 +40,8 @@ def _converted(file: Path, home: Home) -> Path | None:
 def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Path | None:
     root = environment.get("HF_HUB_CACHE")
     if not root:
-        root = str(Path(environment.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+        caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+        root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
     repository = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
     try:
         commit = (repository / "refs" / revision).read_text().strip()

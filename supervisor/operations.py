@@ -13,7 +13,6 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.console import LoadProgress, make_console
 from lmx.supervisor.control_client import ControlClient
 from lmx.supervisor.home import Home
-from lmx.supervisor.memory_plan import folder_path
 from lmx.supervisor.sources import HubSource, SourceError, parse_source
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
@@ -39,6 +38,8 @@ def load_model(home: Home, model: str, context_length: int | None) -> None:
 
 def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
     """Have another model served; loads nothing. Raises :class:`OperationError`."""
+    from lmx.supervisor.memory_plan import folder_path  # the other commands start sooner without
+
     try:
         if not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one

@@ -13,7 +13,6 @@ from lmx.supervisor.picture import positions
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.view import model_view
 
-
 _FREE_STEP_BYTES: Final = 64 * 1024**2
 """A smaller change of what is free is nothing new: a cache that grows makes one each second."""
 

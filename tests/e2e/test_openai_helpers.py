@@ -135,9 +135,7 @@ async def test_the_async_client(scripted_client: OpenAI) -> None:
     async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
         answer = await client.chat.completions.create(model="scripted", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE
-        stream = await client.chat.completions.create(
-            model="scripted", messages=HELLO, stream=True
-        )
+        stream = await client.chat.completions.create(model="scripted", messages=HELLO, stream=True)
         parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(parts) == SENTENCE
         async with client.chat.completions.stream(model="scripted", messages=HELLO) as helped:

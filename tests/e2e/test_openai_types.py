@@ -33,7 +33,10 @@ def wire(scripted_client: OpenAI) -> Any:
         request = urllib.request.Request(
             f"{scripted_client.base_url}{path[1:]}",
             None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Bearer {scripted_client.api_key}"},
+            {
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {scripted_client.api_key}",
+            },
         )
         with urllib.request.urlopen(request, timeout=60) as response:
             content: bytes = response.read()
@@ -66,9 +69,7 @@ def test_chat_whole_and_streamed(wire: Any, name: str) -> None:
     assert whole.usage is not None
     usage = {"include_usage": True}
     body = chat(name, stream=True, stream_options=usage)
-    chunks = [
-        checked(ChatCompletionChunk, line) for line in data(wire("/chat/completions", body))
-    ]
+    chunks = [checked(ChatCompletionChunk, line) for line in data(wire("/chat/completions", body))]
     assert chunks[-1].usage == whole.usage
     text = "".join(c.choices[0].delta.content or "" for c in chunks if len(c.choices) == 1)
     if "n" not in body:

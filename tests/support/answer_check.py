@@ -28,6 +28,8 @@ class AnswerCheck:
             self.faults.append(f"{request.method} {request.path}: {response.status}: {fault}")
 
     def _fault_in(self, endpoint: Endpoint | None, response: web.StreamResponse) -> str | None:
+        if response.status == 304:
+            return None  # It stands for an answer that was sent before.
         shape: Any = Error
         if endpoint is not None:
             well = [endpoint.status] if endpoint.unwell is None else [200, endpoint.unwell]

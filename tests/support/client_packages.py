@@ -30,7 +30,7 @@ def python_packages() -> Path:
 
     def make(folder: Path) -> None:
         _run(
-            [*demo_script()._installer(), "--no-deps", "--target", str(folder), "-r",
+            [*demo_script().installer(), "--no-deps", "--target", str(folder), "-r",
              str(_REQUIREMENTS)],
         )  # fmt: skip
 

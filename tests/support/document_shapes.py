@@ -1,4 +1,4 @@
-"""Whether an answer has the shape of a document's example: all its keys, of the same types. Pure."""
+"""Whether an answer has the shape of a document's example: all its keys, of one type. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any, Final
 
 SAME_VALUE: Final = frozenset({"object", "role", "type", "success", "index"})
 """Keys whose value is part of the contract, wherever they are."""
+
+NEVER_YET: Final = frozenset({"last_used_at", "loaded_at"})
+"""Times of things that may not have happened: null then, though the example has a time."""
 
 _FRACTIONS: Final = ("_percent", "_gb", "_ms", "_seconds", "_mbps", "_tps", "_mb")
 """An example may show a whole number where the quantity has fractions."""
@@ -30,7 +33,7 @@ def differences(example: Any, ours: Any, where: str = "", *, strict: bool = True
                 found += [] if value is None else [f"{place} is missing"]
             elif strict and key in SAME_VALUE and ours[key] != value:
                 found.append(f"{place} is {ours[key]!r}, not {value!r}")
-            else:
+            elif ours[key] is not None or key not in NEVER_YET:
                 found += differences(value, ours[key], place, strict=strict)
         return found
     if isinstance(example, list):

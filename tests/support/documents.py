@@ -86,7 +86,7 @@ def documents_folder() -> Path | None:
 
 def examples(folder: Path) -> list[Example]:
     """Return every example of the five documents."""
-    found = []
+    found: list[Example] = []
     for document in (KOLOSAL, OPTA, OVMS):
         found += _of_markdown(document, (folder / document).read_text())
     kiapi = json.loads((folder / KIAPI).read_text())

@@ -5,27 +5,29 @@ The documents' model names are aliases here, so their requests go out as they ar
 
 from __future__ import annotations
 
+import contextlib
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from document_requests import Asked
-from rig import Rig, scripted, wait_until
+from fake_hub import FakeHub, Fault
+from rig import Rig, scripted
 
 ADMIN_KEY: Final = "the-admin-key-of-the-tests"
 ADMIN: Final = {"X-Admin-Key": ADMIN_KEY, "Content-Type": "application/json"}
 REPO: Final = "mlx-community/Llama-3.2-8B-Instruct-4bit"
 ENGINE: Final = "llama-7b"
+GGUF_PATH: Final = "/models/llama-7b-q4.gguf"
 
-MAX_TOKENS: Final = 40
-"""Enough for a tool call; the examples ask for up to 2048."""
+MAX_TOKENS: Final = 8
+"""The examples ask for up to 2048."""
 
 
-def config(smollm2: Path, minilm: Path) -> dict[str, Any]:
+def config(chat: Path, minilm: Path) -> dict[str, Any]:
     """Return the configuration: a chat model, an embedding model, and one to unload."""
     chat_names = (
         "my-model", "llama-3.2-8b", "llama3", "llava", "qwen3-omni", "qwen3.6-27b",
@@ -35,13 +37,13 @@ def config(smollm2: Path, minilm: Path) -> dict[str, Any]:
         "security": {"admin_key": ADMIN_KEY},
         "models": [
             {
-                "id": "smollm2",
-                "source": str(smollm2),
+                "id": "small",
+                "source": str(chat),
                 "aliases": list(chat_names),
-                "default_max_tokens": 12,
+                "default_max_tokens": MAX_TOKENS,
                 "max_tokens_limit": MAX_TOKENS,
-                # The example loads a model that is there.
-                "pinned": True,
+                # Where a request names none: the same answer each time.
+                "temperature": 0,
             },
             {"id": "minilm", "source": str(minilm), "aliases": ["embedding-model"]},
             scripted("stub", aliases=["qwen3-vl-2b"]),
@@ -78,13 +80,21 @@ class Reply:
 
 @dataclass
 class Live:
-    """The server, and what the examples have made on it."""
+    """The server, and what the examples have made on it.
+
+    ``tiny`` is the folder that engines are added from, but for one that is a real GGUF file.
+    """
 
     lmx: Rig
-    root: str
+    hub: FakeHub
     gguf: Path
+    tiny: Path
     _replies: dict[tuple[str, str | None], Reply] = field(default_factory=dict)
-    _download_id: str | None = None
+
+    @property
+    def root(self) -> str:
+        """The server's URL, without a path."""
+        return self.lmx.url.removesuffix("/v1")
 
     def ask(self, asked: Asked) -> Reply:
         """Send an example's request, with what it needs before it.
@@ -105,15 +115,12 @@ class Live:
         headers = asked.headers
         if data is not None:
             headers = {"Content-Type": "application/json", **headers}
-        request = urllib.request.Request(
-            self.root + asked.path, data, headers, method=asked.method
-        )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return _reply(response.status, response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return _reply(error.code, error)
+        connection = HTTPConnection(self.root.removeprefix("http://"), timeout=300)
+        with contextlib.closing(connection):
+            connection.request(asked.method, asked.path, data, headers)
+            response = connection.getresponse()
+            lower = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, lower, response.read().decode())
 
     def admin(self, method: str, path: str, body: Any = None) -> Reply:
         """Send a request with the admin key."""
@@ -132,12 +139,15 @@ class Live:
             assert body is not None
             settings = json.loads(body)
             self._no_engine(settings["engine_id"])
-            body = json.dumps(settings | {"model_path": str(self.gguf)})
+            # One real GGUF file is enough: its import takes seconds.
+            path_here = self.gguf if settings["model_path"] == GGUF_PATH else self.tiny
+            body = json.dumps(settings | {"model_path": str(path_here)})
         elif path.startswith(f"/engines/{ENGINE}"):
             self._engine(ENGINE)
-        for known in ("dl_abc123xyz", "{download_id}"):
-            if known in path:
-                path = path.replace(known, self._download())
+        if "dl_abc123xyz" in path:
+            path = path.replace("dl_abc123xyz", self._download())
+        if "{download_id}" in path:
+            path = path.replace("{download_id}", self._slow_download())
         if asked.method == "DELETE" and path.startswith("/admin/models/"):
             path = f"/admin/models/{self.downloaded()}"
         if path == "/admin/models/unload":
@@ -145,13 +155,15 @@ class Live:
             self.admin("POST", "/admin/models/load", {"model_id": json.loads(body)["model_id"]})
         if path == "/admin/models/available":
             self.downloaded()
-        reply_path = path
-        return replace(asked, path=reply_path, headers=headers, body=body)
+        if path == "/admin/config/reload":
+            changed = yaml.safe_load(self.lmx.config_path.read_text())
+            self.lmx.config_path.write_text(yaml.safe_dump(changed | {"logs": {"level": "debug"}}))
+        return replace(asked, path=path, headers=headers, body=body)
 
     def _engine(self, engine_id: str) -> None:
         if self._engine_is_there(engine_id):
             return
-        body = {"engine_id": engine_id, "model_path": str(self.gguf), "n_ctx": 1024}
+        body = {"engine_id": engine_id, "model_path": str(self.tiny)}
         added = self.admin("POST", "/engines", body)
         assert added.status == 201, added
 
@@ -167,9 +179,15 @@ class Live:
     def _download(self) -> str:
         started = self.admin("POST", "/admin/models/download", {"repo_id": REPO})
         assert started.status == 200, started
-        self._download_id = started.json["download_id"]
-        assert self._download_id is not None
-        return self._download_id
+        download_id: str = started.json["download_id"]
+        return download_id
+
+    def _slow_download(self) -> str:
+        """Start a download that takes long enough to be seen on its way."""
+        self.admin("DELETE", f"/admin/models/{self.downloaded()}")
+        weights = self.tiny / "model.safetensors"
+        self.hub.faults[weights.name] = Fault(bytes_per_s=weights.stat().st_size / 1.2, times=1)
+        return self._download()
 
     def downloaded(self) -> str:
         """Return the id of the example's model, after downloading it if it is not there."""
@@ -178,13 +196,3 @@ class Live:
         assert last["status"] == "completed", last
         model_id: str = last["model_id"]
         return model_id
-
-
-def _reply(status: int, response: Any) -> Reply:
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    return Reply(status, headers, response.read().decode())
-
-
-def settled(condition: Callable[[], Any], what: str) -> Any:
-    """Wait as the rig does."""
-    return wait_until(condition, what, 60)

@@ -209,7 +209,10 @@ class FakeHub:
                 request.transport.close()
                 return response
             piece = body[offset : offset + _PIECE_BYTES]
-            await response.write(piece)
+            try:
+                await response.write(piece)
+            except ConnectionError:
+                return response  # whoever asked has left
             sent += len(piece)
             self.served[path] += len(piece)
             if fault.bytes_per_s is not None:

@@ -106,6 +106,8 @@ class Rig:
             "LMX_HOME": str(self.home),
             "HOME": str(user),
             "TMPDIR": str(temporary),
+            # Beside what else is looked at when the rig ends: downloads go where they are put.
+            "HF_HOME": str(self.home / "hub"),
             "PYTHONPATH": str(SUPPORT),
             "PYTHONDONTWRITEBYTECODE": "1",
         }

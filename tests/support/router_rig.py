@@ -66,8 +66,8 @@ class Rig:
         answer."""
         headers = {"X-Admin-Key": self.spec.admin_key}
         url = yarl.URL(f"{self.url}{path}", encoded=True)
-        json_body = {"json": body} if body else {}
-        async with self.http.request(method, url, headers=headers, **json_body) as response:
+        json_body = body or None
+        async with self.http.request(method, url, headers=headers, json=json_body) as response:
             return response.status, await response.json()
 
     async def post_events(self, path: str, **body: Any) -> list[str]:

@@ -17,7 +17,7 @@ Options (``engine_options``), all optional:
     memory_bytes      what the engine says that it holds
     grow_bytes_per_token  it says that it holds so much more for each token that it ever made;
                       shrinking takes half of that back
-    context_length    tokens (bytes of the messages, see below); 4096
+    context_length    tokens (bytes of the messages, see below); the spec's, else 4096
     step_s            of rows that name none; 0
 
 The last message may be a JSON object, all of it optional:
@@ -55,9 +55,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
+from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
 from lmx.worker.engine import (
     ConstraintSource,
     EncodedPrompt,
@@ -85,7 +86,9 @@ _BYTE = 500_000
 
 def create(spec: WorkerSpec) -> ScriptedEngine:
     """The factory that a spec names."""
-    return ScriptedEngine(spec.engine_options, Path(spec.model_path) / f"loads-{spec.model_id}")
+    told = {} if spec.context_length is None else {"context_length": spec.context_length}
+    loads = Path(spec.model_path) / f"loads-{spec.model_id}"
+    return ScriptedEngine({**told, **spec.engine_options}, loads)
 
 
 @dataclass
@@ -165,7 +168,7 @@ class ScriptedEngine:
         return not any(row.prefill_tokens for row in self._rows.values())
 
     def admit(self, row: RowRequest) -> None:
-        last = bytes(token - _BYTE for token in row.prompt).split(b"\0")[-1].decode()
+        last = _text_of(row.prompt).split("\0")[-1]
         directive = _directive(last)
         self._rows[row.row_id] = _Row(
             request=row,
@@ -203,7 +206,14 @@ class ScriptedEngine:
         self._rows.pop(row_id, None)
 
     def plan(self, task: Any) -> TaskPlan:
-        return TaskPlan(0, [task])
+        if isinstance(task, Tokenize):
+            source = PromptSource(text=task.text, messages=task.messages)
+            tokens = self.encode(source).tokens
+            pieces = tuple(chr(token - _BYTE) for token in tokens) if task.pieces else ()
+            return TaskPlan(0, reply=Tokenized(task.stream_id, tuple(tokens), 4096, pieces))
+        if isinstance(task, Detokenize):
+            return TaskPlan(0, reply=Detokenized(task.stream_id, _text_of(task.tokens)))
+        raise RequestError(ErrorCode.UNSUPPORTED_VALUE, "This model writes answers.", param="model")
 
     def compute(self, piece: Any) -> Any:
         return piece
@@ -299,6 +309,11 @@ class _Texts:
 
 def _bytes(text: str) -> list[int]:
     return [_BYTE + byte for byte in text.encode()]
+
+
+def _text_of(tokens: Sequence[int]) -> str:
+    # Any number is taken: a request may send tokens of its own.
+    return bytes((token - _BYTE) % 256 for token in tokens).decode(errors="replace")
 
 
 def _scores(place: int, top: int | None) -> TokenScores:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.completeness import STAMP_NAME
 from lmx.supervisor.conversion_form import Form, GgufFacts, Platform, conversion_form
 from lmx.supervisor.fetch_convert import Report
-from lmx.supervisor.fetch_gguf import STAMP_NAME, fetch_gguf, read_facts
+from lmx.supervisor.fetch_gguf import fetch_gguf, read_facts
 
 GB = 1_000_000_000
 Progress = list[tuple[str, float | None, str]]

@@ -1,103 +1,58 @@
-"""The fetch program against a small hub on the loopback interface.
+"""The fetch program against a hub on the loopback interface, with everything that can go wrong.
 
 The program runs as the process that it is: the hub client reads its settings when imported.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from fake_hub import FakeHub, Fault, commit_of, fake_hub
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from lmx.supervisor.fetch_file import wait_before_retry_s
+
+WEIGHTS = "model.safetensors"
 FILES = {
     "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": b"weights" * 50_000,
+    WEIGHTS: bytes(range(256)) * 1200,
     "tokenizer.json": b"{}",
     "modeling_evil.py": b"raise SystemExit",
     "pytorch_model.bin": b"pickle",
-    "model.gguf": b"GGUF",
+    "model-Q4_K_M.gguf": b"GGUF" * 20_000,
 }
+WANTED = {"config.json", WEIGHTS, "tokenizer.json"}
+TOTAL_BYTES = sum(len(FILES[name]) for name in WANTED)
+PART_BYTES = 160_000
+
+pytestmark = pytest.mark.process
 
 
-class Hub(ThreadingHTTPServer):
-    """Knows `org/tiny` (FILES), `org/gated` (403), `org/private` (401), `org/bare` (no weights)."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.fetched: list[str] = []
-        self.let_weights_go = threading.Event()
-        self.let_weights_go.set()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        match urlsplit(self.path).path.strip("/").split("/"):
-            case ["api", "models", "org", "gated", *_]:
-                self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
-            case ["api", "models", "org", "private", *_]:
-                self.answer(401, b'{"error": "Invalid username or password."}')
-            case ["api", "models", "org", ("tiny" | "bare") as name, "revision", "main"]:
-                self.answer(200, json.dumps({"id": f"org/{name}", "sha": COMMIT}).encode())
-            case ["api", "models", "org", "tiny", "revision", _]:
-                self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            case ["api", "models", "org", ("tiny" | "bare") as name, "tree", _]:
-                listing = [
-                    {"type": "file", "path": path, "size": len(data), "oid": f"{len(data):040x}"}
-                    for path, data in FILES.items()
-                    if name == "tiny" or path == "config.json"
-                ]
-                self.answer(200, json.dumps(listing).encode())
-            case ["org", "tiny" | "bare", "resolve", _, path] if path in FILES:
-                if self.command == "GET":
-                    self.server.fetched.append(path)
-                    if path == "model.safetensors":
-                        self.server.let_weights_go.wait(30)
-                etag = f'"{len(FILES[path]):040x}"'
-                self.answer(200, FILES[path], {"ETag": etag, "X-Repo-Commit": COMMIT})
-            case _:
-                self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_args: Any) -> None: ...
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeHub]:
+    with fake_hub() as hub:
+        hub.add("org/tiny", FILES)
+        hub.add("org/bare", {"config.json": b"{}"})
+        hub.add("org/mute", {name: FILES[name] for name in ("config.json", WEIGHTS)})
+        yield hub
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server
-        server.let_weights_go.set()
-        server.shutdown()
-        thread.join()
+def hub(running: FakeHub) -> Iterator[FakeHub]:
+    running.served.clear()
+    running.asked.clear()
+    yield running
+    running.faults.clear()
 
 
 @dataclass
@@ -108,11 +63,11 @@ class Fetch:
     endpoint: str
     extra: dict[str, str] = field(default_factory=dict)
 
-    def command(self, source: str) -> list[str]:
+    def command(self, source: str, *options: str) -> list[str]:
         models = str(self.folder / "models")
         return [
             *(sys.executable, "-m", "lmx.supervisor.fetch_main"),
-            *("--source", source, "--models-dir", models),
+            *("--source", source, "--models-dir", models, *options),
         ]
 
     def environment(self) -> dict[str, str]:
@@ -126,64 +81,127 @@ class Fetch:
             command, env=self.environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
         )
 
-    def __call__(self, source: str) -> tuple[int, list[dict[str, Any]]]:
-        process = self.start(self.command(source))
+    def __call__(self, source: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
+        process = self.start(self.command(source, *options))
         out, err = process.communicate(timeout=60)
         assert process.returncode in (0, 1), err
         return process.returncode, [json.loads(line) for line in out.splitlines()]
 
-    def error(self, source: str) -> tuple[str, str]:
-        status, lines = self(source)
+    def path(self, source: str, *options: str) -> Path:
+        status, lines = self(source, *options)
+        assert status == 0, lines
+        return Path(lines[-1]["path"])
+
+    def error(self, source: str, *options: str) -> tuple[str, str]:
+        status, lines = self(source, *options)
         assert status == 1
         return lines[-1]["error"]["code"], lines[-1]["error"]["message"]
 
 
 @pytest.fixture
-def fetch(tmp_path: Path, hub: Hub) -> Fetch:
+def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
     return Fetch(tmp_path, hub.endpoint)
 
 
-pytestmark = pytest.mark.process
-
-
-def test_download_then_cache_then_offline(fetch: Fetch, hub: Hub) -> None:
+def test_download_then_cache_then_offline(fetch: Fetch, hub: FakeHub) -> None:
     status, lines = fetch("org/tiny")
     assert status == 0, lines
     folder = Path(lines[-1]["path"])
-    wanted = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {path.name for path in folder.iterdir()} == wanted
-    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert set(hub.fetched) == wanted
-    fractions = [line["fraction"] for line in lines if line.get("phase") == "download"]
-    assert fractions[-1] == 1.0
+    assert {path.name for path in folder.iterdir()} == WANTED
+    assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+    assert set(hub.served) == WANTED
+    told = [line for line in lines if line.get("phase") == "download"]
+    assert (told[0]["done_bytes"], told[0]["total_bytes"]) == (0, TOTAL_BYTES)
+    assert (told[-1]["done_bytes"], told[-1]["fraction"]) == (TOTAL_BYTES, 1.0)
 
-    hub.fetched.clear()
-    assert fetch("org/tiny@main")[1][-1] == {"path": str(folder)}
+    hub.served.clear()
+    assert fetch.path("org/tiny@main") == folder
+    assert fetch.path("org/tiny", f"--revision={commit_of('org/tiny', 'main')}") == folder
     fetch.extra = {"HF_HUB_OFFLINE": "1"}
-    assert fetch("org/tiny")[1][-1] == {"path": str(folder)}
+    assert fetch.path("org/tiny") == folder
     # Nobody listens on port 9 of the loopback interface: as good as no network.
     fetch.extra = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    assert fetch("org/tiny")[1][-1] == {"path": str(folder)}
-    assert hub.fetched == []
+    assert fetch.path("org/tiny") == folder
+    assert hub.served.total() == 0
+
+    # What is not whole is not used for want of a network.
+    (folder / "tokenizer.json").unlink()
+    assert "check the network" in fetch.error("org/tiny")[1]
+    fetch.extra = {}
+    assert fetch.path("org/tiny") == folder
 
 
-def test_what_the_hub_refuses(fetch: Fetch) -> None:
-    code, message = fetch.error("org/gone")
-    assert (code, "no repository org/gone" in message) == ("model_source_invalid", True), message
-    code, message = fetch.error("org/private")
-    assert (code, "set HF_TOKEN" in message) == ("download_failed", True), message
-    code, message = fetch.error("org/gated")
-    assert (code, "accept its terms" in message) == ("download_failed", True), message
-    code, message = fetch.error("org/tiny@v9")
-    assert (code, "'v9'" in message) == ("model_source_invalid", True), message
-    code, message = fetch.error("org/bare")
-    assert (code, "no *.safetensors" in message) == ("model_source_invalid", True), message
+def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
+    refusals = {
+        "org/gone": ("model_source_invalid", "no repository org/gone"),
+        "org/tiny@v9": ("model_source_invalid", "'v9'"),
+        "org/bare": ("model_source_invalid", "no *.safetensors"),
+        "org/mute": ("model_source_invalid", "no tokenizer.json"),
+    }
+    for source, (code, part) in refusals.items():
+        found = fetch.error(source)
+        assert (found[0], part in found[1]) == (code, True), found
+    hub.faults["api"] = Fault(status=401)
+    assert "set HF_TOKEN" in fetch.error("org/tiny")[1]
+    hub.faults["api"] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
+    assert "accept its terms" in fetch.error("org/tiny")[1]
+    hub.faults["api"] = Fault(status=429, headers={"Retry-After": "900"})
+    code, message = fetch.error("org/tiny")
+    assert (code, "try again in 900 s" in message) == ("download_failed", True), message
+    assert hub.served[WEIGHTS] == 0
+
+
+def test_what_is_out_of_order_for_a_moment(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults["api"] = Fault(status=429, headers={"Retry-After": "1"}, times=1)
+    hub.faults[WEIGHTS] = Fault(status=503, times=1)
+    assert fetch.path("org/tiny").is_dir()
+
+
+def test_a_file_that_never_comes(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(status=500)
+    code, message = fetch.error("org/tiny")
+    assert (code, "out of order (500)" in message) == ("download_failed", True), message
+    assert hub.asked[WEIGHTS] == 4
+    fetch.extra = {"HF_HUB_OFFLINE": "1"}
+    assert "HF_HUB_OFFLINE is set" in fetch.error("org/tiny")[1]
+
+
+def test_a_cut_connection_goes_on_where_it_was(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(cut_after_bytes=PART_BYTES)
+    folder = fetch.path("org/tiny")
+    assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+    assert hub.asked[WEIGHTS] > 1
+    assert hub.served[WEIGHTS] < len(FILES[WEIGHTS]) + 2 * PART_BYTES
+
+
+@pytest.mark.parametrize(
+    "wrong", [FILES[WEIGHTS][::-1], FILES[WEIGHTS][:-1], FILES[WEIGHTS] + b"more"]
+)
+def test_what_is_not_what_the_hub_says(fetch: Fetch, hub: FakeHub, wrong: bytes) -> None:
+    hub.faults[WEIGHTS] = Fault(body=wrong)
+    code, message = fetch.error("org/tiny")
+    assert (code, "is not what the hub says" in message) == ("download_failed", True), message
+    snapshots = fetch.folder / "hf" / "hub" / "models--org--tiny" / "snapshots"
+    assert not snapshots.exists()
+    hub.faults.clear()
+    assert (fetch.path("org/tiny") / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+
+
+def test_one_file(fetch: Fetch, hub: FakeHub) -> None:
+    path = fetch.path("org/tiny", "--filename=model-Q4_K_M.gguf")
+    assert path.read_bytes() == FILES["model-Q4_K_M.gguf"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert set(hub.served) == {path.name}
+    code, message = fetch.error("org/tiny", "--filename=model-Q8_0.gguf")
+    assert (code, "model-Q4_K_M.gguf" in message) == ("model_source_invalid", True), message
+    for name in ("../secret.gguf", "/etc/passwd", "a//b", "a\\b", "pytorch_model.bin", ""):
+        code, message = fetch.error("org/tiny", f"--filename={name}")
+        assert code == "model_source_invalid", message
+    code, _ = fetch.error(str(fetch.folder), "--filename=config.json")
+    assert code == "model_source_invalid"
 
 
 def test_no_network_and_nothing_in_the_cache(fetch: Fetch) -> None:
-    fetch.extra = {"HF_HUB_OFFLINE": "1"}
-    code, message = fetch.error("org/tiny")
-    assert (code, "HF_HUB_OFFLINE is set" in message) == ("download_failed", True), message
     fetch.extra = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     code, message = fetch.error("org/tiny")
     assert (code, "check the network" in message) == ("download_failed", True), message
@@ -209,27 +227,43 @@ def test_what_libraries_print_does_not_reach_stdout() -> None:
     assert done.stderr == "chatter\nmore"
 
 
-def wait_until_stuck(hub: Hub) -> None:
+def wait_until_stuck(hub: FakeHub) -> None:
     deadline = time.monotonic() + 30
-    while "model.safetensors" not in hub.fetched:
+    while hub.served[WEIGHTS] < PART_BYTES:
         assert time.monotonic() < deadline, "the download did not begin"
         time.sleep(0.01)
 
 
-def test_sigterm_stops_a_download(fetch: Fetch, hub: Hub) -> None:
-    hub.let_weights_go.clear()
+def test_sigterm_stops_a_download_and_the_next_goes_on(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=PART_BYTES)
     process = fetch.start(fetch.command("org/tiny"))
     wait_until_stuck(hub)
+    # What was sent is on its way for a moment longer.
+    wait_for_part(fetch, PART_BYTES // 2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
     assert "path" not in out
-    hub.let_weights_go.set()
-    assert fetch("org/tiny")[0] == 0
+
+    hub.faults.clear()
+    hub.served.clear()
+    status, lines = fetch("org/tiny")
+    assert status == 0
+    first = next(line for line in lines if line.get("phase") == "download")
+    assert first["total_bytes"] == TOTAL_BYTES
+    assert hub.served[WEIGHTS] <= len(FILES[WEIGHTS]) - PART_BYTES // 2
 
 
-def test_it_stops_with_its_parent(fetch: Fetch, hub: Hub) -> None:
-    hub.let_weights_go.clear()
+def wait_for_part(fetch: Fetch, size_bytes: int) -> None:
+    blobs = fetch.folder / "hf" / "hub" / "models--org--tiny" / "blobs"
+    deadline = time.monotonic() + 30
+    while not any(part.stat().st_size >= size_bytes for part in blobs.glob("*.incomplete")):
+        assert time.monotonic() < deadline, "nothing of it was written"
+        time.sleep(0.01)
+
+
+def test_it_stops_with_its_parent(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=PART_BYTES)
     # A parent that starts the program, tells its pid, and ends when its stdin does.
     code = (
         "import subprocess, sys;"
@@ -242,3 +276,12 @@ def test_it_stops_with_its_parent(fetch: Fetch, hub: Hub) -> None:
     wait_until_stuck(hub)
     parent.kill()
     child.wait(timeout=20)
+
+
+def test_how_long_it_waits_before_it_asks_again() -> None:
+    assert wait_before_retry_s(503, None, 2.0) == 2.0
+    assert wait_before_retry_s(429, "10", 2.0) == 10.0
+    assert wait_before_retry_s(429, "0", 2.0) == 2.0
+    assert wait_before_retry_s(429, "3600", 2.0) is None
+    assert wait_before_retry_s(404, None, 2.0) is None
+    assert wait_before_retry_s(503, "Wed, 21 Oct 2015 07:28:00 GMT", 2.0) == 2.0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from typing import Any
 
 import pytest
 from fake_peers import cold, ready, until
 from router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, knows, router_rig
+from yarl import URL
 
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router import chat
@@ -115,6 +117,39 @@ async def test_unknown_paths_and_methods() -> None:
             assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
             assert response.headers["Allow"] == "POST"
             assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("HEAD", "/v1/models", 200, None),
+        ("HEAD", "/health", 200, None),
+        ("HEAD", "/nope", 404, None),
+        ("HEAD", "/v1/chat/completions", 405, "POST"),
+        ("OPTIONS", "/v1/chat/completions", 405, "POST"),
+        ("OPTIONS", "/v1/models", 405, "GET,HEAD"),
+        ("PUT", "/v3/models/org/x", 405, "GET,HEAD"),
+        ("POST", "/v1/models", 405, "GET,HEAD"),
+        ("GET", "/tokenize", 405, "POST"),
+        ("PATCH", "/v1/rerank", 405, "POST"),
+        ("GET", "/", 404, None),
+        ("GET", "//v1/models", 404, None),
+        ("GET", "/v1/models/", 404, None),
+        ("POST", "/v1/chat/completions/", 404, None),
+        ("GET", "/v1/%2e%2e/etc/passwd", 404, None),
+    ],
+)
+async def test_methods_and_paths(method: str, path: str, status: int, allow: str | None) -> None:
+    async with (
+        router_rig() as rig,
+        rig.http.request(method, URL(f"{rig.url}{path}", encoded=True)) as response,
+    ):
+        assert (response.status, response.headers.get("Allow")) == (status, allow)
+        assert "Access-Control-Allow-Origin" not in response.headers
+        text = await response.text()
+        assert bool(text) is (method != "HEAD")
+        if text:
+            assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
 
 
 async def test_request_id_round_trip() -> None:

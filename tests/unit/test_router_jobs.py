@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from fake_peers import FakeStream, cold, until
 from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_rig
+from yarl import URL
 
 from lmx.protocol.data import Accepted, Timings
 from lmx.protocol.errors import ErrorCode
@@ -27,6 +28,7 @@ from lmx.router.answer_jobs import (
     JobWithResult,
     LiveRequestList,
 )
+from lmx.router.job_records import JobRow
 
 ADMIN = {"X-Admin-Key": "test-admin-key"}
 WHOLE = "".join(TEXTS)
@@ -289,6 +291,9 @@ async def test_the_sync_timeout_tells_the_job_whose_result_comes_later() -> None
         assert found["result"]["choices"][0]["message"]["content"] == "Hello"
         assert found["timings"]["total_s"] >= 0.2
         await until(lambda: rig.router.traffic.under_way == 0)
+        # The tokens that came later are counted, those of the prompt once.
+        totals = rig.router.metrics.read().totals
+        assert (totals.prompt_tokens, totals.completion_tokens, totals.requests) == (7, 2, 1)
 
 
 async def test_a_job_that_goes_on_alone_can_be_cancelled() -> None:
@@ -378,7 +383,7 @@ async def test_a_job_that_is_not_there_is_a_404(job_id: str) -> None:
     async with router_rig() as rig:
         for method in ("GET", "DELETE"):
             async with rig.http.request(
-                method, aiohttp.client.URL(f"{rig.url}/v1/jobs/{job_id}", encoded=True)
+                method, URL(f"{rig.url}/v1/jobs/{job_id}", encoded=True)
             ) as response:
                 assert response.status == 404
                 assert (await response.json())["error"]["code"] == "not_found_error"
@@ -405,9 +410,7 @@ async def test_a_job_of_another_living_router_is_not_cancelled_from_here() -> No
     async with router_rig() as rig:
         other = job_store.JobStore(Path(rig.spec.jobs_path), 3600, 1000)
         other.start()
-        other.put(
-            job_store.JobRow("chatcmpl-there", "chat", MODEL, None, "running", True, 1.0, "r")
-        )
+        other.put(JobRow("chatcmpl-there", "chat", MODEL, None, "running", True, 1.0, "r"))
         assert await other.get("chatcmpl-there", None) is not None
         status, body = await delete(rig, "chatcmpl-there")
         assert (status, body["error"]["code"]) == (409, "job_runs_elsewhere")

@@ -267,7 +267,6 @@ async def test_a_request_before_the_first_snapshot_waits_for_it() -> None:
 def forget_snapshot(router: Router) -> None:
     """As at the very start: nothing is known yet."""
     router.supervisor._directory = None
-    router.supervisor._known.clear()
 
 
 async def test_garbage_on_the_sockets_is_dropped() -> None:

@@ -19,6 +19,7 @@ from lmx.router.answer_completions import TextCompletionChunk
 from lmx.router.endpoint import Access
 from lmx.router.errors import http_status
 from lmx.router.openapi import describe_api
+from lmx.router.openapi_examples import EXAMPLES
 from lmx.router.routes import ROUTES
 from lmx.router.schemas_chat import ChatRequest
 
@@ -160,6 +161,15 @@ def test_schemas_say_what_is_accepted(
         assert not validator.is_valid({**body, field: value}), value
 
 
+def test_every_body_has_an_example_that_is_accepted() -> None:
+    requests = {endpoint.request for endpoint in ROUTES if endpoint.request is not None}
+    assert {request.__name__ for request in requests} == set(EXAMPLES)
+    for request in requests:
+        example = EXAMPLES[request.__name__]
+        assert set(example) <= set(request.model_fields)
+        request.model_validate(example)
+
+
 async def test_it_is_served_to_everybody() -> None:
     async with router_rig(api_keys=("secret-key",)) as rig:
         for _ in range(2):
@@ -210,8 +220,13 @@ def test_what_kiapi_accepts_is_accepted(document: dict[str, Any]) -> None:
     theirs = json.loads(SEED.read_text())["components"]["schemas"]
     ours = {"$ref": "#/components/schemas/ChatRequest", "components": document["components"]}
     validator = Draft202012Validator(ours)
-    plain = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    plain: dict[str, Any] = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    }
+    tool: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object"}},
+    }
     for field, schema in theirs["ChatRequest"]["properties"].items():
         match field:
             case "messages":
@@ -249,3 +264,12 @@ def test_answers_have_all_that_kiapis_have(
     ours = document["components"]["schemas"][our_name]
     assert set(theirs["properties"]) <= set(ours["properties"])
     assert set(theirs.get("required", ())) <= set(ours["required"])
+
+
+async def test_an_answer_that_is_not_as_described_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.text_shape.TextShape.whole_object", "text")
+    with pytest.raises(AssertionError, match="POST /v1/completions: 200"):
+        async with router_rig() as rig:
+            await rig.post_json("/v1/completions", prompt="hi")

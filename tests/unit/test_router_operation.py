@@ -404,6 +404,20 @@ async def test_without_a_supervisor_there_is_a_503_and_a_stream_goes_on_after_it
         assert (code, body["error"]["code"]) == (503, "supervisor_unavailable")
 
 
+async def test_a_reader_who_takes_nothing_is_dropped() -> None:
+    async with router_rig(stall_timeout_s=0.2) as rig:
+        write(worker_log(Path(rig.spec.logs_dir), MODEL), *(["x" * 1000] * 8000))
+        before = len(asyncio.all_tasks())
+        _, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port, limit=1)
+        writer.write(
+            f"GET /admin/logs/{MODEL}?lines=10000 HTTP/1.1\r\nHost: x\r\n"
+            "X-Admin-Key: test-admin-key\r\n\r\n".encode()
+        )
+        await until(lambda: len(asyncio.all_tasks()) > before)
+        await until(lambda: len(asyncio.all_tasks()) <= before)
+        writer.close()
+
+
 async def test_a_stream_has_no_head() -> None:
     async with router_rig() as rig:
         for path in (f"/admin/logs/{MODEL}", "/admin/events"):

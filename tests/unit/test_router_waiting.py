@@ -392,6 +392,7 @@ async def test_tasks_wait_in_the_same_room() -> None:
         request = asyncio.create_task(rig.post_json("/v1/embeddings", model="big", input="x"))
         await until(lambda: waiting(rig) == 1)
         worker = rig.add_worker(LOADED, answer)
+        await until(lambda: rig.supervisor.acquires)
         await rig.supervisor.reply(0, Acquired("big", LOADED))
         await until(lambda: worker.tasks)
         assert isinstance(worker.tasks[0], Embed)

@@ -19,6 +19,7 @@ from lmx.supervisor.added_file import AddedFile
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_model import AddedModelConfig
+from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.reload import Reloader
 
 
@@ -165,6 +166,18 @@ def test_what_cannot_be_added_is_denied_with_its_field(
     assert (denied.code, denied.param) == (code, param)
     assert words in denied.message
     assert added(rig) == []
+
+
+def test_a_context_beyond_the_models_own_is_refused(folder: Path, file: AddedFile) -> None:
+    rig = CoreRig({"a": 100}, added_file=file)
+    rig.actions.facts = ModelFacts("qwen3", 4096)
+    denied = rig.operate(AddModel("new", str(folder), 4097))
+    assert (denied.code, denied.param) == (ErrorCode.INVALID_VALUE, "context_length")
+    assert "4097" in denied.message
+    assert "4096" in denied.message
+    assert (added(rig), file.read()) == ([], {})
+    rig.operate(AddModel("new", str(folder), 4096))
+    assert added(rig) == ["new"]
 
 
 def test_a_file_in_gguf_form_can_be_added(tmp_path: Path) -> None:
@@ -315,7 +328,7 @@ def test_a_context_is_kept_until_the_configuration_changes_the_model() -> None:
 
 def test_a_context_that_cannot_be_is_denied_with_both_figures() -> None:
     rig = CoreRig({"a": 100})
-    rig.actions.facts = type(rig.actions.facts)("qwen3", 4096)
+    rig.actions.facts = ModelFacts("qwen3", 4096)
     rig.up("a")
     for context in (15, 4097):
         denied = load(rig, "a", context)
@@ -381,7 +394,7 @@ def test_a_snapshot_has_routes_by_id_and_what_is_free() -> None:
 
 def test_a_model_tells_its_family_and_its_need_before_it_is_loaded() -> None:
     rig = CoreRig({"a": 100, "far": 100})
-    rig.actions.facts = type(rig.actions.facts)("qwen3", 4096)
+    rig.actions.facts = ModelFacts("qwen3", 4096)
     rig.actions.remote.add("far")
     reloading = Reloading(rig)
     reloading.write(memory={"soft_line": 0.5})

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_supervisor import fake_supervisor, model_line, status
 
-from lmx.protocol import control
+from lmx.protocol import control, inventory
 from lmx.protocol.control import Event
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor import background, operations
@@ -66,7 +66,8 @@ def test_every_command_says_that_lmx_does_not_run(home: Home) -> None:
     for arguments in (
         ["status"], ["top"], ["events"], ["load", "a"], ["unload", "a"], ["drain", "a"],
         ["kill", "a"], ["restart", "a"], ["restart", "--router"], ["restart", "--supervisor"],
-        ["reset", "a"], ["pin", "a"], ["unpin", "a"], ["reload"], ["stop"],
+        ["reset", "a"], ["pin", "a"], ["unpin", "a"], ["reload"], ["stop"], ["remove", "a"],
+        ["add", "a", "org/a"],
     ):  # fmt: skip
         done = run(*arguments)
         assert (done.exit_code, "lmx is not running" in done.output) == (3, True), arguments
@@ -118,6 +119,50 @@ def test_load_says_what_it_waits_for(home: Home) -> None:
         "a: starting",
     ]
     assert "ready  a  1.0 GiB, pid 4711" in done.output.splitlines()[-1]
+
+
+def test_a_load_with_another_context_waits_for_the_worker_that_has_it(home: Home) -> None:
+    answers = {
+        control.LoadModel: lambda _: control.Done("loading a"),
+        control.GetStatus: statuses(
+            status(model_line("a", context_length=2048)),
+            status(model_line("a", "draining")),
+            status(model_line("a", context_length=64, pid=4712)),
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("load", "a", "--context-length", "64")
+    assert "ready  a  1.0 GiB, pid 4712" in done.output
+    assert control.LoadModel("a", 64) in asked
+
+
+def test_a_model_is_added_by_a_path_that_means_the_same_everywhere(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {inventory.AddModel: lambda question: control.Done(f"added {question.source}")}
+    monkeypatch.chdir(tmp_path)
+    with fake_supervisor(home, answers) as asked:
+        assert run("add", "a", "./x").output == f"added {tmp_path / 'x'}\n"
+        assert run("add", "b", "org/b@v1", "--context-length", "64").exit_code == 0
+        bad = run("add", "c", "nothing")
+    assert asked == [
+        inventory.AddModel("a", str(tmp_path / "x")),
+        inventory.AddModel("b", "org/b@v1", 64),
+    ]
+    assert (bad.exit_code, "./nothing" in bad.output) == (1, True)
+
+
+def test_remove_waits_until_the_worker_is_gone(home: Home) -> None:
+    answers = {
+        inventory.RemoveModel: lambda _: control.Done("a is removed", 4711),
+        control.GetStatus: statuses(
+            status(model_line("a", "draining")), status(model_line("b", pid=1))
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("remove", "a")
+    assert (done.exit_code, done.output) == (0, "a is removed\n")
+    assert asked.count(control.GetStatus()) == 2
 
 
 def test_a_load_that_ends_cold_failed(home: Home) -> None:
@@ -339,3 +384,16 @@ def test_logs_of_an_unknown_model_names_those_there_are(home: Home) -> None:
     assert "no model is named 'a'; known: b" in run("logs", "a").output
     home.worker_log("b").write_text("a line\n")
     assert run("logs", "c").output == "a line\n"
+
+
+def test_config_show_shows_no_key(home: Home) -> None:
+    keys = ["sk-0123456789abcdef", "sk-fedcba9876543210"]
+    home.default_config.write_text(f"security: {{api_keys: [{keys[0]}], admin_key: {keys[1]}}}")
+    done = run("config", "show")
+    assert (done.exit_code, "admin_key: '**********'" in done.output) == (0, True), done.output
+    assert "sk-" not in done.output
+    home.default_config.write_text(f"security: {{api_keys: {keys[0]}}}")
+    for arguments in (["config", "show"], ["config", "check"], ["up"]):
+        done = run(*arguments)
+        assert (done.exit_code, "security.api_keys" in done.output) == (4, True)
+        assert "sk-" not in done.output

@@ -104,6 +104,17 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
             "groups: [{name: g, models: [a, b], swap: true}]",
             ["groups.g", "a and b are pinned"],
         ),
+        ("routing: {code: [b]}", ["routing.code", "'b'", "known: none"]),
+        ("models: [{id: a, source: /x}]\nrouting: {a: [a]}", ["routing.a", "models.a"]),
+        (
+            "models: [{id: a, source: /x, aliases: [auto]}]\nrouting: {auto: [a]}",
+            ["routing.auto", "models.a"],
+        ),
+        ("routing: {code: []}", ["routing.code", "names no model"]),
+        ("routing: {'a b': [x]}", ["routing.a b"]),
+        ("jobs: {max_count: 0}", ["jobs.max_count", "0"]),
+        ("jobs: {max_age_s: .inf}", ["jobs.max_age_s"]),
+        ("server: {sync_timeout_s: 0}", ["server.sync_timeout_s"]),
         ("logs: {level: loud}", ["logs.level", "loud", "debug"]),
         ("server: {port: 1}\nserver: {port: 2}", ["stands twice", "server", "line 2"]),
         ("1: 2", ["the key 1 is not a word", "line 1"]),
@@ -183,7 +194,7 @@ def test_the_example_documents_every_key_with_its_default() -> None:
     values = yaml.safe_load(text)
     example = load_config(EXAMPLE, {})
     default = Config()
-    for section in ("server", "memory", "timing", "restart", "logs"):
+    for section in ("server", "memory", "timing", "restart", "logs", "security", "jobs"):
         assert getattr(example, section) == getattr(default, section), section
         documented = set(values[section])
         missing = set(type(getattr(default, section)).model_fields) - documented
@@ -233,3 +244,107 @@ def test_the_shown_configuration_is_a_configuration(tmp_path: Path) -> None:
     config = load_config(EXAMPLE, {})
     again = load(yaml.safe_dump(config.model_dump(mode="json")), tmp_path)
     assert again == config
+
+
+# Keys.
+
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{{api_keys: [{KEY}, sk-short]}}", ["security.api_keys.1", "at least 16"]),
+        (f"{{api_keys: ['{KEY} sk-x']}}", ["security.api_keys.0", "without spaces"]),
+        (f"{{api_keys: ['{KEY}\u00e9']}}", ["security.api_keys.0", "ASCII"]),
+        (f"{{api_keys: {KEY}}}", ["security.api_keys", "write [KEY]"]),
+        (f"{{api_keys: [{KEY}, [{OTHER}]]}}", ["security.api_keys.1", "string"]),
+        ("{api_keys: [12345678901234567890]}", ["security.api_keys.0", "in quotes"]),
+        (f"{{api_keys: [{KEY}, {KEY}]}}", ["security", "one key twice"]),
+        (f"{{api_keys: [{KEY}], admin_key: {KEY}}}", ["security", "admin_key is one of api_keys"]),
+        ("{admin_key: sk-short}", ["security.admin_key", "at least 16"]),
+        ("{admin_key: 12345678901234567890}", ["security.admin_key", "in quotes"]),
+        (f"{{admin_key: [{KEY}]}}", ["security.admin_key", "string"]),
+        (f"{KEY}", ["security"]),
+        (f"{{api_keys: [{KEY}", ["not YAML", "line 2"]),
+        (f"{{api_keys: [{KEY}, *{OTHER}]}}", ["not YAML"]),
+    ],
+)
+def test_a_wrong_key_is_named_by_its_place_and_never_shown(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        load(f"security: {text}\n", tmp_path)
+    message = caught.value.message
+    for word in words:
+        assert word in message
+    assert "sk-" not in message
+    assert "1234567890" not in message
+    assert "sk-" not in str(caught.value.__cause__ or "")
+
+
+def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
+    config = load_config(
+        None, {"LMX_SECURITY_API_KEYS": f"[{KEY}, {OTHER}]", "LMX_SECURITY_ADMIN_KEY": "k" * 16}
+    )
+    assert config.security.api_key_texts == (KEY, OTHER)
+    assert config.security.admin_key_text == "k" * 16
+    for text in (f"[{KEY}", f"[{KEY}, sk-short]", KEY):
+        with pytest.raises(OperationError) as caught:
+            load_config(None, {"LMX_SECURITY_API_KEYS": text})
+        assert "sk-" not in caught.value.message
+
+
+def test_no_shown_configuration_has_a_key(tmp_path: Path) -> None:
+    config = load(f"security: {{api_keys: [{KEY}], admin_key: {OTHER}}}", tmp_path)
+    shown = yaml.safe_dump(config.model_dump(mode="json"))
+    assert "**********" in shown
+    for text in (shown, repr(config), str(config), config.model_dump_json()):
+        assert KEY not in text
+        assert OTHER not in text
+    with pytest.raises(OperationError, match=r"security\.api_keys\.0"):
+        load(shown, tmp_path)  # nobody's key becomes asterisks
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server: {host: 192.168.1.5}", ["192.168.1.5", "security.api_keys"]),
+        ("server: {host: '::'}", ["security.api_keys"]),
+        (f"server: {{host: 0.0.0.0}}\nsecurity: {{admin_key: {KEY}}}", ["security.api_keys"]),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_key(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        load(text, tmp_path)
+    for word in words:
+        assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"server: {{host: 0.0.0.0}}\nsecurity: {{api_keys: [{KEY}]}}",
+        "server: {host: 0.0.0.0, allow_lan_without_key: true}",
+        "server: {host: localhost}",
+        "server: {host: '::1'}",
+    ],
+)
+def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: Path) -> None:
+    assert load(text, tmp_path).server.host
+
+
+def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
+    lines = [
+        line.removeprefix("# ")
+        for line in EXAMPLE.read_text().splitlines()
+        if line.startswith(("# routing:", "#   auto:", "#   code:"))
+    ]
+    assert len(lines) == 3
+    text = "\n".join(lines)
+    names = {name for models in yaml.safe_load(text)["routing"].values() for name in models}
+    models = [{"id": name, "source": "/x"} for name in sorted(names)]
+    config = load(f"{text}\nmodels: {models}", tmp_path)
+    assert config.routing["auto"] == ("qwen", "smollm2")

@@ -58,6 +58,9 @@ def test_only_the_models_that_changed_are_named() -> None:
         ({"restart": {"max_failures": 9}}, Needs.NOTHING),
         ({"groups": [{"name": "g", "models": ["alpha"]}]}, Needs.NOTHING),
         ({"default_model": "beta"}, Needs.NOTHING),
+        ({"routing": {"code": ["beta"]}}, Needs.NOTHING),
+        ({"security": {"api_keys": ["k" * 16]}}, Needs.ROUTER),
+        ({"jobs": {"max_count": 5}}, Needs.ROUTER),
     ],
 )
 def test_sections_never_touch_models_and_the_router_only_where_it_must(
@@ -100,3 +103,15 @@ def test_what_is_in_force_at_once_is_no_reason_for_a_load() -> None:
 def test_another_order_of_the_models_only_moves_the_default() -> None:
     diff = compare(config(ALPHA, BETA), config(BETA, ALPHA))
     assert (diff.models, diff.sentences) == (ModelChanges(), ("default model: alpha -> beta",))
+
+
+def test_no_sentence_has_a_key() -> None:
+    old = config(ALPHA, security={"api_keys": ["sk-0123456789abcdef"]})
+    new = config(
+        ALPHA, security={"api_keys": ["sk-fedcba9876543210"], "admin_key": "sk-admin-0123456"}
+    )
+    diff = compare(old, new)
+    assert (diff.sections, diff.router) == (("security",), True)
+    (sentence,) = diff.sentences
+    assert "api_keys" in sentence
+    assert "sk-" not in sentence

@@ -88,6 +88,15 @@ class Supervised(RuleBasedStateMachine):
     def operate(self, name: str, kind: str) -> None:
         self.rig.commands.answer(Asker(b"cli", 1), getattr(control, kind)(name), self.rig.now_s)
 
+    @rule(name=names, context=st.sampled_from([512, 1024, 2048]))
+    def load_with(self, name: str, context: int) -> None:
+        question = control.LoadModel(name, context)
+        self.rig.commands.answer(Asker(b"cli", 1), question, self.rig.now_s)
+
+    @rule(name=names)
+    def files_change(self, name: str) -> None:
+        self.core.files_changed(name)
+
     @rule(name=names, pinned=st.booleans())
     def pin(self, name: str, pinned: bool) -> None:
         self.rig.operate(control.PinModel(name, pinned))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.specs import PrefixCacheSpec, SpeculationSpec, WorkerSpec
+from lmx.protocol.specs import PrefixCacheSpec, RouterSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config
 from lmx.supervisor.home import Home
 from lmx.supervisor.memory_plan import MemoryPlan
-from lmx.supervisor.specs import worker_spec
+from lmx.supervisor.specs import router_spec, worker_spec
 
 
 def config_of(**model: Any) -> Config:
@@ -52,3 +53,20 @@ def test_what_is_switched_off_is_not_in_the_spec() -> None:
     lookup = {"method": "prompt_lookup"}
     assert spec_of(speculation=lookup).speculation == SpeculationSpec(None)
     assert spec_of(ModelKind.EMBEDDING, speculation=lookup).speculation is None
+
+
+def test_the_admin_key_is_the_configurations_else_the_files() -> None:
+    home, own, keys = Home(Path("/home/lmx")), "k" * 16, ["a" * 16, "b" * 16]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+
+        def spec(**security: Any) -> RouterSpec:
+            config = Config.model_validate({"security": security})
+            return router_spec(config, home, "r", listener, "1", "the file's")
+
+        assert spec().admin_key == "the file's"
+        assert spec().api_keys == ()
+        assert spec(admin_key=own, api_keys=keys).admin_key == own
+        assert spec(api_keys=keys).api_keys == tuple(keys)
+        shown = repr(spec(admin_key=own, api_keys=keys))
+        assert not any(key in shown for key in (own, *keys)), "as a log or a traceback has it"

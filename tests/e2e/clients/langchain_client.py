@@ -7,9 +7,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 base_url, api_key, model, directive = sys.argv[1:]
-chat = ChatOpenAI(
-    model=model, base_url=base_url, api_key=api_key, max_retries=0, stream_usage=True
-)
+chat = ChatOpenAI(model=model, base_url=base_url, api_key=api_key, max_retries=0, stream_usage=True)
 
 
 class Weather(BaseModel):

@@ -1,0 +1,101 @@
+"""What may be added as a model: the values of a question, read and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.supervisor.config_model import AddedModelConfig
+from lmx.supervisor.memory_plan import folder_path
+from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, SourceError, parse_source
+
+_PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
+
+_PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "context_length"}
+"""Fields of the question by keys of the configuration."""
+
+
+def read_added(
+    model_id: str, source: str, context_length: int | None, parameters: Mapping[str, Any]
+) -> AddedModelConfig:
+    """Return the model that a question describes. Raises :class:`RequestError` with the ``param``
+    that is wrong; whether its source exists is :func:`check_source`'s."""
+    try:
+        size = len(json.dumps(dict(parameters), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"parameters can't be kept: {error}", param="parameters"
+        ) from error
+    if size > _PARAMETERS_LIMIT_CHARACTERS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"parameters take {size} characters as JSON: at most {_PARAMETERS_LIMIT_CHARACTERS}",
+            param="parameters",
+        )
+    values = {
+        "id": model_id,
+        "source": _absolute(source),
+        "context_length": context_length,
+        "parameters": dict(parameters),
+    }
+    try:
+        return AddedModelConfig.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error, model_id) from error
+
+
+def _refused(error: ValidationError, model_id: str) -> LmxError:
+    detail = error.errors(include_url=False)[0]
+    key = str(detail["loc"][0]) if detail["loc"] else "id"
+    message = detail["msg"].removeprefix("Value error, ")
+    if key == "source":
+        return RequestError(ErrorCode.MODEL_SOURCE_INVALID, message, param="source")
+    if key == "id":
+        message = (
+            f"{model_id[:80]!r} can't be a model's id: it has 1 to 200 characters, letters, digits "
+            "and . _ : / @ + -, and begins with a letter or a digit"
+        )
+    return RequestError(ErrorCode.INVALID_VALUE, message, param=_PARAMS.get(key, key))
+
+
+def check_source(source: str) -> None:
+    """Raises :class:`RequestError` for a folder or a file that is not there, or is no model."""
+    parsed = parse_source(source)
+    try:
+        match parsed:
+            case FolderSource(path) if not Path(path).is_dir():
+                problem = f"there is no folder {path}: check the path on the machine that runs lmx"
+            case FolderSource(path) if not (Path(path) / "config.json").is_file():
+                problem = (
+                    f"{path} has no config.json: name a folder in MLX form, a .gguf file or a "
+                    "repository org/name"
+                )
+            case GgufSource(path) if not Path(path).is_file():
+                problem = f"there is no file {path}: check the path on the machine that runs lmx"
+            case _:
+                return
+    except OSError as error:
+        problem = f"{source} can't be looked at: {error.strerror or error}"
+    raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
+
+
+def _absolute(source: str) -> str:
+    """Return a source so that it means the same wherever the supervisor is started from. One
+    that is none stays as it is: the validation says what is wrong with it."""
+    try:
+        parsed = parse_source(source)
+        if not isinstance(parsed, HubSource):
+            return str(folder_path(parsed.path))
+    except (SourceError, RuntimeError, ValueError):
+        return source
+    return source.strip()
+
+
+def plain_source(source: str) -> str:
+    """Return a source so that two ways to write the same one are equal."""
+    return _absolute(source).removesuffix("@main")

@@ -1,0 +1,60 @@
+"""What a folder's config.json tells people, and what the environment of a child does not have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import write_model
+
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.child import without_keys
+from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.memory_plan import plan_memory
+from lmx.supervisor.model_facts import ModelFacts, read_facts
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        ({"model_type": "qwen3", "max_position_embeddings": 40960}, ModelFacts("qwen3", 40960)),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 99},
+            },
+            ModelFacts("gemma3_text", 99),
+        ),
+        ({"model_type": "llava", "text_config": {"hidden_size": 3}}, ModelFacts("llava", None)),
+        ({}, ModelFacts()),
+        ([], ModelFacts()),
+    ],
+)
+def test_family_and_context_are_the_text_models(
+    config: Any, facts: ModelFacts, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_facts(tmp_path) == facts
+
+
+def test_a_broken_or_missing_file_tells_nothing(tmp_path: Path) -> None:
+    assert read_facts(tmp_path) == ModelFacts()
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        assert read_facts(tmp_path) == ModelFacts()
+
+
+def test_children_have_no_keys_in_their_environment() -> None:
+    given = {"LMX_SECURITY_API_KEYS": "[k]", "LMX_SECURITY_ADMIN_KEY": "k", "PATH": "/bin"}
+    assert without_keys(given) == {"PATH": "/bin"}
+
+
+def test_a_plan_tells_its_weights_and_its_kv_cache_apart(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, weights_bytes=5000)
+    plan = plan_memory(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
+    assert plan.weights_bytes == 5000
+    assert plan.kv_cache_bytes is not None
+    assert plan.kv_cache_bytes > 0
+    assert plan.reserve_bytes > plan.weights_bytes + plan.kv_cache_bytes
