@@ -21,14 +21,17 @@ class AddModel:
     """Question: serve another model from now on, and after restarts, until RemoveModel.
 
     ``source`` is as in the configuration. ``parameters`` are kept and shown, and mean nothing
-    to lmx. ``Done`` means that it is known, not that it is loaded. Denied: MODEL_EXISTS,
-    MODEL_SOURCE_INVALID, INVALID_VALUE with the ``param`` it is about.
+    to lmx. ``context_at_most``: nobody chose ``context_length``, so that a model whose own is
+    shorter has its own, and one that is there already stays with what it has. ``Done`` means that
+    it is known, not that it is loaded. Denied: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE
+    with the ``param`` it is about.
     """
 
     model_id: str
     source: str
     context_length: int | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
+    context_at_most: bool = False
 
 
 @message

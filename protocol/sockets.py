@@ -16,6 +16,7 @@ class Role(Enum):
 
     CONTROL_SERVER = "control server"
     CONTROL_CLIENT = "control client"
+    CONTROL_ASKER = "control asker"
     EVENTS_SERVER = "events server"
     EVENTS_CLIENT = "events client"
     DATA_SERVER = "data server"
@@ -46,6 +47,9 @@ _TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
         # once (EAGAIN). Yesterday's beats are of no use to the next one.
         _RECONNECT | {zmq.IMMEDIATE: 1, zmq.SNDHWM: 1000, zmq.RCVHWM: 1000},
     ),
+    # Without IMMEDIATE, as below: an answer may be the supervisor's last word, as to
+    # `restart --supervisor`. Who asks looks at the supervisor's lock to know that it is there.
+    Role.CONTROL_ASKER: (zmq.DEALER, _RECONNECT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
     Role.EVENTS_SERVER: (zmq.XPUB, {zmq.SNDHWM: 1000}),
     Role.EVENTS_CLIENT: (zmq.SUB, _RECONNECT | {zmq.RCVHWM: 10_000}),
     # A step's output is one message per router: 10,000 is minutes of a reader that is gone

@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.inventory import (
     Available,
     AvailableModel,
@@ -155,8 +155,7 @@ def fault(view: DownloadView) -> ErrorObject | None:
     """Return why a download has no good end; None while it runs, and for a good one."""
     if view.error_code is None:
         return None
-    error = rejection(view.error_code, view.error or "the download failed")
-    return ErrorObject(**error_body(error)["error"])
+    return ErrorObject(**error_body(_failure(view), operator=True)["error"])
 
 
 def available_answer(model: AvailableModel) -> AvailableAnswer:
@@ -170,7 +169,7 @@ def available_answer(model: AvailableModel) -> AvailableAnswer:
     )
 
 
-def _failure(view: DownloadView) -> Exception:
+def _failure(view: DownloadView) -> LmxError:
     code, message = view.error_code or ErrorCode.DOWNLOAD_FAILED, view.error or "it failed"
     if code is ErrorCode.MODEL_SOURCE_INVALID:
         return RequestError(ErrorCode.NOT_FOUND, message, param="repo_id")

@@ -22,7 +22,11 @@ from lmx.router.traffic import RECORD
 _DELETE_DEADLINE_S: Final = 300.0
 """For a model that is unloaded first, after its requests, and hundreds of gigabytes of files."""
 
-_LOAD_FIELDS: Final = {"model": "model_id", "context_length": "max_context_length"}
+_LOAD_FIELDS: Final = {
+    "model": "model_id",
+    "source": "model_id",
+    "context_length": "max_context_length",
+}
 _MODEL_FIELD: Final = {"model": "model_id"}
 
 

@@ -38,7 +38,8 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
         await _follow(services, stream, view)
     except LmxError as error:
         if error.code is ErrorCode.CLIENT_STALLED:
-            raise
+            # It has been dropped: there is nobody to tell.
+            return stream.response
         await stream.send(error_event(error))
     await stream.end()
     return stream.response
@@ -60,7 +61,8 @@ async def _follow(services: Services, stream: EventStream, view: DownloadView) -
         if services.traffic.closed:
             raise UnavailableError(
                 ErrorCode.SHUTTING_DOWN,
-                "lmx is shutting down: the download goes on when asked for.",
+                "lmx stops, or restarts its router: look at the download again in a moment. One "
+                "that is interrupted goes on when it is asked for again.",
             )
         view = await _look(services, view.download_id)
 

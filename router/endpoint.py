@@ -34,7 +34,8 @@ class Endpoint:
     answer is, or may be, a stream of server-sent events, whose data are of the shape ``event``.
     ``status``: of an answer that is well. ``unwell``: with which the same answer comes when things
     are not. ``errors``: what it can refuse beside what every route of its access and request can.
-    ``quiet``: it is polled all day, so it is logged at debug level and not counted.
+    ``quiet``: it is polled all day, or followed for as long, so it is logged at debug level and not
+    counted.
     """
 
     method: str

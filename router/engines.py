@@ -98,11 +98,15 @@ async def add_engine(request: web.Request) -> web.Response:
     with params_named(_FIELDS):
         was_there = (await services.supervisor.directory()).model(wanted.engine_id) is not None
         question = AddModel(
-            wanted.engine_id, wanted.model_path, wanted.n_ctx, parameters.model_dump()
+            wanted.engine_id,
+            wanted.model_path,
+            wanted.n_ctx,
+            parameters.model_dump(),
+            context_at_most="n_ctx" not in wanted.model_fields_set,
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
         try:
-            await loaded(services, record, wanted.engine_id)
+            model = await loaded(services, record, wanted.engine_id)
         except LmxError as error:
             if was_there or error.code in _NO_FAILURE:
                 raise
@@ -111,7 +115,9 @@ async def add_engine(request: web.Request) -> web.Response:
         engine_id=wanted.engine_id,
         status="loaded",
         model_path=wanted.model_path,
-        parameters=parameters,
+        parameters=parameters.model_copy(
+            update={"n_ctx": model.context_length or parameters.n_ctx}
+        ),
     )
     return json_answer(answer, 201)
 

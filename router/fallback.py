@@ -13,6 +13,8 @@ from lmx.protocol.errors import ErrorCode, LmxError
 
 NOT_LOADED: Final = frozenset(
     {
+        # Removed since the request came.
+        ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.MODEL_LOAD_FAILED,
         ErrorCode.MODEL_QUARANTINED,
         ErrorCode.MODEL_UNLOADED,

@@ -9,6 +9,8 @@ from typing import Final
 from lmx.protocol.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
 
+_CONTENT: Final = DeltaKind.CONTENT
+
 _FOLD_DELTAS: Final = 512
 """A delta takes three times the memory of its text."""
 
@@ -33,7 +35,7 @@ class GatheredChoice:
 
     def add(self, delta: Delta) -> None:
         """Take the next piece."""
-        if delta.kind is DeltaKind.CONTENT and delta.call is None:
+        if delta.kind is _CONTENT and delta.call is None:
             self.content.append(delta.text)
             if delta.logprobs:
                 self.logprobs.extend(delta.logprobs)
@@ -79,7 +81,13 @@ class Gathering:
         return self._choices
 
     def _fold(self) -> None:
+        # Nearly all is plain text of an answer: looked at here, it takes half the time.
+        choices, tokens = self._choices, 0
         for delta in self._deltas:
-            self._choices[delta.index].add(delta)
-            self._tokens += delta.tokens
+            tokens += delta.tokens
+            if delta.kind is _CONTENT and delta.call is None and not delta.logprobs:
+                choices[delta.index].content.append(delta.text)
+            else:
+                choices[delta.index].add(delta)
+        self._tokens += tokens
         self._deltas.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 
 from prometheus_client.utils import floatToGoString
@@ -43,11 +44,15 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float]]:
         """Return the upper bounds as Prometheus writes them, each with the number of values that
         are not above it; the last is ``+Inf``."""
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        return list(zip(names, accumulate(self._counts), strict=True))
+        return list(zip(_names(tuple(self._bounds)), accumulate(self._counts), strict=True))
 
     def copy(self) -> Histogram:
         """Return what it is now, for another thread."""
         copied = Histogram(self._bounds)
         copied._counts, copied._sum = self._counts.copy(), self._sum
         return copied
+
+
+@cache
+def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(floatToGoString, bounds), "+Inf")

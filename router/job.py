@@ -45,12 +45,15 @@ _ENDS: Final = {
 }
 """What a job is that ended with an error; FAILED with any other."""
 
+_AT_ONCE: Final = frozenset({ErrorCode.MODEL_QUARANTINED, ErrorCode.INSUFFICIENT_MEMORY})
+
 _log = structlog.get_logger()
 
 
 class Job:
     """A generation under way, as a context: listed among the live requests within the block, and
-    recorded from its beginning to its end, whichever way that comes.
+    recorded from its beginning to its end, whichever way that comes. One that is refused, as far
+    as nobody was told its id, leaves no record.
 
     Gathers all that is made, so that the record has it, also of a stream, and what there was of
     one that was cut. ``answer`` is the whole of it, as JSON, and ``clocked`` its times, once
@@ -196,6 +199,11 @@ class Job:
 
     def _cut(self, error: LmxError) -> None:
         """The generation has ended before it was whole: record what there is of it."""
+        if self._task is None and _is_refusal(error) and not self.record.job_told:
+            # Clients that try again and again would push out the records of generations.
+            self.record.job_id = None
+            self._services.jobs.forget(self.live.id)
+            return
         self.record.completion_tokens = self.live.tokens or None
         partial = orjson.dumps(self._whole(None, None)) if self.live.tokens else None
         state = _ENDS.get(error.code, JobState.FAILED)
@@ -244,6 +252,15 @@ class Job:
                 **known,
             )
         )
+
+
+def _is_refusal(error: LmxError) -> bool:
+    """Return whether a generation that had not begun ended with what the next request gets as
+    soon: a fault of the request, a queue that is full, a model that can't be loaded. What was
+    cancelled, or failed to load, is none."""
+    if error.code in _ENDS:
+        return False
+    return http_status(error.code) < 500 or error.code in _AT_ONCE
 
 
 def _reason(error: BaseException | None, request_id: str) -> LmxError:

@@ -6,7 +6,7 @@ Works on a connection that it is given, in the thread that owns it (:mod:`lmx.ro
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
@@ -102,11 +102,14 @@ def create(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def put(connection: sqlite3.Connection, rows: Iterable[JobRow]) -> None:
-    """Write records whole, in one transaction; those that are there are replaced."""
+def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
+    """Write records whole by their ids, in one transaction; those that are there are replaced.
+    None: there is to be none."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        connection.executemany(_PUT, [_VALUES(row) for row in rows])
+        connection.executemany(_PUT, [_VALUES(row) for row in rows.values() if row is not None])
+        gone = [(job_id,) for job_id, row in rows.items() if row is None]
+        connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
@@ -178,24 +181,27 @@ def interrupt_of_dead(
     return marked
 
 
-def interrupt_lost(
-    connection: sqlite3.Connection, token: str, live: Collection[str], error: bytes, now_s: float
-) -> int:
-    """Mark what this store has as under way and is not ``live`` as interrupted: its end could
-    not be written. Return how many."""
+def under_way(connection: sqlite3.Connection, token: str) -> frozenset[str]:
+    """Return the ids of what a store has as under way."""
     own = connection.execute(
         "SELECT id FROM jobs WHERE ended_s IS NULL AND router_token = ?", (token,)
-    ).fetchall()
-    lost = [(JobState.INTERRUPTED, error, now_s, job_id) for (job_id,) in own if job_id not in live]
-    if lost:
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            connection.executemany(
-                "UPDATE jobs SET state = ?, error = ?, ended_s = ?, queue_position = NULL "
-                "WHERE id = ?",
-                lost,
-            )
-    return len(lost)
+    )
+    return frozenset(job_id for (job_id,) in own)
+
+
+def interrupt_lost(
+    connection: sqlite3.Connection, lost: Collection[str], error: bytes, now_s: float
+) -> None:
+    """Mark jobs whose end could not be written as interrupted, unless they have ended."""
+    if not lost:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        connection.executemany(
+            "UPDATE jobs SET state = ?, error = ?, ended_s = ?, queue_position = NULL "
+            "WHERE id = ? AND ended_s IS NULL",
+            [(JobState.INTERRUPTED, error, now_s, job_id) for job_id in lost],
+        )
 
 
 def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) -> int:

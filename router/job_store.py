@@ -63,7 +63,7 @@ class JobStore:
         self._max_count = max_count
         self._told = threading.Condition()
         # By the condition above: what the loop and the thread share.
-        self._rows: dict[str, JobRow] = {}
+        self._rows: dict[str, JobRow | None] = {}
         self._rows_bytes = 0
         self._reads: deque[tuple[_Read[object], Future[object]]] = deque()
         self._closing = False
@@ -86,21 +86,17 @@ class JobStore:
         """Write a record, over the one of its id."""
         row.router_pid, row.router_created_s = self._router
         row.router_token = self.token
-        size_bytes = len(row.result or b"")
         with self._told:
-            before = self._rows.get(row.id)
-            if before is None and len(self._rows) >= _ROWS_LIMIT:
-                self._drop(1)
-                return
-            self._rows_bytes += size_bytes - (len(before.result or b"") if before else 0)
-            if self._rows_bytes > _RESULTS_LIMIT_BYTES and self._rows:
+            if self._rows_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and self._rows:
                 # The record is kept and says how it ended; what it made is lost.
-                self._rows_bytes -= size_bytes
                 row.result = None
                 self._drop(1)
-            if not self._rows:
-                self._told.notify()
-            self._rows[row.id] = row
+            self._keep(row.id, row)
+
+    def forget(self, job_id: str) -> None:
+        """Have no record of a job, also if one was written."""
+        with self._told:
+            self._keep(job_id, None)
 
     async def get(self, job_id: str, owner: str | None) -> JobRow | None:
         """Return a record with its result. Raises JOBS_UNAVAILABLE, as the others here."""
@@ -114,14 +110,27 @@ class JobStore:
         """Remove a record that has ended."""
         await self._read(lambda connection: job_records.delete(connection, job_id))
 
-    async def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Callable[[], Collection[str]]) -> None:
         """Remove what is too old or too much; mark as interrupted what is said to be under way
-        and is not: ``live`` are the ids that are, in this router."""
-        await self._read(lambda connection: self._sweep(connection, live))
+        and is not: ``live`` returns the ids that are, in this router."""
+        own = await self._read(lambda connection: job_records.under_way(connection, self.token))
+        # Asked for after what the records say: a job is live before it has a record.
+        lost = own.difference(live())
+        await self._read(lambda connection: self._sweep(connection, lost))
 
     def is_own(self, row: JobRow) -> bool:
         """Return whether this store wrote a record last."""
         return row.router_token == self.token
+
+    def _keep(self, job_id: str, row: JobRow | None) -> None:
+        """Have a record written, or removed; the condition is held."""
+        if job_id not in self._rows and len(self._rows) >= _ROWS_LIMIT:
+            self._drop(1)
+            return
+        if not self._rows:
+            self._told.notify()
+        self._rows_bytes += _size_bytes(row) - _size_bytes(self._rows.get(job_id))
+        self._rows[job_id] = row
 
     async def _read(self, read: _Read[_T]) -> _T:
         future: Future[_T] = Future()
@@ -148,7 +157,7 @@ class JobStore:
                 if connection is None:
                     connection = open_records(self._path)
                 if rows:
-                    job_records.put(connection, rows.values())
+                    job_records.write(connection, rows)
             except (sqlite3.Error, OSError) as error:
                 connection = self._failed(connection, error)
                 self._put_back(rows)
@@ -170,7 +179,7 @@ class JobStore:
 
     def _next(
         self,
-    ) -> tuple[dict[str, JobRow], list[tuple[_Read[object], Future[object]]], bool]:
+    ) -> tuple[dict[str, JobRow | None], list[tuple[_Read[object], Future[object]]], bool]:
         with self._told:
             self._told.wait_for(lambda: self._rows or self._reads or self._closing)
             self._told.wait_for(lambda: self._reads or self._closing, _GATHER_S)
@@ -205,12 +214,12 @@ class JobStore:
         if marked:
             _log.warning("jobs.interrupted", jobs=marked)
 
-    def _sweep(self, connection: sqlite3.Connection, live: Collection[str]) -> None:
+    def _sweep(self, connection: sqlite3.Connection, lost: Collection[str]) -> None:
         now_s = time.time()
-        lost = job_records.interrupt_lost(connection, self.token, live, END_LOST, now_s)
+        job_records.interrupt_lost(connection, lost, END_LOST, now_s)
         gone = job_records.forget_old(connection, now_s - self._max_age_s, self._max_count)
         if lost or gone:
-            _log.info("jobs.swept", removed=gone, lost=lost)
+            _log.info("jobs.swept", removed=gone, lost=len(lost))
 
     def _failed(
         self, connection: sqlite3.Connection | None, error: Exception
@@ -227,7 +236,7 @@ class JobStore:
             _log.error("jobs.not_moved_aside", error=str(fault))
         return None
 
-    def _put_back(self, rows: dict[str, JobRow]) -> None:
+    def _put_back(self, rows: dict[str, JobRow | None]) -> None:
         """Keep what could not be written for the next time, and wait a little for it."""
         with self._told:
             # What came meanwhile is newer.
@@ -238,13 +247,17 @@ class JobStore:
                     del kept[job_id]
                 self._drop(excess)
             self._rows = kept
-            self._rows_bytes = sum(len(row.result or b"") for row in kept.values())
+            self._rows_bytes = sum(map(_size_bytes, kept.values()))
             self._told.wait_for(lambda: self._closing, _PAUSE_S)
 
     def _drop(self, count: int) -> None:
         if not self.dropped:
             _log.error("jobs.dropped", path=str(self._path))
         self.dropped += count
+
+
+def _size_bytes(row: JobRow | None) -> int:
+    return 0 if row is None else len(row.result or b"")
 
 
 def _fail(future: Future[object], error: Exception) -> None:

@@ -77,7 +77,6 @@ async def delete_job(request: web.Request) -> web.Response:
     if live is not None:
         live.cancel()
         await _ended(live)
-        row = await _row(request)
     elif not services.jobs.is_own(row):
         raise RequestError(
             ErrorCode.JOB_RUNS_ELSEWHERE,
@@ -85,6 +84,8 @@ async def delete_job(request: web.Request) -> web.Response:
             "its last request. It can't be cancelled from here: wait for its end, or close its "
             "connection.",
         )
+    # It has ended by now: cancelled, or by itself just before.
+    row = await _row(request)
     return _json(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
 
 

@@ -95,6 +95,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         response.headers[REQUEST_ID_HEADER] = record.request_id
         if record.job_id is not None:
             response.headers[JOB_ID_HEADER] = record.job_id
+            record.job_told = True
     # aiohttp would name itself and Python with their versions.
     response.headers["Server"] = "lmx"
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from lmx.protocol.control import Done, GetStatus, ModelView, Status
-from lmx.protocol.errors import LmxError, ProtocolError
+from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError
 from lmx.protocol.states import WorkerState
 from lmx.router.directory import Directory, shown_state
 from lmx.router.request_metrics import RequestMetrics
@@ -74,16 +74,19 @@ def requests_of(line: Mapping[str, Any], metrics: RequestMetrics) -> int:
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
     """Errors of the block name this route's fields: ``names`` has them by those of the
-    supervisor's questions (``model`` for all that is about which model)."""
+    supervisor's questions (``model`` for all that is about which model, ``source`` for what a
+    model is made of, also when that comes out only as it is fetched)."""
     try:
         yield
     except LmxError as error:
-        if error.param is None or error.param not in names:
+        of_source = error.code is ErrorCode.MODEL_SOURCE_INVALID
+        param = error.param or ("source" if of_source else None)
+        if param is None or param not in names:
             raise
         # Another object: requests that wait for the same model got this one too.
         raise type(error)(
             error.code,
             error.message,
-            param=names[error.param],
+            param=names[param],
             retry_after_s=error.retry_after_s,
         ) from error

@@ -178,7 +178,7 @@ class Router:
     async def _sweep(self) -> None:
         while True:
             try:
-                await self.jobs.sweep(self.live.ids)
+                await self.jobs.sweep(lambda: self.live.ids)
             except LmxError as error:
                 _log.warning("jobs.not_swept", error=error.message)
             await asyncio.sleep(_SWEEP_INTERVAL_S)

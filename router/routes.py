@@ -182,7 +182,7 @@ def _watching() -> Iterator[Endpoint]:
         "POST", "/admin/workers/{id:.+}/kill", kill_worker, use, tag, "Kill a model's process",
         answer=KillAnswer, errors=(ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_LOADED),
     )  # fmt: skip
-    # Quiet: a stream that only ends when its client leaves must hold up no router's end.
+    # Quiet: whoever follows must hold up no router's end.
     yield Endpoint(
         "GET", "/admin/logs/{model:.+}", stream_log, use, tag, "Follow a log",
         query=LogsQuery, streams=True, event=LogLine,

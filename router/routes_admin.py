@@ -103,9 +103,10 @@ def _files() -> Iterator[Endpoint]:
         "GET", f"{path}/{{download_id}}", get_download, use, tag, "Show a download",
         answer=DownloadAnswer,
     )  # fmt: skip
+    # Quiet: whoever follows must hold up no router's end.
     yield Endpoint(
         "GET", f"{path}/{{download_id}}/progress", download_progress, use, tag,
-        "Follow a download", streams=True, event=DownloadProgress,
+        "Follow a download", streams=True, event=DownloadProgress, quiet=True,
     )  # fmt: skip
     yield Endpoint(
         "DELETE", f"{path}/{{download_id}}", cancel_download, use, tag, "Cancel a download",

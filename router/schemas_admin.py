@@ -43,8 +43,9 @@ class DeleteQuery(Strict):
 
 
 class EngineRequest(Strict):
-    """``model_path``: an MLX folder, a GGUF file, or a repository of the hub. ``n_gpu_layers`` and
-    ``main_gpu_id`` have no effect."""
+    """``model_path``: an MLX folder, a GGUF file, or a repository of the hub. ``n_ctx``: tokens;
+    left out it may be less, where the model has less. ``n_gpu_layers`` and ``main_gpu_id`` have
+    no effect."""
 
     engine_id: ModelName
     model_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]

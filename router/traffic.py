@@ -86,6 +86,8 @@ class Record:
     owner: str | None = None
     """Whose key it came with (:func:`lmx.router.access.key_name`)."""
     job_id: str | None = None
+    job_told: bool = False
+    """Whether the client has been told the job's id."""
     model: str | None = None
     stream: bool | None = None
     prompt_tokens: int | None = None

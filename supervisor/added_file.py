@@ -16,12 +16,12 @@ from lmx.supervisor.whole_file import write_whole
 
 log = structlog.get_logger()
 
-_KEYS: Final = ("id", "source", "context_length", "parameters")
+_KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters")
 """All that an added model says; the rest is as by default."""
 
 
 class AddedFile:
-    """``state/models.json``, ``{"models": [{id, source, context_length, parameters}]}``."""
+    """``state/models.json``, ``{"models": [...]}``, each with :data:`_KEYS`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

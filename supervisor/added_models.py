@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError, UnavailableError
+from lmx.protocol.inventory import AddModel
 from lmx.supervisor.added_file import AddedFile
 from lmx.supervisor.added_question import check_source, plain_source, read_added
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_diff import compare
 from lmx.supervisor.config_model import AddedModelConfig, ModelConfig
 from lmx.supervisor.core import Core
+from lmx.supervisor.model_facts import context_problem
 
 
 def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
@@ -61,14 +62,7 @@ class AddedModels:
                 return model.id
         return None
 
-    def add(
-        self,
-        model_id: str,
-        source: str,
-        context_length: int | None,
-        parameters: Mapping[str, Any],
-        now_s: float,
-    ) -> None:
+    def add(self, question: AddModel, now_s: float) -> None:
         """Serve a model from now on, and after restarts; it is loaded when it is asked for.
 
         Known already with the same source and context: only its parameters change, if it was
@@ -77,13 +71,15 @@ class AddedModels:
         """
         if self._the_core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-        model = read_added(model_id, source, context_length, parameters)
+        model = read_added(question)
         known = self._known(model)
-        if known is not None and not isinstance(known, AddedModelConfig):
-            return
         if known is None:
             check_source(model.source)
             self._refuse_longer_context(model)
+        elif isinstance(known, AddedModelConfig):
+            model = known.model_copy(update={"parameters": model.parameters})
+        else:
+            return
         self._put_in_force({**self._models, model.id: model}, now_s)
 
     def remove(self, model_id: str, now_s: float) -> int | None:
@@ -105,14 +101,9 @@ class AddedModels:
 
     def _refuse_longer_context(self, model: AddedModelConfig) -> None:
         """Of a repository that is not on this machine yet nothing is known: its load says so."""
-        most = self._the_core.facts_of(model).context_tokens
-        if model.context_length is not None and most is not None and model.context_length > most:
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"{model.id} can't have a context of {model.context_length} tokens: at most "
-                f"{most}, which is what the model has",
-                param="context_length",
-            )
+        problem = context_problem(model, self._the_core.facts_of(model))
+        if problem is not None:
+            raise RequestError(ErrorCode.INVALID_VALUE, problem, param="context_length")
 
     @property
     def _the_core(self) -> Core:
@@ -130,7 +121,8 @@ class AddedModels:
             return None
         for known in self._in_force.models:
             same = plain_source(known.source) == plain_source(model.source)
-            if known.id == model.id and same and known.context_length == model.context_length:
+            fits = model.context_at_most or known.context_length == model.context_length
+            if known.id == model.id and same and fits:
                 return known
         raise OperationError(
             ErrorCode.MODEL_EXISTS,
@@ -157,8 +149,14 @@ def _names(config: Config) -> set[str]:
 def _whose(name: str, config: Config) -> str:
     for model in config.models:
         if name == model.id:
-            context = model.context_length
-            return f"it is {model.source}" + (f" with a context of {context}" if context else "")
+            return f"it is {model.source}{_context_words(model)}"
         if name in model.aliases:
             return f"it is an alias of {model.id}"
     return "it is a name in routing"
+
+
+def _context_words(model: ModelConfig) -> str:
+    if model.context_length is None:
+        return ""
+    at_most = isinstance(model, AddedModelConfig) and model.context_at_most
+    return f" with a context of {'at most ' if at_most else ''}{model.context_length}"

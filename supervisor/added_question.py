@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.inventory import AddModel
 from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.memory_plan import folder_path
 from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, SourceError, parse_source
@@ -20,13 +20,11 @@ _PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "conte
 """Fields of the question by keys of the configuration."""
 
 
-def read_added(
-    model_id: str, source: str, context_length: int | None, parameters: Mapping[str, Any]
-) -> AddedModelConfig:
+def read_added(question: AddModel) -> AddedModelConfig:
     """Return the model that a question describes. Raises :class:`RequestError` with the ``param``
     that is wrong; whether its source exists is :func:`check_source`'s."""
     try:
-        size = len(json.dumps(dict(parameters), allow_nan=False))
+        size = len(json.dumps(question.parameters, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             ErrorCode.INVALID_VALUE, f"parameters can't be kept: {error}", param="parameters"
@@ -38,15 +36,16 @@ def read_added(
             param="parameters",
         )
     values = {
-        "id": model_id,
-        "source": _absolute(source),
-        "context_length": context_length,
-        "parameters": dict(parameters),
+        "id": question.model_id,
+        "source": _absolute(question.source),
+        "context_length": question.context_length,
+        "context_at_most": question.context_at_most,
+        "parameters": question.parameters,
     }
     try:
         return AddedModelConfig.model_validate(values)
     except ValidationError as error:
-        raise _refused(error, model_id) from error
+        raise _refused(error, question.model_id) from error
 
 
 def _refused(error: ValidationError, model_id: str) -> LmxError:

@@ -164,7 +164,9 @@ class ModelConfig(Section):
 
 class AddedModelConfig(ModelConfig):
     """A model that was added while lmx ran. ``parameters`` are kept for people to see, and mean
-    nothing to lmx."""
+    nothing to lmx. ``context_at_most``: where the model's own context is shorter than
+    ``context_length`` it has its own, instead of failing to load."""
 
     preload: bool = False
+    context_at_most: bool = False
     parameters: dict[str, Any] = Field(default_factory=dict)

@@ -15,7 +15,6 @@ from lmx.protocol.sockets import Role, open_socket
 from lmx.supervisor.home import Home
 from lmx.supervisor.records import Records
 
-_CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.2
 
@@ -61,7 +60,7 @@ class ControlClient:
         self._answer_s = answer_s
         self._correlation = 0
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, Role.CONTROL_CLIENT)
+        self._socket = open_socket(self._context, Role.CONTROL_ASKER)
         self._socket.connect(home.run.control)
 
     def __enter__(self) -> ControlClient:
@@ -75,13 +74,12 @@ class ControlClient:
         self._context.destroy(linger=0)
 
     def ask(self, question: Any) -> Any:
-        """Return the reply. Raises :class:`OperationError`: not_running when nobody takes the
-        question, what the supervisor said when it denied, a time-out when it says nothing."""
-        self._wait(zmq.POLLOUT, _CONNECT_S)
+        """Return the reply. Raises :class:`OperationError`: not_running when there is no
+        supervisor, what it said when it denied, a time-out when it says nothing."""
         self._correlation += 1
         self._socket.send(codec.encode(question, self._correlation))
         while True:
-            self._wait(zmq.POLLIN, self._answer_s)
+            self._wait()
             envelope = codec.decode(self._socket.recv())
             if envelope.correlation == self._correlation:  # not a late answer to an earlier one
                 break
@@ -97,17 +95,17 @@ class ControlClient:
         reply: control.Status = self.ask(control.GetStatus())
         return reply.status
 
-    def _wait(self, event: int, limit_s: float) -> None:
-        """Wait for the socket; give up as soon as nobody holds the lock any more."""
-        deadline_s = time.monotonic() + limit_s
+    def _wait(self) -> None:
+        """Wait for an answer; give up as soon as nobody holds the lock any more."""
+        deadline_s = time.monotonic() + self._answer_s
         while True:
             if not supervisor_runs(self._home):
                 raise not_running(self._home)
-            if self._socket.poll(_LOOK_AGAIN_S * 1000, event):
+            if self._socket.poll(_LOOK_AGAIN_S * 1000, zmq.POLLIN):
                 return
             if time.monotonic() > deadline_s:
                 raise OperationError(
                     ErrorCode.SUPERVISOR_UNAVAILABLE,
-                    f"the supervisor did not answer within {limit_s:g} s: "
+                    f"the supervisor did not answer within {self._answer_s:g} s: "
                     f"see {self._home.supervisor_log}",
                 )

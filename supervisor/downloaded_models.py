@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmx.protocol.inventory import AddModel
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.download_records import Download
 from lmx.supervisor.sources import GgufSource, default_model_id
@@ -21,5 +22,5 @@ def serve_download(added: AddedModels, download: Download, path: Path, now_s: fl
         source = f"{download.repo_id}@{download.revision}"
     known = added.find(source)
     if known is None:
-        added.add(model_id, source, None, {}, now_s)
+        added.add(AddModel(model_id, source), now_s)
     return known or model_id

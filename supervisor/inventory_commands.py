@@ -27,9 +27,9 @@ class InventoryCommands:
 
     def _answer(self, question: Any, now_s: float) -> control.Done:
         match question:
-            case inventory.AddModel(model_id, source, context_length, parameters):
-                self._added.add(model_id, source, context_length, parameters, now_s)
-                return control.Done(f"{model_id} is served: its first request loads it")
+            case inventory.AddModel():
+                self._added.add(question, now_s)
+                return control.Done(f"{question.model_id} is served: its first request loads it")
             case inventory.RemoveModel(model_id):
                 pid = self._added.remove(model_id, now_s)
                 return control.Done(f"{model_id} is removed; its files stay", pid)

@@ -7,6 +7,7 @@ from typing import Final
 
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.inventory import AddModel
 from lmx.protocol.states import SlotState
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.budget import format_bytes
@@ -60,7 +61,7 @@ class Loading:
         except LmxError:
             if not self._is_downloaded(name):
                 raise
-        self._added.add(name, name, None, {}, now_s)
+        self._added.add(AddModel(name, name), now_s)
         return self._core.slot(name)
 
     def _is_downloaded(self, name: str) -> bool:

@@ -13,6 +13,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.kv_shape import STEP_TOKENS, KvLayers, kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
 from lmx.supervisor.kv_config import kv_layers, native_context
 from lmx.supervisor.measured import Measured
@@ -146,7 +147,9 @@ def folder_path(source: str) -> Path:
 
 def _fitted(model: ModelConfig, kind: ModelKind, files: ModelFiles, budget_bytes: int) -> Estimate:
     room_bytes = _set_bytes(model) or budget_bytes
-    native, configured = native_context(files.config), model.context_length
+    native = native_context(files.config)
+    model = _within_own_context(model, native)
+    configured = model.context_length
     if kind is not ModelKind.CHAT:
         longest = native or _ENCODER_CONTEXT_TOKENS
         return _encoder(model, kind, files, min(configured or longest, longest))
@@ -166,6 +169,15 @@ def _fitted(model: ModelConfig, kind: ModelKind, files: ModelFiles, budget_bytes
         return found
     fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
     return with_context(lengths[max(0, fitting - 1)])
+
+
+def _within_own_context(model: ModelConfig, native: int | None) -> ModelConfig:
+    configured = model.context_length
+    if native is None or configured is None or configured <= native:
+        return model
+    if not (isinstance(model, AddedModelConfig) and model.context_at_most):
+        return model
+    return model.model_copy(update={"context_length": native})
 
 
 def _writer(

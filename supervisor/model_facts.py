@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmx.supervisor.config_model import AddedModelConfig, ModelConfig
 from lmx.supervisor.kv_config import native_context, text_section
 
 
@@ -16,6 +17,20 @@ class ModelFacts:
 
     family: str | None = None
     context_tokens: int | None = None
+
+
+def context_problem(model: ModelConfig, facts: ModelFacts) -> str | None:
+    """Return what is wrong with the context that a model is set to have: more than it was made
+    for, unless nobody chose it. None: nothing, or it can't be told yet."""
+    most, wanted = facts.context_tokens, model.context_length
+    if most is None or wanted is None or wanted <= most:
+        return None
+    if isinstance(model, AddedModelConfig) and model.context_at_most:
+        return None
+    return (
+        f"{model.id} can't have a context of {wanted} tokens: at most {most}, which is what the "
+        "model has"
+    )
 
 
 def read_facts(folder: Path) -> ModelFacts:

@@ -98,6 +98,13 @@ class SlotLife:
         # measured of it since may have made the plan another one.
         read_files(slot, path, self._actions)
         assert slot.kind is not None
+        problem = context_problem(slot.model, slot.facts)
+        if problem is not None:
+            error = UnavailableError(
+                ErrorCode.MODEL_SOURCE_INVALID, problem, param="context_length"
+            )
+            self.failures.give_up(slot, error, now_s)
+            return
         try:
             slot.plan = slot.needs = self._actions.plan_memory(slot.model, slot.kind, path)
         except LmxError as error:

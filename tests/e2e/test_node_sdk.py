@@ -27,7 +27,7 @@ def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
     output = run_node(packages, "sdk.mjs", url, key, json.dumps(SCRIPTS))
     found = json.loads(output)
-    for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried"):
+    for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried", "loaded"):
         assert found[name] == SENTENCE, name
     assert found["requestId"] is True
     assert found["usage"]["completion_tokens"] == 9
@@ -45,6 +45,8 @@ def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
         (404, "model_not_found"),
         (500, "engine_error"),
         (429, "queue_full"),
+        (503, "model_load_failed"),
     ]
     assert found["errors"][2]["param"] == "temperature"
     assert found["busy"] == "stop"
+    assert found["timedOut"] is True

@@ -94,6 +94,19 @@ async def test_the_same_again_is_the_same() -> None:
         }
 
 
+@pytest.mark.parametrize("given", [{}, {"n_ctx": 4096}])
+async def test_a_context_that_was_not_chosen_may_be_the_models_own(given: dict[str, int]) -> None:
+    async with engine_rig() as rig:
+        await publish(rig, ready(MODEL, INSTANCE, context_length=2048))
+        rig.supervisor.acquire_reply = lambda one: Acquired(one.model_id, INSTANCE)
+        status, body = await rig.admin(
+            "POST", "/engines", engine_id=MODEL, model_path="/m", **given
+        )
+        assert asked(rig, AddModel)[0].context_length == 4096
+        assert asked(rig, AddModel)[0].context_at_most is not bool(given)
+    assert (status, body["parameters"]["n_ctx"]) == (201, 2048), "what it runs with"
+
+
 @pytest.mark.parametrize(
     ("denied", "status", "param"),
     [

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.router import job_store
-from lmx.router.job_records import JobRow, JobState, Wanted, create, listed, put
+from lmx.router import job_records, job_store
+from lmx.router.job_records import JobRow, JobState, Wanted, create, listed, write
 from lmx.router.job_store import JobStore
 
 _RUNNING_ROUTER = """
@@ -228,18 +229,79 @@ async def test_age_and_number_decide_what_goes(tmp_path: Path) -> None:
         store.put(row("long", JobState.RUNNING, created_s=now_s - 500))
         for number in range(5):
             store.put(row(f"job-{number}", created_s=now_s - 10 + number))
-        await store.sweep({"long"})
+        await store.sweep(lambda: {"long"})
         assert await ids(store) == ["job-4", "job-3", "job-2", "long"]
 
 
 async def test_an_end_that_was_lost_is_told_by_the_next_sweep(store: JobStore) -> None:
     store.put(row("lost", JobState.RUNNING))
     store.put(row("live", JobState.RUNNING))
-    await store.sweep({"live"})
+    await store.sweep(lambda: {"live"})
     lost, live = await store.get("lost", None), await store.get("live", None)
     assert lost is not None and live is not None
     assert (lost.state, live.state) == ("interrupted", "running")
     assert lost.error is not None and b"job_interrupted" in lost.error
+
+
+async def test_a_job_that_begins_while_a_sweep_waits_for_the_thread_is_not_taken_for_lost(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        busy.set()
+        go_on.wait(5)
+
+    live: set[str] = set()
+    with monkeypatch.context() as patch:
+        patch.setattr(job_records, "get", slow)
+        reading = asyncio.create_task(store.get("any", None))
+        await asyncio.to_thread(busy.wait, 5)
+        sweep = asyncio.create_task(store.sweep(lambda: live))
+        await asyncio.sleep(0)
+        live.add("begins")
+        store.put(row("begins", JobState.RUNNING))
+        go_on.set()
+        await reading
+    await sweep
+    begun = await store.get("begins", None)
+    assert begun is not None
+    assert begun.state == "running"
+
+
+async def test_a_job_that_ends_during_a_sweep_is_not_taken_for_lost(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps, go_on = threading.Event(), threading.Event()
+    under_way = job_records.under_way
+
+    def held_up(connection: sqlite3.Connection, token: str) -> frozenset[str]:
+        found = under_way(connection, token)
+        sweeps.set()
+        go_on.wait(5)
+        return found
+
+    monkeypatch.setattr(job_records, "under_way", held_up)
+    live = {"ends"}
+    store.put(row("ends", JobState.RUNNING))
+    sweep = asyncio.create_task(store.sweep(lambda: live))
+    await asyncio.to_thread(sweeps.wait, 5)
+    store.put(row("ends"))
+    live.clear()
+    go_on.set()
+    await sweep
+    ended = await store.get("ends", None)
+    assert ended is not None
+    assert ended.state == "completed"
+
+
+async def test_what_is_forgotten_is_gone_whether_it_was_written_or_not(store: JobStore) -> None:
+    store.put(row("written", JobState.QUEUED))
+    assert await ids(store) == ["written"]
+    store.put(row("waits", JobState.QUEUED))
+    for job_id in ("written", "waits"):
+        store.forget(job_id)
+    assert await ids(store) == []
 
 
 async def test_two_stores_share_a_file_and_leave_each_others_jobs_alone(tmp_path: Path) -> None:
@@ -248,7 +310,7 @@ async def test_two_stores_share_a_file_and_leave_each_others_jobs_alone(tmp_path
         one.put(row("a", JobState.RUNNING))
         assert (await one.get("a", None)) is not None
         two.put(row("b"))
-        await two.sweep(())
+        await two.sweep(tuple)
         found = await two.get("a", None)
         assert found is not None
         assert (found.state, two.is_own(found), one.is_own(found)) == ("running", False, True)
@@ -322,7 +384,7 @@ def test_pages_joined_are_the_whole_list_in_order(
     ]
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create(connection)
-        put(connection, rows)
+        write(connection, {one.id: one for one in rows})
         seen: list[str] = []
         after, more = None, True
         while more:

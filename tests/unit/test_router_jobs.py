@@ -16,6 +16,7 @@ from fake_peers import FakeStream, cold, until
 from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_rig
 from yarl import URL
 
+from lmx.protocol.control import Denied
 from lmx.protocol.data import Accepted, Timings
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
@@ -131,16 +132,55 @@ async def test_completions_are_jobs_too_with_all_their_prompts() -> None:
         assert len(body["choices"]) == 2
 
 
-async def test_what_is_refused_is_a_failed_job() -> None:
-    async def refuse(stream: FakeStream) -> None:
-        await stream.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(ErrorCode.CONTEXT_LENGTH_EXCEEDED, 400), (ErrorCode.QUEUE_FULL, 429)],
+)
+async def test_what_is_refused_before_it_began_is_no_job(
+    code: ErrorCode, status: int, stream: bool
+) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(fake: FakeStream) -> None:
+        await refused.wait()
+        await fake.refuse(code, "no")
 
     async with router_rig(refuse) as rig:
-        status, body = await rig.chat_json()
-        assert status == 400
-        found = await only_job(rig)
+        request = asyncio.create_task(rig.chat(stream=stream))
+        # Its record is written meanwhile, and goes again.
+        assert (await only_job(rig))["state"] == "queued"
+        refused.set()
+        async with await request as response:
+            assert (response.status, "X-Job-Id" in response.headers) == (status, False)
+        assert (await get(rig, "/v1/jobs"))[1]["data"] == []
+
+
+async def test_what_is_refused_after_its_id_was_told_is_a_failed_job() -> None:
+    go_on = asyncio.Event()
+
+    async def refuse(stream: FakeStream) -> None:
+        await go_on.wait()
+        await stream.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")
+
+    async with router_rig(refuse, sync_timeout_s=0.05) as rig:
+        _, body = await rig.chat_json()
+        go_on.set()
+        job_id = body["error"]["job_id"]
+        found = await job_when(rig, job_id, lambda one: one["ended"] is not None)
         assert (found["state"], found["http_status"]) == ("failed", 400)
-        assert found["error"] == body["error"]
+        assert found["error"]["param"] == "messages"
+
+
+async def test_a_model_that_does_not_load_fails_the_jobs_that_waited_for_it() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_LOAD_FAILED, "it is broken")
+        await rig.supervisor.publish(cold(MODEL), default=MODEL)
+        await until(lambda: rig.router.supervisor.latest.snapshot.models[0].instance is None)  # type: ignore[union-attr]
+        async with rig.chat() as response:
+            assert response.status == 503
+            found = await job(rig, response.headers["X-Job-Id"])
+        assert (found["state"], found["error"]["code"]) == ("failed", "model_load_failed")
 
 
 async def test_a_stream_that_is_lost_keeps_what_there_was_of_it() -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import aiohttp
 import pytest
 from fake_peers import FakeStream
-from router_rig import data_lines, joined_text, router_rig
+from router_rig import MODEL, data_lines, joined_text, router_rig
+
+from lmx.protocol.control import Event, EventList, GetEvents
+from lmx.protocol.inventory import Downloads, DownloadView, GetDownloads
+from lmx.protocol.states import DownloadStatus
 
 
 async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections() -> None:
@@ -41,6 +46,33 @@ async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections
         lines = data_lines(await response.read())
         assert (joined_text(lines), lines[-1]) == ("so far and the end", "[DONE]")
         await asyncio.wait_for(retiring, 5)
+
+
+FOLLOWED = {
+    "/admin/events": EventList("e", 1, (Event(1, 0.0, "worker.ready", MODEL, "", {}),)),
+    "/admin/logs/router?lines=1": None,
+    "/admin/models/download/dl_1/progress": Downloads(
+        (DownloadView("dl_1", "a/b", None, None, DownloadStatus.DOWNLOADING, 100, 50, 1.0, 0.0),)
+    ),
+}
+
+
+@pytest.mark.parametrize("path", FOLLOWED)
+async def test_who_follows_something_does_not_hold_it_up(path: str) -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies = {
+            GetEvents: FOLLOWED["/admin/events"],
+            GetDownloads: FOLLOWED["/admin/models/download/dl_1/progress"],
+        }
+        log_file = Path(rig.spec.logs_dir) / "router.log"
+        log_file.write_text("a line\n")
+        headers = {"X-Admin-Key": rig.spec.admin_key}
+        async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
+            assert response.status == 200
+            assert (await response.content.readline()).strip()
+            await asyncio.wait_for(rig.router.retire(), 3)
+            await asyncio.wait_for(rig.router.stop(grace_s=60.0), 3)
+            await response.read()
 
 
 def connects(port: int) -> bool:

@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, tmp_path: P
     blocked._file = AddedFile(tmp_path / "blocked" / "models.json")
     blocked.serve_with(rig.core)
     with pytest.raises(OperationError, match="nothing was changed"):
-        blocked.add("new", str(folder), None, {}, 0.0)
+        blocked.add(AddModel("new", str(folder)), 0.0)
     assert added(rig) == []
 
 
@@ -178,6 +178,20 @@ def test_a_context_beyond_the_models_own_is_refused(folder: Path, file: AddedFil
     assert (added(rig), file.read()) == ([], {})
     rig.operate(AddModel("new", str(folder), 4096))
     assert added(rig) == ["new"]
+
+
+def test_a_context_that_nobody_chose_is_never_refused(folder: Path, file: AddedFile) -> None:
+    rig = CoreRig({"a": 100}, models={"a": {"source": "/a"}}, added_file=file)
+    rig.actions.facts = ModelFacts("qwen3", 2048)
+    question = AddModel("new", str(folder), 4096, context_at_most=True)
+    assert isinstance(rig.operate(question), control.Done)
+    assert file.read()["new"].context_at_most, "it is so after a restart too"
+    assert isinstance(rig.operate(question), control.Done)
+    rig.operate(AddModel("short", str(folder), 512))
+    for there in (AddModel("short", str(folder), 4096, context_at_most=True),
+                  AddModel("a", "/a", 4096, context_at_most=True)):  # fmt: skip
+        assert isinstance(rig.operate(there), control.Done), "it stays with what it has"
+    assert rig.slot("short").model.context_length == 512
 
 
 def test_a_file_in_gguf_form_can_be_added(tmp_path: Path) -> None:

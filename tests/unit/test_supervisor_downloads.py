@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.protocol.inventory import DownloadView, StartDownload
+from lmx.protocol.inventory import AddModel, DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.download_records import (
@@ -275,8 +275,8 @@ class Added:
     def find(self, source: str) -> str | None:
         return next((name for name, given in self.sources.items() if given == source), None)
 
-    def add(self, model_id: str, source: str, *_: Any) -> None:
-        self.sources[model_id] = source
+    def add(self, question: AddModel, _now_s: float) -> None:
+        self.sources[question.model_id] = question.source
 
 
 @pytest.mark.parametrize(

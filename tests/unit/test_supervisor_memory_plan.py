@@ -14,6 +14,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.kv_shape import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
 
@@ -59,6 +60,16 @@ def test_the_cache_is_for_all_that_are_answered_at_a_time(tmp_path: Path) -> Non
     # Short contexts are batched all the same.
     assert plan(folder, context_length=512).kv_cache_bytes == tokens_bytes(4096)
     assert plan(folder, context_length=512).context_tokens == 512
+
+
+@pytest.mark.parametrize(("own", "context"), [(2048, 2048), (8192, 4096)])
+@pytest.mark.parametrize("kind", [ModelKind.CHAT, ModelKind.EMBEDDING])
+def test_a_context_that_nobody_chose_is_no_longer_than_the_models_own(
+    tmp_path: Path, own: int, context: int, kind: ModelKind
+) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=own)
+    model = AddedModelConfig(id="m", source=str(folder), context_length=4096, context_at_most=True)
+    assert plan_memory(model, kind, folder, AMPLE, None).context_tokens == context
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     StopAll(),
     Done("begun", 4242),
     # Inventory.
-    AddModel("tiny-2", "org/tiny-2", 4096, {"n_gpu_layers": 100}),
+    AddModel("tiny-2", "org/tiny-2", 4096, {"n_gpu_layers": 100}, context_at_most=True),
     RemoveModel("tiny-2"),
     StartDownload("org/tiny", "main", "tiny.gguf"),
     CancelDownload("dl_0badcafe"),

@@ -1,5 +1,6 @@
 // The official Node SDK against lmx: prints one JSON object, what each of its ways gave.
 import OpenAI, {
+  APIConnectionTimeoutError,
   AuthenticationError,
   BadRequestError,
   InternalServerError,
@@ -128,5 +129,16 @@ const [again, rest] = await Promise.all([
 ]);
 found.retried = again.choices[0].message.content;
 found.busy = rest.choices[0].finish_reason;
+
+const tripping = { ...hello, model: "tripping" };
+found.errors.push(await failure(InternalServerError, () => client.chat.completions.create(tripping)));
+const loaded = await retrying.chat.completions.create(tripping);
+found.loaded = loaded.choices[0].message.content;
+try {
+  await client.chat.completions.create(
+    { ...hello, messages: says('{"tokens": 40, "step_s": 0.05}') }, { timeout: 300 });
+} catch (error) {
+  found.timedOut = error instanceof APIConnectionTimeoutError;
+}
 
 console.log(JSON.stringify(found));
