@@ -84,6 +84,19 @@ _FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, str]]] = {
 }
 """Where the routes for operators differ."""
 
+_NOT_AGAIN: Final = frozenset(
+    {
+        # The first one goes on: another beside it is the same work twice.
+        ErrorCode.SYNC_TIMEOUT,
+        ErrorCode.REQUEST_CANCELLED,
+        # May be this very request's doing.
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.WORKER_HUNG,
+        ErrorCode.ENGINE_ERROR,
+    }
+)
+"""What a client library must not send again by itself, as OpenAI's do on every 409 and 5xx."""
+
 _RETRY_STATUSES: Final = frozenset({429, 503})
 _DEFAULT_RETRY_AFTER_S: Final = 2.0
 """When nobody knows better: long enough not to hammer, short beside any model load."""
@@ -91,11 +104,13 @@ _DEFAULT_RETRY_AFTER_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as HTTP shows it. ``retry_after`` is the header's value: whole seconds."""
+    """An error as HTTP shows it. ``retry_after`` is the header's value: whole seconds.
+    ``not_again``: no client library should send the request again by itself."""
 
     status: int
     body: dict[str, Any]
     retry_after: str | None
+    not_again: bool
 
 
 def http_status(code: ErrorCode, *, operator: bool = False) -> int:
@@ -125,7 +140,8 @@ def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
     if wait_s is None and status in _RETRY_STATUSES:
         wait_s = _DEFAULT_RETRY_AFTER_S
     retry_after = None if wait_s is None else str(max(1, math.ceil(wait_s)))
-    return HttpError(status, error_body(error, operator=operator), retry_after)
+    body = error_body(error, operator=operator)
+    return HttpError(status, body, retry_after, error.code in _NOT_AGAIN)
 
 
 def _row(code: ErrorCode, *, operator: bool) -> tuple[int, str]:

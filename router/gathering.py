@@ -52,12 +52,13 @@ class Gathering:
     """All answers of one request, as they come.
 
     On the hot path of every stream: taking is an append to a list, and what deltas mean is looked
-    at when there are many, or when somebody asks.
+    at when there are many, or when somebody asks. ``logprobs``: whether to keep those that come.
     """
 
-    __slots__ = ("_choices", "_deltas", "_tokens")
+    __slots__ = ("_choices", "_deltas", "_logprobs", "_tokens")
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, *, logprobs: bool) -> None:
+        self._logprobs = logprobs
         self._choices = [GatheredChoice() for _ in range(answers)]
         self._deltas: list[Delta] = []
         self._tokens = 0
@@ -82,10 +83,10 @@ class Gathering:
 
     def _fold(self) -> None:
         # Nearly all is plain text of an answer: looked at here, it takes half the time.
-        choices, tokens = self._choices, 0
+        choices, logprobs, tokens = self._choices, self._logprobs, 0
         for delta in self._deltas:
             tokens += delta.tokens
-            if delta.kind is _CONTENT and delta.call is None and not delta.logprobs:
+            if delta.kind is _CONTENT and delta.call is None and not (logprobs and delta.logprobs):
                 choices[delta.index].content.append(delta.text)
             else:
                 choices[delta.index].add(delta)

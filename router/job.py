@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -56,7 +57,8 @@ class Job:
     as nobody was told its id, leaves no record.
 
     Gathers all that is made, so that the record has it, also of a stream, and what there was of
-    one that was cut. ``answer`` is the whole of it, as JSON, and ``clocked`` its times, once
+    one that was cut; but no logprobs of a stream, which its client has had: to write out those of
+    a long one takes most of a second. ``answer`` is the whole of it, as JSON, and ``clocked`` its times, once
     :meth:`take` has returned a batch that is ``finished``. Sends nothing to the client.
     """
 
@@ -90,7 +92,8 @@ class Job:
         record.job_id = identity.completion_id
         self._services = services
         self._shape = shape
-        self._made = self.live.made = Gathering(form.choices)
+        self._kept = replace(form, logprobs=False) if form.logprobs and record.stream else form
+        self._made = self.live.made = Gathering(form.choices, logprobs=self._kept.logprobs)
         self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None
@@ -112,7 +115,7 @@ class Job:
             self._listed.close()
 
     def shape(self) -> ChoiceShape:
-        """Return a new shape for the answer: each is good for writing it out once."""
+        """Return a new shape for a stream of the answer: each is good for writing it out once."""
         return self._shape(self.form)
 
     def choose(self, model: ModelView) -> None:
@@ -217,7 +220,7 @@ class Job:
             _log.info("job.ended", job=self.live.id, state=state, error=error.message)
 
     def _whole(self, usage: object, timings: object) -> dict[str, Any]:
-        shape = self.shape()
+        shape = self._shape(self._kept)
         return {
             **head_object(self.identity, shape.whole_object),
             "choices": [
@@ -247,7 +250,7 @@ class Job:
                 live.request_id,
                 started_s=self._started_s,
                 ended_s=time.time() if over else None,
-                queue_position=None if over else self._services.live.shown(live)[1],
+                queue_position=None if over else live.queue_position,
                 tokens=tokens or 0,
                 **known,
             )

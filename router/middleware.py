@@ -85,6 +85,9 @@ def error_response(error: LmxError, record: Record, *, operator: bool = False) -
         response.headers["WWW-Authenticate"] = "Bearer"
     if form.retry_after is not None:
         response.headers["Retry-After"] = form.retry_after
+    if form.not_again:
+        # What OpenAI's own server says, and its client libraries obey.
+        response.headers["X-Should-Retry"] = "false"
     return response
 
 

@@ -112,6 +112,7 @@ class Router:
         )
         self._process = psutil.Process()
         self._link_task: asyncio.Task[None] | None = None
+        self._sweep_task: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> asyncio.Task[None]:

@@ -104,6 +104,16 @@ class Downloads:
                 await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
         return self._view(download)
 
+    def came_otherwise(self, repo_id: str, revision: str | None, path: Path) -> None:
+        """Take that a model's load has fetched all of a repository: a download of the same that
+        had failed, or had been ended, is complete by that."""
+        download = self._latest((repo_id, revision or "main", None))
+        if download is None or download.unfinished:
+            return
+        if download.status is not DownloadStatus.COMPLETED:
+            download.error_code = None
+            self._came(download, path)
+
     def list(self, download_id: str | None = None) -> DownloadList:
         """Return the downloads, the latest first. Raises :class:`LmxError` (not_found_error)."""
         if download_id is not None:
@@ -193,7 +203,10 @@ class Downloads:
             download.error_code = outcome.code
             self._end(download, DownloadStatus.FAILED, outcome.message)
             return
-        download.path = str(outcome)
+        self._came(download, outcome)
+
+    def _came(self, download: Download, path: Path) -> None:
+        download.path = str(path)
         if download.total_bytes is not None:
             download.downloaded_bytes = download.total_bytes
         self._have_served(download)

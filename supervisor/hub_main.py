@@ -14,13 +14,16 @@ disk holds up nobody.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+import stat
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import scan_cache_dir
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 
@@ -48,9 +51,8 @@ def scan() -> list[dict[str, Any]]:
 
 def _snapshots(folder: Path) -> list[dict[str, Any]]:
     refs = {
-        path.relative_to(folder / "refs").as_posix(): path.read_text().strip()
-        for path in sorted((folder / "refs").rglob("*"))
-        if path.is_file()
+        path.relative_to(folder / "refs").as_posix(): commit
+        for path, commit in _refs(folder).items()
     }
     return [
         {
@@ -66,7 +68,7 @@ def _snapshots(folder: Path) -> list[dict[str, Any]]:
 
 
 def _modified_s(folder: Path) -> float:
-    blobs = [path.stat().st_mtime for path in (folder / "blobs").glob("*") if path.is_file()]
+    blobs = [found.st_mtime for found in _files(folder / "blobs")]
     return max(blobs, default=folder.stat().st_mtime)
 
 
@@ -82,20 +84,49 @@ def delete(repo_id: str, commits: list[str]) -> int:
         return 0
     before_bytes = _size_bytes(folder)
     if commits:
-        scan_cache_dir(cache).delete_revisions(*commits).execute()
+        _delete_snapshots(folder, commits)
     else:
         shutil.rmtree(folder)
         shutil.rmtree(cache / ".locks" / name, ignore_errors=True)
     return before_bytes - (_size_bytes(folder) if folder.exists() else 0)
 
 
+def _delete_snapshots(folder: Path, commits: Collection[str]) -> None:
+    """Delete snapshots, the names that mean them, and what no other snapshot links to.
+
+    The client's own way does nothing as soon as one link of the repository leads nowhere.
+    """
+    for commit in commits:
+        shutil.rmtree(folder / "snapshots" / commit)
+    for path, commit in _refs(folder).items():
+        if commit in commits:
+            path.unlink()
+    linked = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_symlink()}
+    for blob in (folder / "blobs").glob("*"):
+        if blob.suffix != ".incomplete" and blob.resolve() not in linked:
+            blob.unlink()
+
+
+def _refs(folder: Path) -> dict[Path, str]:
+    return {
+        path: path.read_text().strip()
+        for path in sorted((folder / "refs").rglob("*"))
+        if path.is_file()
+    }
+
+
 def _size_bytes(folder: Path) -> int:
     """Return what the files take; links take what they point to elsewhere."""
-    return sum(
-        path.lstat().st_size
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+    return sum(found.st_size for found in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """Look at each file but links. One that is gone by then is none: a download renames its own."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -44,11 +44,11 @@ class Loading:
         return self._begun(slot, now_s)
 
     def _begun(self, slot: Slot, now_s: float) -> control.Done:
+        if slot.state is SlotState.COLD and slot.given_up is not None:
+            raise slot.given_up
         if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
-            no_room = slot.given_up and slot.given_up.code is ErrorCode.INSUFFICIENT_MEMORY
             raise UnavailableError(
-                ErrorCode.INSUFFICIENT_MEMORY if no_room else ErrorCode.MODEL_LOAD_FAILED,
-                slot.problem or f"{slot.model.id} can't be loaded",
+                ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
             )
         if slot.state is SlotState.QUEUED:
             place = self._core.positions(now_s)[slot.model.id]

@@ -54,6 +54,7 @@ from lmx.supervisor.router_state import RouterLimits
 from lmx.supervisor.service_commands import ServiceCommands
 from lmx.supervisor.service_status import memory_status, supervisor_status, with_url
 from lmx.supervisor.shutdown import Shutdown
+from lmx.supervisor.sources import HubSource, parse_source
 from lmx.supervisor.startup import come_up
 from lmx.supervisor.system_memory import read_memory
 from lmx.supervisor.worker_state import Worker
@@ -297,5 +298,9 @@ class Service:
 
     def _fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
         now_s = time.monotonic()
+        slot = self.core.slots.get(model_id)
+        source = None if slot is None else parse_source(slot.model.source)
+        if isinstance(outcome, Path) and isinstance(source, HubSource):
+            self._downloads.came_otherwise(source.repo_id, source.revision, outcome)
         self.core.fetch_ended(model_id, outcome, now_s)
         self.core.flush(now_s)

@@ -86,7 +86,7 @@ class ServiceCommands:
             case control.GetEvents(after_seq, limit):
                 return self._events.after(after_seq, limit)
             case control.ReloadConfig():
-                return self._reloader.reload("an operator asked for it", now_s)
+                return self._reload(asker, now_s)
             case control.RestartRouter():
                 self._later.answer(asker, self._restart_router(now_s))
             case control.RestartSupervisor():
@@ -99,6 +99,21 @@ class ServiceCommands:
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
         return None
 
+    def _reload(self, asker: Asker, now_s: float) -> control.Reloaded | None:
+        before = self._guard.successor
+        reloaded = self._reloader.reload("an operator asked for it", now_s)
+        successor = self._guard.successor
+        if successor is None or successor is before:
+            return reloaded
+        self._later.answer(asker, self._reloaded(reloaded, successor.pid))
+        return None
+
+    async def _reloaded(self, reloaded: control.Reloaded, router_pid: int) -> control.Reloaded:
+        """Who is told that keys have changed can rely on it: the old ones are of no use any
+        more."""
+        await self._serving(router_pid)
+        return reloaded
+
     async def _restart_router(self, now_s: float) -> control.Done:
         self._refuse_while_stopping()
         try:
@@ -106,11 +121,19 @@ class ServiceCommands:
         except OSError as error:
             message = f"can't start a new router: {error.strerror or error}"
             raise OperationError(ErrorCode.INTERNAL, message) from error
+        serving = await self._serving(pid)
+        if serving is None:
+            return control.Done("a new router is starting", pid)
+        return control.Done("a new router serves", serving)
+
+    async def _serving(self, pid: int | None) -> int | None:
+        """Wait until a new router serves, any one where ``pid`` is None; returns its pid, None if
+        it has not come so far in time. Raises :class:`OperationError` when it has ended."""
         deadline_s = time.monotonic() + _TAKE_OVER_S
         while time.monotonic() < deadline_s:
             serving = self._guard.process
             if serving is not None and pid in (None, serving.pid):
-                return control.Done("a new router serves", serving.pid)
+                return serving.pid
             if pid is not None and not self._guard.knows(pid):
                 raise OperationError(
                     ErrorCode.INTERNAL,
@@ -118,7 +141,7 @@ class ServiceCommands:
                     "`lmx-supervisor logs --router`",
                 )
             await asyncio.sleep(_POLL_S)
-        return control.Done("a new router is starting", pid)
+        return None
 
     async def _restart_supervisor(self) -> control.Done:
         self._refuse_while_changing()

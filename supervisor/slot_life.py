@@ -21,6 +21,7 @@ from lmx.supervisor import lifecycle, restart
 from lmx.supervisor.actions import Actions
 from lmx.supervisor.budget import Ledger, format_bytes
 from lmx.supervisor.config import Config, ModelConfig
+from lmx.supervisor.model_facts import context_problem
 from lmx.supervisor.slot_failures import SlotFailures
 from lmx.supervisor.slot_look import read_files
 from lmx.supervisor.slots import LastExit, Slot

@@ -104,7 +104,7 @@ async def test_a_repository_that_nobody_served_is_loaded_under_its_own_name() ->
         (Denied(ErrorCode.INVALID_VALUE, "no", "context_length"), 400, "max_context_length"),
         (Denied(ErrorCode.INSUFFICIENT_MEMORY, "no"), 507, None),
         (Denied(ErrorCode.INSUFFICIENT_DISK, "no"), 507, None),
-        (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no"), 400, None),
+        (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no"), 400, "model_id"),
         (Denied(ErrorCode.MODEL_LOAD_FAILED, "no", retry_after_s=7.0), 503, None),
     ],
 )

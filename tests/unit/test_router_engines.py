@@ -113,6 +113,8 @@ async def test_a_context_that_was_not_chosen_may_be_the_models_own(given: dict[s
         (Denied(ErrorCode.MODEL_EXISTS, "no", "model_id"), 409, "engine_id"),
         (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no", "source"), 400, "model_path"),
         (Denied(ErrorCode.INVALID_VALUE, "no", "context_length"), 400, "n_ctx"),
+        (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no", "context_length"), 400, "n_ctx"),
+        (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no repository"), 400, "model_path"),
     ],
 )
 async def test_what_cannot_be_added_is_told(denied: Denied, status: int, param: str) -> None:

@@ -36,6 +36,18 @@ def test_retry_after_is_kept_where_the_error_has_one() -> None:
     assert http_error(LmxError(ErrorCode.INTERNAL, "", retry_after_s=3)).retry_after == "3"
 
 
+def test_what_goes_on_or_may_do_harm_is_not_sent_again_by_itself() -> None:
+    told = {code for code in ErrorCode if http_error(LmxError(code, "")).not_again}
+    assert told == {
+        ErrorCode.SYNC_TIMEOUT,
+        ErrorCode.REQUEST_CANCELLED,
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.WORKER_HUNG,
+        ErrorCode.ENGINE_ERROR,
+    }
+    assert not any(http_error(LmxError(code, "")).retry_after for code in told)
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

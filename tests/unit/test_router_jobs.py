@@ -17,7 +17,7 @@ from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_
 from yarl import URL
 
 from lmx.protocol.control import Denied
-from lmx.protocol.data import Accepted, Timings
+from lmx.protocol.data import Accepted, Delta, Timings, TokenLogprob
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import TaskFinished, Vectors
@@ -121,6 +121,21 @@ async def test_a_stream_has_the_record_of_an_answer_that_does_not_stream() -> No
         assert found["stream"] is True
         for part in ("choices", "usage", "object", "model"):
             assert found["result"][part] == whole[part]
+
+
+async def test_logprobs_are_in_the_record_unless_a_stream_had_them() -> None:
+    async def likely(fake: FakeStream) -> None:
+        await fake.accept()
+        await fake.send_deltas(Delta(0, "hi", 1, logprobs=(TokenLogprob(b"hi", -0.1, 5),)))
+        await fake.finish(tokens=1)
+
+    async with router_rig(likely) as rig:
+        streamed = json.loads((await rig.chat_events(logprobs=True))[0])
+        _, whole = await rig.chat_json(logprobs=True)
+        choice = (await job(rig, streamed["id"]))["result"]["choices"][0]
+        assert (choice["message"]["content"], choice["logprobs"]) == ("hi", None)
+        assert (await job(rig, whole["id"]))["result"] == whole
+        assert whole["choices"][0]["logprobs"]["content"]
 
 
 async def test_completions_are_jobs_too_with_all_their_prompts() -> None:
@@ -319,6 +334,8 @@ async def test_the_sync_timeout_tells_the_job_whose_result_comes_later() -> None
             body = await response.json()
             assert (response.status, body["error"]["code"]) == (504, "sync_timeout")
             job_id = response.headers["X-Job-Id"]
+            # OpenAI's client libraries would send it twice more, beside the job that goes on.
+            assert response.headers["X-Should-Retry"] == "false"
         assert body["error"]["job_id"] == job_id
         assert f"/v1/jobs/{job_id}" in body["error"]["message"]
         assert (await job(rig, job_id))["state"] == "running"

@@ -361,6 +361,21 @@ def test_a_context_that_needs_more_than_the_budget_ends_nothing() -> None:
     assert rig.state("a") == "ready"
 
 
+def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_told_with_its_field() -> None:
+    rig = CoreRig({"a": 100})
+    rig.actions.remote.add("far")
+    assert isinstance(rig.operate(AddModel("far", "org/far", 4097)), control.Done)
+    asked = rig.ask("far")
+    rig.actions.facts = ModelFacts("qwen3", 4096)
+    rig.core.fetch_ended("far", Path("/models/far"), 0.0)
+    at_last, at_once = rig.answer(asked), load(rig, "far")
+    for denied in (at_last, at_once):
+        assert (denied.code, denied.param) == (ErrorCode.MODEL_SOURCE_INVALID, "context_length")
+        assert "4097" in denied.message
+        assert "4096" in denied.message
+    assert rig.state("far") == "cold"
+
+
 def test_a_load_that_can_never_fit_is_told_as_such() -> None:
     rig = CoreRig({"a": 2000}, budget=1000)
     denied = load(rig, "a")

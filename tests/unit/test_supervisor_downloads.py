@@ -300,3 +300,19 @@ def test_under_what_a_download_is_served(
     if source is not None:
         known = Added(mine=source)
         assert serve_download(cast(AddedModels, known), done, path, 1.0) == "mine"
+
+
+async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
+    ground: Ground,
+) -> None:
+    downloads = ground.downloads()
+    ground.script(FAILS)
+    failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    downloads.came_otherwise("org/name", "v2", Path("/cache/other"))
+    downloads.came_otherwise("org/other", None, Path("/cache/other"))
+    assert (await ended(downloads, failed)).status is DownloadStatus.FAILED
+    downloads.came_otherwise("org/name", None, Path("/cache/name"))
+    done = await ended(downloads, failed)
+    assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
+    assert (done.error, done.error_code) == (None, None)
+    await downloads.close(goes_on=False)

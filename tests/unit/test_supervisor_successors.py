@@ -207,3 +207,42 @@ def test_a_stop_is_bounded_by_its_graces() -> None:
     short = TimingConfig(shutdown_grace_s=1, term_grace_s=1, abort_grace_s=1)
     assert stop_bound_s(short) < stop_bound_s(TimingConfig()) <= 25
     assert stop_bound_s(TimingConfig(term_grace_s=60)) > 60
+
+
+class Reloads:
+    """A reload that replaces the router."""
+
+    def __init__(self, restarting: Restarting) -> None:
+        self.guard = restarting.guard
+        parts: list[Any] = [
+            restarting, restarting.rig.core, self.guard, None, self, restarting,
+            lambda _asker, message: restarting.replies.put_nowait(message),
+        ]  # fmt: skip
+        restarting.commands = ServiceCommands(*parts)
+
+    def reload(self, _why: str, _now_s: float) -> control.Reloaded:
+        self.guard.successor = SimpleNamespace(pid=7)
+        return control.Reloaded(("security",), ("keys",))
+
+
+async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> None:
+    restarting = Restarting()
+    reloads = Reloads(restarting)
+    guard = reloads.guard
+    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: True
+    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    await asyncio.sleep(0.1)
+    assert restarting.replies.empty()
+    guard.process, guard.successor = guard.successor, None
+    assert await asyncio.wait_for(restarting.replies.get(), 5) == control.Reloaded(
+        ("security",), ("keys",)
+    )
+
+
+async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
+    restarting = Restarting()
+    guard = Reloads(restarting).guard
+    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: False
+    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    reply = await asyncio.wait_for(restarting.replies.get(), 5)
+    assert "the old one goes on" in reply.message
