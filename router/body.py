@@ -33,7 +33,8 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     larger one is refused as soon as that shows, from Content-Length or while reading.
     Raises :class:`RequestError`.
     """
-    _check_content_type(request.content_type)
+    # aiohttp would take a body without one for an octet-stream.
+    _check_content_type(request.content_type if "Content-Type" in request.headers else None)
     _check_encoding(request.headers.get("Content-Encoding", "identity"))
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
@@ -121,12 +122,14 @@ async def _read(request: web.Request, limit_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _check_content_type(content_type: str) -> None:
-    if content_type != "application/json" and not content_type.endswith("+json"):
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-            f"The body must be sent with Content-Type: application/json, not {content_type!r}.",
-        )
+def _check_content_type(content_type: str | None) -> None:
+    if content_type == "application/json" or (content_type or "").endswith("+json"):
+        return
+    found = "and the request has none" if content_type is None else f"not {content_type!r}"
+    raise RequestError(
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        f"The body must be sent with Content-Type: application/json, {found}.",
+    )
 
 
 def _is_deep(value: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from lmx.router.errors import error_body, http_status
 from lmx.router.gathering import Gathering
 from lmx.router.generation import Generation
 from lmx.router.job_records import JobRow, JobState
-from lmx.router.live_requests import LiveRequest, LiveState, RequestKind
+from lmx.router.live_requests import LiveRequest, LiveState, RequestKind, began_s
 from lmx.router.prompt_group import PromptGroup
 from lmx.router.services import Services
 from lmx.router.traffic import Record
@@ -47,19 +47,21 @@ _ENDS: Final = {
 """What a job is that ended with an error; FAILED with any other."""
 
 _AT_ONCE: Final = frozenset({ErrorCode.MODEL_QUARANTINED, ErrorCode.INSUFFICIENT_MEMORY})
+"""What is no fault of a request, and refuses the next one as soon."""
 
 _log = structlog.get_logger()
 
 
 class Job:
     """A generation under way, as a context: listed among the live requests within the block, and
-    recorded from its beginning to its end, whichever way that comes. One that is refused, as far
-    as nobody was told its id, leaves no record.
+    recorded from its beginning to its end, whichever way that comes. One that is refused, and
+    whose id nobody was told, leaves no record.
 
     Gathers all that is made, so that the record has it, also of a stream, and what there was of
     one that was cut; but no logprobs of a stream, which its client has had: to write out those of
-    a long one takes most of a second. ``answer`` is the whole of it, as JSON, and ``clocked`` its times, once
-    :meth:`take` has returned a batch that is ``finished``. Sends nothing to the client.
+    a long one takes most of a second. ``answer`` is the whole of it, as JSON, and ``clocked`` its
+    times, once :meth:`take` has returned a batch that is ``finished``. Sends nothing to the
+    client.
     """
 
     def __init__(
@@ -72,23 +74,12 @@ class Job:
         kind: RequestKind,
         client: str | None,
     ) -> None:
-        age_s = time.monotonic() - record.started_at
         self.identity = identity
         self.form = form
         self.record = record
         self.answer = b""
         self.clocked = Clocked(0.0, 0.0, 0.0)
-        self.live = LiveRequest(
-            identity.completion_id,
-            record.request_id,
-            record.owner,
-            identity.model_id,
-            kind,
-            bool(record.stream),
-            client,
-            created_s=time.time() - age_s,
-            started_at=record.started_at,
-        )
+        self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
         record.job_id = identity.completion_id
         self._services = services
         self._shape = shape
@@ -121,7 +112,7 @@ class Job:
     def choose(self, model: ModelView) -> None:
         """Have the answer be ``model``'s; only before anything of it went out."""
         version = self._services.spec.version
-        self.record.model = self.live.model_id = self.identity.model_id = model.model_id
+        self.record.model = self.identity.model_id = model.model_id
         self.identity.fingerprint = fingerprint(version, model.model_id, model.source)
 
     async def begin(
@@ -243,11 +234,11 @@ class Job:
                 live.id,
                 live.kind.value,
                 live.model_id,
-                live.owner,
+                self.record.owner,
                 state.value,
-                live.stream,
+                bool(self.record.stream),
                 live.created_s,
-                live.request_id,
+                self.record.request_id,
                 started_s=self._started_s,
                 ended_s=time.time() if over else None,
                 queue_position=None if over else live.queue_position,

@@ -45,20 +45,16 @@ def cancelled_error() -> LmxError:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """One request. Its handler fills in what it learns; ``created_s`` is Unix time, ``started_at``
-    the same on the monotonic clock. ``queue_position``: in the worker, as last heard of.
-    ``detached``: nobody waits on the connection any more, the job goes on. Used from one event
-    loop only."""
+    """One request, of which ``record`` says whose it is and which model has it. Its handler fills
+    in what it learns; ``created_s`` is Unix time. ``queue_position``: in the worker, as last heard
+    of. ``detached``: nobody waits on the connection any more, the job goes on. Used from one
+    event loop only."""
 
     id: str
-    request_id: str
-    owner: str | None
-    model_id: str
+    record: Record
     kind: RequestKind
-    stream: bool
     client: str | None
     created_s: float
-    started_at: float
     state: LiveState = LiveState.WAITING
     queue_position: int | None = None
     prompt_tokens: int | None = None
@@ -69,6 +65,11 @@ class LiveRequest:
     waiting: asyncio.Task[Any] | None = None
     """Its task, while that may be cancelled: while it waits for something of the model's."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def model_id(self) -> str:
+        """The model that answers it, or that it waits for."""
+        return self.record.model or ""
 
     @property
     def tokens(self) -> int:
@@ -137,13 +138,13 @@ class LiveRequests:
         found = self._by_id.get(name)
         if found is not None:
             return (found,)
-        return tuple(live for live in self._by_id.values() if live.request_id == name)
+        return tuple(live for live in self._by_id.values() if live.record.request_id == name)
 
     def shown(self, live: LiveRequest) -> tuple[LiveState, int | None]:
         """Return where a request is, and its place in line there if it stands in one."""
         if live.state is not LiveState.WAITING:
             return live.state, live.queue_position
-        place = self._place_in_line(live.model_id, live.request_id)
+        place = self._place_in_line(live.model_id, live.record.request_id)
         if place is not None:
             return LiveState.WAITING, place
         # It has been sent to the worker. Tasks are not told when they begin.
@@ -160,18 +161,7 @@ class LiveRequests:
     ) -> _T:
         """Return what ``work`` returns, a task's answer; list it meanwhile. Raises
         REQUEST_CANCELLED when it is cancelled from outside."""
-        now_s = time.monotonic()
-        live = LiveRequest(
-            live_id,
-            record.request_id,
-            record.owner,
-            record.model or "",
-            kind,
-            stream=False,
-            client=client,
-            created_s=time.time() - (now_s - record.started_at),
-            started_at=record.started_at,
-        )
+        live = LiveRequest(live_id, record, kind, client, began_s(record))
         with self.under_way(live):
             return await live.interruptible(work)
 
@@ -186,23 +176,28 @@ class LiveRequests:
             live.ended.set()
 
 
+def began_s(record: Record) -> float:
+    """Return when a request began, in Unix time."""
+    return time.time() - (time.monotonic() - record.started_at)
+
+
 def live_object(live: LiveRequest, state: LiveState, position: int | None) -> dict[str, Any]:
     """Return one request as operators see it."""
     return {
         "id": live.id,
         "object": "request",
-        "request_id": live.request_id,
+        "request_id": live.record.request_id,
         "kind": live.kind.value,
         "model": live.model_id,
         "state": state.value,
         "queue_position": position,
-        "stream": live.stream,
+        "stream": bool(live.record.stream),
         "detached": live.detached,
         "cancelled": live.error is not None,
-        "owner": live.owner,
+        "owner": live.record.owner,
         "client": live.client,
         "created": round(live.created_s, 3),
-        "age_s": round(time.monotonic() - live.started_at, 3),
+        "age_s": round(time.monotonic() - live.record.started_at, 3),
         "prompt_tokens": live.prompt_tokens,
         "tokens": live.tokens,
     }

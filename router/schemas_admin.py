@@ -29,11 +29,12 @@ class UnloadRequest(Strict):
 
 
 class DownloadRequest(Strict):
-    """A repository of the hub, or one file of it; ``revision``: a branch, a tag or a commit."""
+    """A repository of the hub, or one file of it; ``revision``: a branch, a tag or a commit, null
+    for ``main``."""
 
     repo_id: ModelName
     filename: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)] | None = None
-    revision: ModelName = "main"
+    revision: ModelName | None = "main"
 
 
 class DeleteQuery(Strict):

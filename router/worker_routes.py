@@ -12,7 +12,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.answer_operation import KillAnswer, LastExit, WorkerLine, WorkersAnswer
 from lmx.router.directory import Directory
 from lmx.router.json_answer import json_answer
-from lmx.router.operating import command, known_model, live_status
+from lmx.router.operating import command, known_model, live_status, params_named
 from lmx.router.services import SERVICES
 
 
@@ -27,7 +27,8 @@ async def kill_worker(request: web.Request) -> web.Response:
     again where it is wanted. Raises MODEL_NOT_FOUND, MODEL_NOT_LOADED."""
     supervisor = request.app[SERVICES].supervisor
     model_id = model_of(await supervisor.directory(), request.match_info["id"])
-    done = await command(supervisor, KillModel(model_id))
+    with params_named({"model": "id"}):
+        done = await command(supervisor, KillModel(model_id))
     return json_answer(KillAnswer(success=True, model=model_id, pid=done.pid, message=done.message))
 
 

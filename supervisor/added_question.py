@@ -67,6 +67,11 @@ def check_source(source: str) -> None:
     parsed = parse_source(source)
     try:
         match parsed:
+            case FolderSource(path) if Path(path).is_file():
+                problem = (
+                    f"{path} is a file, and not a .gguf one: name a folder in MLX form, a .gguf "
+                    "file or a repository org/name"
+                )
             case FolderSource(path) if not Path(path).is_dir():
                 problem = f"there is no folder {path}: check the path on the machine that runs lmx"
             case FolderSource(path) if not (Path(path) / "config.json").is_file():

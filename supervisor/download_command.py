@@ -53,7 +53,7 @@ def download_model(home: Home, repository: str, filename: str | None) -> None:
     if view.status is not DownloadStatus.COMPLETED:
         raise OperationError(
             view.error_code or ErrorCode.DOWNLOAD_FAILED,
-            f"{view.repo_id} is {view.status}: {view.error}",
+            f"{view.repo_id} was not downloaded: {view.error or f'it was {view.status}'}",
         )
     if view.model_id is not None:
         click.echo(f"{view.model_id} is served: its first request loads it")

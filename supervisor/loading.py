@@ -8,7 +8,7 @@ from typing import Final
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.inventory import AddModel
-from lmx.protocol.states import SlotState
+from lmx.protocol.states import SlotState, WorkerState
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.config import ModelConfig
@@ -18,6 +18,7 @@ from lmx.supervisor.sources import HubSource, SourceError, parse_source
 
 _LEAST_CONTEXT_TOKENS: Final = 16
 _PARAM: Final = "max_context_length"
+_LEAVING: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
 
 
 class Loading:
@@ -32,7 +33,7 @@ class Loading:
     def load(self, name: str, context_length: int | None, now_s: float) -> control.Done:
         """Begin to load a model. Raises :class:`LmxError`."""
         slot = self._slot(name, now_s)
-        if context_length is None or context_length == slot.context_length:
+        if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
                 return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
             self._core.operator.load(slot, now_s)
@@ -94,3 +95,11 @@ class Loading:
                 f"{format_bytes(budget_bytes)}: ask for a shorter context",
                 param=_PARAM,
             )
+
+
+def _next_context(slot: Slot) -> int | None:
+    """Return the context of the worker that takes the next request, None where the model's own is
+    not known. One that is on its way out takes none, whatever it has."""
+    if slot.worker is None or slot.worker.state not in _LEAVING:
+        return slot.context_length
+    return (slot.needs.context_tokens if slot.needs else None) or slot.model.context_length

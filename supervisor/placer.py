@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import Final, assert_never
 
 import structlog
 
@@ -21,6 +21,10 @@ from lmx.supervisor.slots import Slot
 from lmx.supervisor.worker_state import DrainAsked
 
 log = structlog.get_logger()
+
+_OPERATOR_S: Final = 300.0
+"""Until somebody may have changed what can't work as it is. OpenAI's client libraries wait up to
+120 s, twice, before they tell: beyond that they tell at once."""
 
 
 class Placer:
@@ -75,7 +79,9 @@ class Placer:
                 slot.wanted = False
                 self._life.step(slot, DrainAsked(True, ExitCause.EXPIRED, detail), now_s)
             case Deny(_, reason):
-                error = UnavailableError(ErrorCode.INSUFFICIENT_MEMORY, reason, retry_after_s=30.0)
+                error = UnavailableError(
+                    ErrorCode.INSUFFICIENT_MEMORY, reason, retry_after_s=_OPERATOR_S
+                )
                 self._life.failures.give_up(slot, error, now_s)
             case Drop(model_id):
                 slot.state, slot.wanted, slot.plan = SlotState.COLD, False, None

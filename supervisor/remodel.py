@@ -56,7 +56,7 @@ class Remodel:
             self._life.begin(slot, now_s)
 
     def _remove(self, slot: Slot, now_s: float) -> None:
-        detail = f"{slot.model.id} is no longer configured"
+        detail = f"{slot.model.id} {'was removed' if slot.added else 'is no longer configured'}"
         slot.removed, slot.wanted, slot.held = True, False, False
         self._life.failures.deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
         if slot.worker is not None:

@@ -104,12 +104,12 @@ class Slot:
 
     @property
     def context_length(self) -> int | None:
-        """The context that its worker has or will have, else the one that is set; None: the
-        model's own."""
+        """The context that its worker has, or the next one will have; else the one that is set.
+        None: the model's own, which is not known."""
         if self.worker is not None and self.worker.context_length:
             return self.worker.context_length
-        planned = self.plan.context_tokens if self.plan is not None else None
-        return planned or self.model.context_length
+        planned = self.plan or self.needs
+        return (planned.context_tokens if planned else None) or self.model.context_length
 
     @property
     def ready_worker(self) -> Worker | None:

@@ -113,7 +113,7 @@ def test_without_api_keys_everybody_may_infer(spec: RouterSpec) -> None:
         ([admin("wrong")], UNKNOWN),
         ([admin(ADMIN + "x")], UNKNOWN),
         ([admin("\udcffключ")], UNKNOWN),
-        ([admin(KEYS[0])], UNKNOWN),
+        ([admin(KEYS[0])], FORBIDDEN),
         ([admin(ADMIN), admin(ADMIN)], UNKNOWN),
         ([bearer(ADMIN)], UNKNOWN),
         ([bearer("wrong")], UNKNOWN),

@@ -99,8 +99,20 @@ async def test_a_download_begins() -> None:
         wanted = {"repo_id": REPO, "filename": "a/b.gguf", "revision": "v2"}
         await rig.admin("POST", PATH, **wanted)
         assert asked(rig, StartDownload)[1] == StartDownload(REPO, "v2", "a/b.gguf")
-        await rig.admin("POST", PATH, repo_id=REPO, filename=None, revision="main")
-        assert asked(rig, StartDownload)[2] == StartDownload(REPO, None, None)
+        for revision in ("main", None):
+            await rig.admin("POST", PATH, repo_id=REPO, filename=None, revision=revision)
+            assert asked(rig, StartDownload)[-1] == StartDownload(REPO, None, None)
+
+
+async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told() -> None:
+    async with router_rig() as rig:
+        view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why")
+        rig.supervisor.replies[StartDownload] = view
+        rig.supervisor.replies[GetDownloads] = Downloads((view,))
+        _, begun = await rig.admin("POST", PATH, repo_id=REPO)
+        _, later = await rig.admin("GET", f"{PATH}/{view.download_id}")
+        assert later["error"] == begun["error"]
+        assert begun["error"]["type"] == "not_found_error"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +341,8 @@ async def test_nothing_of_it_is_done_without_the_key(method: str, path: str) -> 
         before = len(rig.supervisor.seen)
         headers: list[tuple[dict[str, str], int]] = [
             ({}, 401),
-            ({"X-Admin-Key": "inference-key-1234"}, 401),
+            ({"X-Admin-Key": "another-key-1234"}, 401),
+            ({"X-Admin-Key": "inference-key-1234"}, 403),
             ({"Authorization": "Bearer inference-key-1234"}, 403),
         ]
         for given, status in headers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.chat_shape import ChatShape
 from lmx.router.chunks import ChoiceShape, ChunkWriter
 from lmx.router.envelope import Clocked, Form, Identity, fingerprint, timings_object
-from lmx.router.gathering import GatheredChoice
+from lmx.router.gathering import Gathering
 from lmx.router.text_shape import TextShape
 
 IDENTITY = Identity("chatcmpl-1", 1700000000, 'odd "content":""\n', "fp_0")
@@ -219,11 +220,10 @@ def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[s
 
 
 def whole(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:
-    choices = [GatheredChoice() for _ in range(form.choices)]
-    for delta in deltas:
-        choices[delta.index].add(delta)
-    shown = [shape.whole(ended(index), choice) for index, choice in enumerate(choices)]
-    return json.loads(json.dumps(shown))  # type: ignore[no-any-return]
+    gathering = Gathering(form.choices, logprobs=True)
+    gathering.take(deltas)
+    shown = [shape.whole(ended(index), choice) for index, choice in enumerate(gathering.choices)]
+    return json.loads(orjson.dumps(shown))  # type: ignore[no-any-return]
 
 
 def joined_chat(choices: int, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:

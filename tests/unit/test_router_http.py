@@ -44,6 +44,11 @@ async def test_bad_bodies() -> None:
 
 async def test_only_json_is_taken() -> None:
     async with router_rig() as rig:
+        async with rig.http.post(
+            f"{rig.url}/v1/chat/completions", data=b"{}", skip_auto_headers=("Content-Type",)
+        ) as response:
+            assert response.status == 415
+            assert "the request has none" in (await response.json())["error"]["message"]
         for content_type in ("text/plain", "application/x-www-form-urlencoded"):
             status, body = await post_raw(rig, b"{}", {"Content-Type": content_type})
             assert (status, body["error"]["code"]) == (415, "unsupported_media_type")

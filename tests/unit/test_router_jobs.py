@@ -16,7 +16,7 @@ from fake_peers import FakeStream, cold, until
 from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_rig
 from yarl import URL
 
-from lmx.protocol.control import Denied
+from lmx.protocol.control import Denied, Route
 from lmx.protocol.data import Accepted, Delta, Timings, TokenLogprob
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
@@ -536,6 +536,24 @@ async def test_an_embedding_is_under_way_but_no_job() -> None:
         )
         assert (await rig.post_json("/v1/embeddings", model=MODEL, input="a"))[0] == 200
         assert not rig.router.live.all
+
+
+async def test_a_task_that_waits_for_its_second_model_is_shown_there() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.acquire_reply = lambda question: (
+            Denied(ErrorCode.MODEL_LOAD_FAILED, "no") if question.model_id == "big" else None
+        )
+        await rig.supervisor.publish(
+            cold("big", kind=ModelKind.EMBEDDING),
+            cold("small", kind=ModelKind.EMBEDDING),
+            routes=(Route("auto", ("big", "small")),),
+        )
+        await until(lambda: rig.router.supervisor.latest.snapshot.revision == 2)  # type: ignore[union-attr]
+        request = asyncio.create_task(rig.post_json("/v1/embeddings", model="auto", input="a"))
+        await until(lambda: rig.router.room.waiting("small"))
+        [found] = (await get(rig, "/admin/requests", **ADMIN))[1]["data"]
+        assert (found["model"], found["state"]) == ("small", "waiting")
+        request.cancel()
 
 
 async def test_records_that_cannot_be_written_fail_no_request() -> None:

@@ -138,9 +138,15 @@ async def test_a_kill_of_nothing_is_404_and_of_what_has_no_process_409() -> None
             "id",
         )
         assert not rig.supervisor.count(KillModel)
-        rig.supervisor.replies[KillModel] = Denied(ErrorCode.MODEL_NOT_LOADED, "it has no worker")
+        rig.supervisor.replies[KillModel] = Denied(
+            ErrorCode.MODEL_NOT_LOADED, "it has no worker", "model"
+        )
         code, body = await answer(rig, "POST", f"/admin/workers/{MODEL}/kill")
-        assert (code, body["error"]["code"]) == (409, "model_not_loaded")
+        assert (code, body["error"]["code"], body["error"]["param"]) == (
+            409,
+            "model_not_loaded",
+            "id",
+        )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,7 @@ def test_a_name_of_a_route_is_taken(folder: Path) -> None:
         (AddModel("x", "/nowhere/x.gguf"), ErrorCode.MODEL_SOURCE_INVALID, "source",
          "there is no file"),
         (AddModel("x", "/"), ErrorCode.MODEL_SOURCE_INVALID, "source", "no config.json"),
+        (AddModel("x", __file__), ErrorCode.MODEL_SOURCE_INVALID, "source", "is a file"),
         (AddModel("x", "/a\0b"), ErrorCode.MODEL_SOURCE_INVALID, "source", "unprintable"),
     ],
 )  # fmt: skip
@@ -212,6 +214,15 @@ def test_a_removed_model_ends_after_its_streams(folder: Path) -> None:
     assert [view.model_id for view in rig.core.snapshot(0.0).models] == ["a"]
     rig.drains("new")
     assert list(rig.core.slots) == ["a"]
+
+
+def test_who_waits_for_a_model_that_is_removed_is_told_so(folder: Path) -> None:
+    rig = CoreRig({"a": 100})
+    rig.operate(AddModel("new", str(folder)))
+    asked = rig.ask("new")
+    rig.operate(RemoveModel("new"))
+    denied = rig.answer(asked)
+    assert (denied.code, denied.message) == (ErrorCode.MODEL_UNLOADED, "new was removed")
 
 
 def test_only_what_was_added_can_be_removed() -> None:
@@ -327,6 +338,17 @@ def test_a_load_with_another_context_ends_the_worker_politely_and_starts_anew() 
     assert "loaded already" in load(rig, "a").message, "any will do"
 
 
+def test_who_changes_their_mind_while_the_worker_ends_its_streams_gets_the_last_context() -> None:
+    rig = CoreRig({"a": 100})
+    rig.up("a")
+    load(rig, "a", 512)
+    assert rig.state("a") == "draining"
+    assert rig.slot("a").context_length == 2048, "that of the worker that is on its way out"
+    load(rig, "a", 2048)
+    rig.drains("a")
+    assert (rig.state("a"), rig.slot("a").context_length) == ("starting", 2048)
+
+
 def test_a_context_is_kept_until_the_configuration_changes_the_model() -> None:
     rig = CoreRig({"a": 100, "b": 100})
     load(rig, "a", 512)
@@ -374,6 +396,16 @@ def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_told_with_it
         assert "4097" in denied.message
         assert "4096" in denied.message
     assert rig.state("far") == "cold"
+
+
+def test_a_model_that_is_not_loaded_tells_the_context_that_it_will_have() -> None:
+    rig = CoreRig({"a": 100}, models={"a": {"context_length": 4096}})
+    slot = rig.slot("a")
+    assert slot.context_length == 4096
+    assert slot.needs is not None
+    slot.needs = replace(slot.needs, context_tokens=512)
+    assert slot.context_length == 512
+    assert rig.core.snapshot(0.0).models[0].context_length == 512
 
 
 def test_a_load_that_can_never_fit_is_told_as_such() -> None:
