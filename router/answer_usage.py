@@ -34,8 +34,8 @@ class GenerationUsage(Usage):
 
 
 class Timings(Answer):
-    """Where the time went, in seconds. ``tokens_per_s`` counts the tokens after each answer's first. The
-    last three are there where tokens were guessed ahead."""
+    """Where the time went, in seconds. ``tokens_per_s`` counts the tokens after each answer's
+    first. The last three are there where tokens were guessed ahead."""
 
     total_s: float
     queue_s: float

@@ -48,6 +48,9 @@ from lmx.router.traffic import RECORD, Record
 _ADD_DEADLINE_S: Final = 30.0
 """The supervisor looks into the model's folder first."""
 
+_TOLD_S: Final = 1.0
+"""A snapshot follows the reply at once."""
+
 _FIELDS: Final = {
     "model": "engine_id",
     "model_id": "engine_id",
@@ -207,6 +210,8 @@ async def _taken_back(services: Services, engine_id: str, error: LmxError) -> Lm
                 f"{(line.get('last_exit') or {}).get('detail') or error.message}",
             )
         await command(services.supervisor, RemoveModel(engine_id))
+        # Snapshots come by another way than replies: who lists the engines next sees none of it.
+        await services.supervisor.until(lambda now: now.model(engine_id) is None, _TOLD_S)
     except LmxError as failure:
         _log.warning("engine.not_taken_back", model=engine_id, error=failure.message)
     return told

@@ -160,7 +160,7 @@ async def test_engines_that_are_refused(lmx: Rig, tiny: Path, tmp_path: Path) ->
         for wanted, code, param in [
             ({**same, "n_ctx": 2048}, 409, "engine_id"),
             ({"engine_id": "x", "model_path": "/nowhere/at/all"}, 400, "model_path"),
-            ({"engine_id": "x", "model_path": str(tiny)}, 400, "n_ctx"),
+            ({"engine_id": "x", "model_path": str(tiny), "n_ctx": 4096}, 400, "n_ctx"),
         ]:
             status, error = await admin.refused("POST", "/engines", wanted)
             assert (status, error.param) == (code, param), error

@@ -135,6 +135,10 @@ async def test_what_cannot_be_loaded_is_removed_again() -> None:
         rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.INSUFFICIENT_MEMORY, "too big")
         adding = asyncio.create_task(rig.admin("POST", "/engines", **GIVEN))
         await added(rig)
+        await until(lambda: rig.supervisor.count(RemoveModel))
+        await asyncio.sleep(0.05)
+        assert not adding.done(), "a list of the engines would still have it"
+        await rig.supervisor.publish(ready(MODEL, INSTANCE))
         status, body = await adding
         assert asked(rig, RemoveModel) == [RemoveModel("llama-7b")]
     assert (status, body["error"]["message"]) == (507, "too big")
