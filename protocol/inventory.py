@@ -79,8 +79,9 @@ class GetDownloads:
 @dataclass(frozen=True, slots=True)
 class DownloadView:
     """One download. ``total_bytes`` None: not known yet. ``downloaded_bytes`` counts what was
-    there before it went on. ``model_id``: under what it is served, once it is COMPLETED. Times
-    are times of day."""
+    there before it went on. ``model_id``: under what it is served, once it is COMPLETED.
+    ``param``: the field of StartDownload that is at fault; ``retry_after_s``: after its end, as of
+    then. Times are times of day."""
 
     download_id: str
     repo_id: str
@@ -95,6 +96,8 @@ class DownloadView:
     model_id: str | None = None
     error_code: ErrorCode | None = None
     error: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
 
 
 @message

@@ -69,8 +69,8 @@ _FIELDS: Final = {"source": "repo_id"}
 async def start_download(request: web.Request) -> web.Response:
     """Begin a download, or return the one that runs for the same. It goes on by itself.
 
-    One that fails at once is an error: 404 where the hub has no such repository or revision, or
-    nothing in it that lmx can load.
+    One that fails at once is an error: 404 where the hub has no such repository, revision or
+    file, does not let lmx see it, or has nothing in it that lmx can load.
     """
     services = request.app[SERVICES]
     wanted = validated(DownloadRequest, await read_object(request, services.spec.body_limit_bytes))
@@ -172,5 +172,5 @@ def available_answer(model: AvailableModel) -> AvailableAnswer:
 def _failure(view: DownloadView) -> LmxError:
     code, message = view.error_code or ErrorCode.DOWNLOAD_FAILED, view.error or "it failed"
     if code is ErrorCode.MODEL_SOURCE_INVALID:
-        return RequestError(ErrorCode.NOT_FOUND, message, param="repo_id")
-    return rejection(code, message)
+        return RequestError(ErrorCode.NOT_FOUND, message, param=view.param or "repo_id")
+    return rejection(code, message, param=view.param, retry_after_s=view.retry_after_s)

@@ -39,8 +39,8 @@ class EngineAnswer(EngineLine):
 
 
 class EngineMemory(Answer):
-    """``model_size_mb``: the weights. ``context_size_mb``: what the contexts of all its requests
-    may take together. Both are 0 until they are known."""
+    """``model_size_mb``: the weights. ``context_size_mb``: what full contexts take together, as
+    many as ``concurrency`` says. Both are 0 until they are known."""
 
     model_size_mb: int
     context_size_mb: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Final
 
 from aiohttp import web
@@ -17,6 +16,7 @@ from lmx.router.admin_downloads import (
 )
 from lmx.router.answer_downloads import DownloadProgress
 from lmx.router.chunks import error_event
+from lmx.router.following import Following
 from lmx.router.services import SERVICES, Services
 from lmx.router.sse import EventStream
 
@@ -46,19 +46,16 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
 
 
 async def _follow(services: Services, stream: EventStream, view: DownloadView) -> None:
-    sent, sent_at_s = b"", time.monotonic()
+    following, sent = Following(services, stream), b""
     while True:
         event = progress_event(view)
         if event != sent:
-            await stream.send(event)
-            sent, sent_at_s = event, time.monotonic()
-        elif time.monotonic() - sent_at_s >= services.spec.ping_interval_s:
-            await stream.ping()
-            sent_at_s = time.monotonic()
+            await following.send(event)
+            sent = event
         if view.status not in _RUNS:
             return
         await asyncio.sleep(_INTERVAL_S)
-        if services.traffic.closed:
+        if not await following.goes_on():
             raise UnavailableError(
                 ErrorCode.SHUTTING_DOWN,
                 "lmx stops, or restarts its router: look at the download again in a moment. One "

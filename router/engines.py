@@ -151,7 +151,7 @@ async def engine_status(request: web.Request) -> web.Response:
             parameters=_shown(line, model),
             memory_usage=EngineMemory(
                 model_size_mb=to_mb(line["weights_bytes"] or 0),
-                context_size_mb=to_mb(line["kv_capacity_bytes"] or 0),
+                context_size_mb=to_mb(line["context_bytes"] or 0),
             ),
             performance=EnginePerformance(
                 last_inference_tps=round(rate or 0.0, 2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -13,6 +12,7 @@ from aiohttp import web
 from lmx.protocol.control import Event
 from lmx.protocol.errors import GenerationError
 from lmx.router.event_feed import Happening, Listener
+from lmx.router.following import Following
 from lmx.router.invalid import validated
 from lmx.router.schemas_operation import EventsQuery
 from lmx.router.services import SERVICES, Services
@@ -61,16 +61,12 @@ async def _send(
     follow: bool,
 ) -> None:
     wait_s = min(_LOOK_S, services.spec.ping_interval_s)
-    said_at_s = time.monotonic()
+    following = Following(services, stream)
     while True:
         if found:
-            await stream.send(b"".join(map(_event, found)))
-            said_at_s = time.monotonic()
-        if not follow or services.traffic.closed:
+            await following.send(b"".join(map(_event, found)))
+        if not follow or not await following.goes_on():
             return
-        if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
-            await stream.ping()
-            said_at_s = time.monotonic()
         found = wanted(await listener.take(wait_s))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from aiohttp import web
 from lmx.protocol.errors import GenerationError
 from lmx.protocol.log_files import process_log, worker_log
 from lmx.router.directory import Directory
+from lmx.router.following import Following
 from lmx.router.invalid import validated
 from lmx.router.log_reading import Place, last_lines, more_lines
 from lmx.router.operating import known_model
@@ -60,16 +60,12 @@ async def _send(
     *,
     follow: bool,
 ) -> None:
-    said_at_s = time.monotonic()
+    following = Following(services, stream)
     while True:
         for begin in range(0, len(lines), _LINES_AT_ONCE):
-            await stream.send(_events(lines[begin : begin + _LINES_AT_ONCE]))
-            said_at_s = time.monotonic()
-        if not follow or services.traffic.closed:
+            await following.send(_events(lines[begin : begin + _LINES_AT_ONCE]))
+        if not follow or not await following.goes_on():
             return
-        if time.monotonic() - said_at_s >= services.spec.ping_interval_s:
-            await stream.ping()
-            said_at_s = time.monotonic()
         if not lines:
             await asyncio.sleep(_POLL_S)
         lines, place = await asyncio.to_thread(more_lines, path, place)

@@ -81,8 +81,6 @@ def error_response(error: LmxError, record: Record, *, operator: bool = False) -
     response = web.Response(
         status=form.status, body=orjson.dumps(form.body), content_type="application/json"
     )
-    if form.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
     if form.retry_after is not None:
         response.headers["Retry-After"] = form.retry_after
     if form.not_again:
@@ -110,8 +108,12 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
             record.owner = check_access(request, endpoint.access, request.app[SERVICES].spec)
         return await handler(request)
     except LmxError as error:
-        operator = endpoint is not None and endpoint.access is Access.ADMIN
-        return error_response(error, record, operator=operator)
+        access = None if endpoint is None else endpoint.access
+        response = error_response(error, record, operator=access is Access.ADMIN)
+        if response.status == 401 and access is Access.INFERENCE:
+            # The admin key is none of HTTP's own ways to prove who asks.
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
     except web.HTTPException as error:
         return _from_aiohttp(request, error, record)
     except ConnectionError:
@@ -150,7 +152,8 @@ def _from_aiohttp(
                 RequestError(
                     ErrorCode.NOT_FOUND,
                     f"There is no {request.method} {request.path[:200]}. "
-                    "The API is below /v1, for example POST /v1/chat/completions.",
+                    "The API is below /v1, for example POST /v1/chat/completions; /docs in a "
+                    "browser shows all of it.",
                 ),
                 record,
             )

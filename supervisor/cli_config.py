@@ -39,6 +39,8 @@ def config_check(config: Path | None) -> None:
 
     checked = read_config(config)
     models = ", ".join(model.id for model in checked.models) or "no models"
+    for gap in checked.routing_gaps():
+        click.echo(gap)
     click.echo(f"ok: {config_path(config) or 'defaults and LMX_* variables'} ({models})")
 
 

@@ -12,7 +12,7 @@ from pydantic import ByteSize, Field, model_validator
 
 from lmx.supervisor.config_model import ModelConfig
 from lmx.supervisor.config_security import SecurityConfig
-from lmx.supervisor.config_values import KeepAlive, Name, Seconds, Section, Size
+from lmx.supervisor.config_values import KeepAlive, Name, Names, Seconds, Section, Size
 
 __all__ = [
     "Config",
@@ -145,7 +145,7 @@ class Config(Section):
     logs: LogConfig = LogConfig()
     security: SecurityConfig = SecurityConfig()
     jobs: JobsConfig = JobsConfig()
-    routing: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
+    routing: dict[Name, Names] = Field(default_factory=dict)
     default_model: str | None = None
     groups: tuple[GroupConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
@@ -170,7 +170,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _routes_name_models(self) -> Config:
+    def _routes_have_names_of_their_own(self) -> Config:
         known = {name: model.id for model in self.models for name in (model.id, *model.aliases)}
         for name, models in self.routing.items():
             if name in known:
@@ -179,12 +179,6 @@ class Config(Section):
                 )
             if not models:
                 raise ValueError(f"routing.{name} names no model: name some, or leave it out")
-            for model in models:
-                if model not in known:
-                    raise ValueError(
-                        f"routing.{name} names {model!r}, which no model has as id or alias "
-                        f"(known: {', '.join(known) or 'none'})"
-                    )
         return self
 
     @model_validator(mode="after")
@@ -231,6 +225,18 @@ class Config(Section):
         if len({group.name for group in self.groups}) < len(self.groups):
             raise ValueError("two groups have the same name")
         return self
+
+    def routing_gaps(self) -> tuple[str, ...]:
+        """Say which names in ``routing`` are no model's: routes leave them out, until a model of
+        that name is added."""
+        known = {name for model in self.models for name in (model.id, *model.aliases)}
+        return tuple(
+            f"routing.{name} names {model!r}, which is no configured model: it is left out until "
+            "one is added"
+            for name, models in self.routing.items()
+            for model in models
+            if model not in known
+        )
 
     @property
     def default_model_id(self) -> str | None:

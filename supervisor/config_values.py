@@ -45,6 +45,11 @@ Name = Annotated[
     str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
 ]
 
+Names = Annotated[
+    tuple[Name, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
+"""One name may stand without a list."""
 
 _KEY_LENGTH: Final = 16
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.inventory import Available, Deleted
 from lmx.protocol.states import SlotState
 from lmx.supervisor.added_models import AddedModels
+from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.core import Core
 from lmx.supervisor.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
 from lmx.supervisor.downloads import Downloads
@@ -25,13 +27,21 @@ _DOWN: Final = (SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED)
 
 
 class Deletion:
-    """Knows which models are on disk, and deletes them."""
+    """Knows which models are on disk, and deletes them. ``note`` keeps an event."""
 
-    def __init__(self, core: Core, added: AddedModels, downloads: Downloads, home: Home) -> None:
+    def __init__(
+        self,
+        core: Core,
+        added: AddedModels,
+        downloads: Downloads,
+        home: Home,
+        note: Callable[..., None],
+    ) -> None:
         self._core = core
         self._added = added
         self._downloads = downloads
         self._home = home
+        self._note = note
 
     async def available(self) -> Available:
         """Return the models whose files are whole on this machine."""
@@ -67,7 +77,12 @@ class Deletion:
         for folder in (*gone.folders, *prefixes):
             freed_bytes += await delete_folder(folder)
         self._forget(ids)
-        return Deleted(own[0] if own else name, freed_bytes)
+        deleted = own[0] if own else name
+        self._note(
+            "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
+            freed_bytes=freed_bytes,
+        )  # fmt: skip
+        return Deleted(deleted, freed_bytes)
 
     def _served(self) -> tuple[Served, ...]:
         return tuple(

@@ -12,6 +12,9 @@ from lmx.supervisor.slots import Slot
 _LOAD_S: Final = 10.0
 """A load's length before one was seen."""
 
+_BY_OPERATOR_S: Final = 300.0
+"""What only an operator brings back: longer than client libraries wait by themselves."""
+
 _LEAST_S: Final = 1.0
 _MOST_S: Final = 120.0
 
@@ -26,7 +29,7 @@ def quarantined(slot: Slot) -> UnavailableError:
     return UnavailableError(
         ErrorCode.MODEL_QUARANTINED,
         f"{slot.model.id} is quarantined: {slot.problem}",
-        retry_after_s=60.0,
+        retry_after_s=_BY_OPERATOR_S,
     )
 
 
@@ -36,7 +39,7 @@ def drained(slot: Slot) -> UnavailableError:
         ErrorCode.MODEL_DRAINED,
         f"{slot.model.id} was drained by an operator and takes no request until "
         f"`lmx-supervisor load {slot.model.id}`",
-        retry_after_s=60.0,
+        retry_after_s=_BY_OPERATOR_S,
     )
 
 

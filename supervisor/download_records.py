@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 KEPT: Final = 200
 UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
+GOES_ON: Final = "ask for it again, and it goes on where it stopped"
 _ID_BYTES: Final = 6
 
 
@@ -40,6 +41,8 @@ class Download:
     model_id: str | None = None
     error_code: ErrorCode | None = None
     error: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
     path: str | None = None
     goes_on: bool = False
 
@@ -58,7 +61,8 @@ class Download:
         return DownloadView(
             self.download_id, self.repo_id, self.revision, self.filename, self.status,
             self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
-            self.ended_s, self.model_id, self.error_code, self.error,
+            self.ended_s, self.model_id, self.error_code, self.error, self.param,
+            self.retry_after_s,
         )  # fmt: skip
 
 
@@ -88,9 +92,10 @@ class DownloadFile:
 
     def load(self) -> list[Download]:
         """Return the downloads, none if there is no file or it can't be read. What was unfinished
-        is INTERRUPTED."""
+        is INTERRUPTED, at the time of and with what was last written of it."""
         try:
             values = json.loads(self._path.read_text(encoding="utf-8"))
+            written_s = self._path.stat().st_mtime
             found = [_download(each) for each in values]
         except FileNotFoundError:
             return []
@@ -100,6 +105,9 @@ class DownloadFile:
         for download in found:
             if download.unfinished:
                 download.status = DownloadStatus.INTERRUPTED
+                download.error_code = ErrorCode.DOWNLOAD_FAILED
+                download.error = f"lmx was killed, or the machine went down: {GOES_ON}"
+                download.ended_s = written_s
         return found
 
     @staticmethod

@@ -18,7 +18,7 @@ from lmx.protocol.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.download_question import asked_download
-from lmx.supervisor.download_records import Download, DownloadFile, trimmed
+from lmx.supervisor.download_records import GOES_ON, Download, DownloadFile, trimmed
 from lmx.supervisor.download_speed import bytes_per_s, note_bytes
 from lmx.supervisor.fetch_process import TERM_GRACE_S, FetchProgram
 
@@ -29,7 +29,9 @@ MOST_UNFINISHED: Final = 64
 _SIZE_S: Final = 10.0
 """How long who starts a download waits to hear its size."""
 
-_SAVE_INTERVAL_S: Final = 3.0
+_SAVE_INTERVAL_S: Final = 1.0
+"""What a supervisor that is killed may not have written of how far a download is."""
+
 _BUSY_RETRY_S: Final = 60.0
 
 
@@ -97,6 +99,7 @@ class Downloads:
         has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
         download = self._get(download_id)
         if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
+            download.error_code = None
             self._end(download, DownloadStatus.CANCELLED, "it was cancelled")
             task = self._tasks.get(download_id)
             if task is not None:
@@ -111,7 +114,7 @@ class Downloads:
         if download is None or download.unfinished:
             return
         if download.status is not DownloadStatus.COMPLETED:
-            download.error_code = None
+            download.error_code = download.param = download.retry_after_s = None
             self._came(download, path)
 
     def list(self, download_id: str | None = None) -> DownloadList:
@@ -144,7 +147,8 @@ class Downloads:
         for download in self._all.values():
             if download.unfinished:
                 download.goes_on = goes_on
-                self._end(download, DownloadStatus.INTERRUPTED, "lmx went down")
+                download.error_code = ErrorCode.DOWNLOAD_FAILED
+                self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {GOES_ON}")
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -178,6 +182,7 @@ class Downloads:
     def _begin(self, download: Download) -> None:
         download.status = DownloadStatus.STARTING
         download.ended_s = download.error = download.error_code = download.model_id = None
+        download.param = download.retry_after_s = None
         download.started_s = time.time()
         self._samples[download.download_id] = deque()
         before = self._tasks.get(download.download_id)
@@ -200,7 +205,8 @@ class Downloads:
         if not download.unfinished:
             return  # it was cancelled as it ended
         if isinstance(outcome, LmxError):
-            download.error_code = outcome.code
+            download.error_code, download.param = outcome.code, outcome.param
+            download.retry_after_s = outcome.retry_after_s
             self._end(download, DownloadStatus.FAILED, outcome.message)
             return
         self._came(download, outcome)

@@ -16,6 +16,10 @@ from huggingface_hub.errors import (
 
 from lmx.protocol.errors import ErrorCode, OperationError
 
+_BUSY_RETRY_S: Final = 300
+"""When the hub has too many requests and does not say for how long."""
+
+_MOST_DIGITS: Final = 6
 _KEPT: Final = "what has been downloaded is kept, so try again"
 
 
@@ -26,15 +30,17 @@ def explained(error: Exception, repo_id: str, revision: str | None) -> Operation
         return error
     if isinstance(error, GatedRepoError):
         return OperationError(
-            failed,
+            invalid,
             f"{repo_id} is gated: accept its terms on its page at the hub, then set HF_TOKEN to a "
             "token of that account in the environment of lmx",
+            param="repo_id",
         )
     if isinstance(error, RevisionNotFoundError):
         return OperationError(
             invalid,
             f"{repo_id} has no branch, tag or commit {revision!r}: check the revision (in a "
             "source: what follows '@')",
+            param="revision",
         )
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         return explained(error.__cause__, repo_id, revision)
@@ -68,22 +74,27 @@ def _refused(error: HfHubHTTPError, repo_id: str) -> OperationError:
     # The hub answers 401 for a private repository and, without a token, for one that isn't there.
     if status in (401, 403):
         return OperationError(
-            failed,
+            ErrorCode.MODEL_SOURCE_INVALID,
             f"the hub refused {repo_id} ({status}): it is private, gated or does not exist; check "
             "the name, and set HF_TOKEN to a token that may read it",
+            param="repo_id",
         )
     if isinstance(error, RepositoryNotFoundError) or status == 404:
         return OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"the hub has no repository {repo_id}: check the name",
+            param="repo_id",
         )
     if status == 429:
-        asked = error.response.headers.get("retry-after")
-        when = f"in {asked} s" if asked else "in some minutes"
+        asked = error.response.headers.get("retry-after", "")
+        # It may also be a date, which is not worth reading.
+        known = asked.isascii() and asked.isdecimal() and len(asked) < _MOST_DIGITS
+        wait_s = int(asked) if known else _BUSY_RETRY_S
         return OperationError(
             failed,
-            f"the hub takes no more requests from this machine for now (429): try again {when}, "
-            f"or set HF_TOKEN, which raises the limit; {_KEPT}",
+            f"the hub takes no more requests from this machine for now (429): try again in "
+            f"{wait_s} s, or set HF_TOKEN, which raises the limit; {_KEPT}",
+            retry_after_s=wait_s,
         )
     if status >= 500:
         return OperationError(

@@ -61,6 +61,7 @@ def fetch_hub(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"{filename} may hold code, which lmx does not download: choose a .gguf file, or a "
             "repository with *.safetensors",
+            param="filename",
         )
     try:
         try:
@@ -103,9 +104,15 @@ def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[H
     if files:
         return files
     names = {file.name for file in listed if file.name.lower().endswith(".gguf")}
-    have = f"its GGUF files: {', '.join(sorted(names)[:_SHOWN_NAMES])}" if names else "it has none"
+    hint = (
+        f"; its GGUF files: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
+        if names
+        else " and no GGUF files: leave filename out to download all of it"
+    )
     raise OperationError(
-        ErrorCode.MODEL_SOURCE_INVALID, f"{repo_id} has no file {filename!r}; {have}"
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{repo_id} has no file {filename!r}{hint}",
+        param="filename",
     )
 
 
@@ -123,6 +130,7 @@ def _refuse_no_model(names: set[str], repo_id: str) -> None:
         ErrorCode.MODEL_SOURCE_INVALID,
         f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
         "files, download one by its name, or give its path",
+        param="repo_id",
     )
 
 
@@ -173,6 +181,7 @@ def _linked(repo_id: str, revision: str | None, filename: str | None, counted: C
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"{repo_id} has no {missing}, so it is not a model that MLX can load",
+            param="repo_id",
         )
     return folder
 

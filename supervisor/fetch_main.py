@@ -193,7 +193,13 @@ def main(argv: list[str] | None = None) -> int:
         )
         outlet.line({"path": str(folder)})
     except OperationError as error:
-        outlet.line({"error": {"code": error.code.value, "message": error.message}})
+        told = {
+            "code": error.code.value,
+            "message": error.message,
+            "param": error.param,
+            "retry_after_s": error.retry_after_s,
+        }
+        outlet.line({"error": told})
         return 1
     except BrokenPipeError:
         return 1

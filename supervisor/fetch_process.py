@@ -107,6 +107,11 @@ async def _read(
             outcome = Path(report["path"])
         elif "error" in report:
             error = report["error"]
-            outcome = UnavailableError(ErrorCode(error["code"]), error["message"])
+            outcome = UnavailableError(
+                ErrorCode(error["code"]),
+                error["message"],
+                param=error.get("param"),
+                retry_after_s=error.get("retry_after_s"),
+            )
         else:
             advanced(report)

@@ -70,4 +70,10 @@ class Fetching:
         def advanced(report: dict[str, Any]) -> None:
             self._on_advance(model.id, LoadPhase(report["phase"]), report.get("fraction"))
 
-        self._on_end(model.id, await self._program.run(model.source, (), advanced))
+        outcome = await self._program.run(model.source, (), advanced)
+        if isinstance(outcome, LmxError):
+            # The field is one of a download; who loads a model has given none of them.
+            outcome = UnavailableError(
+                outcome.code, outcome.message, retry_after_s=outcome.retry_after_s
+            )
+        self._on_end(model.id, outcome)

@@ -13,10 +13,12 @@ from lmx.supervisor.kv_config import native_context, text_section
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """``family``: the architecture's name, ``qwen3``; ``context_tokens``: the longest context that
-    the model was made for. None: the file doesn't say."""
+    the model was made for; ``created_s``: the time of day when the file was written. None: the
+    file doesn't say, or it is not known."""
 
     family: str | None = None
     context_tokens: int | None = None
+    created_s: int | None = None
 
 
 def context_problem(model: ModelConfig, facts: ModelFacts) -> str | None:
@@ -37,10 +39,12 @@ def read_facts(folder: Path) -> ModelFacts:
     """Return what config.json says, nothing for a file that is missing or broken: loading the
     model says what is wrong with it."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        file = folder / "config.json"
+        config = json.loads(file.read_bytes())
+        created_s = int(file.stat().st_mtime)
     except (OSError, ValueError, RecursionError):
         return ModelFacts()
     if not isinstance(config, dict):
         return ModelFacts()
     family = text_section(config).get("model_type") or config.get("model_type")
-    return ModelFacts(str(family) if family else None, native_context(config))
+    return ModelFacts(str(family) if family else None, native_context(config), created_s)

@@ -24,7 +24,7 @@ class PublicState:
         self.revision = 0
         self._actions = actions
         self._epoch = epoch
-        self._created_s = int(actions.wall_s())
+        self._started_s = int(actions.wall_s())
         self._published: tuple[Any, ...] | None = None
 
     def snapshot(
@@ -39,7 +39,7 @@ class PublicState:
         """Return the slots as routers see them."""
         places = positions(slots, now_s)
         views = tuple(
-            model_view(slot, places.get(slot.model.id), self._created_s, now_s) for slot in slots
+            model_view(slot, places.get(slot.model.id), self._started_s, now_s) for slot in slots
         )
         return control.Snapshot(
             self._epoch, self.revision, config.default_model_id, views, stopping,
@@ -64,7 +64,7 @@ class PublicState:
 def _routes(config: Config) -> tuple[control.Route, ...]:
     id_of = {name: model.id for model in config.models for name in (model.id, *model.aliases)}
     return tuple(
-        # Two names may be of one model.
-        control.Route(name, tuple(dict.fromkeys(id_of[each] for each in names)))
+        # Two names may be of one model. Routers leave out what is not there.
+        control.Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
         for name, names in config.routing.items()
     )

@@ -17,6 +17,12 @@ from lmx.supervisor.processes import Processes
 from lmx.supervisor.router_guard import RouterGuard
 
 
+def tell_routing_gaps(config: Config, note: Callable[..., None]) -> None:
+    """Note which names in ``routing`` are no model's, the added ones among them."""
+    for gap in config.routing_gaps():
+        note("routing.incomplete", None, gap)
+
+
 class Reloader:
     """Compares what a person wrote, with the added models, with what is in force, which is the
     core's. ``apply(new)`` gives a new one to whoever looks at it and can't fail; models are the
@@ -73,6 +79,7 @@ class Reloader:
         if diff.sections:
             self._put_in_force(old, new, diff, now_s)
         self._added.tell_shadowed(written, self._note)
+        tell_routing_gaps(new, self._note)
         detail = "; ".join(diff.sentences) or "it is the same"
         self._note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
         return control.Reloaded(diff.sections, diff.sentences)

@@ -48,7 +48,7 @@ from lmx.supervisor.memory_watch import MemoryWatch
 from lmx.supervisor.pins import Pins
 from lmx.supervisor.processes import Processes
 from lmx.supervisor.records import Records, SupervisorLock
-from lmx.supervisor.reload import Reloader
+from lmx.supervisor.reload import Reloader, tell_routing_gaps
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.router_state import RouterLimits
 from lmx.supervisor.service_commands import ServiceCommands
@@ -193,6 +193,7 @@ class Service:
         self.core = Core(added.join(self.config), ledger, self._processes, epoch, pins.load())
         added.serve_with(self.core)
         added.tell_shadowed(self.config, self._events.note)
+        tell_routing_gaps(self.core.config, self._events.note)
         loading = Loading(self.core, added, self._processes.in_cache)
         self._memory = MemoryWatch(
             self.core, self.config.memory, self._processes.send, self._events.note
@@ -207,7 +208,8 @@ class Service:
             lambda download, path: self._download_came(added, download, path), self._events.note,
         )  # fmt: skip
         self._disk_commands = DiskCommands(
-            self._downloads, Deletion(self.core, added, self._downloads, self.home),
+            self._downloads,
+            Deletion(self.core, added, self._downloads, self.home, self._events.note),
             self._processes.reply,
         )  # fmt: skip
         self._shutdown = Shutdown(self.core, self.guard, self._close_fetches)

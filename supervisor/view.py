@@ -7,19 +7,22 @@ from dataclasses import asdict
 from typing import Any
 
 from lmx.protocol.control import ModelView, Saved
+from lmx.protocol.kv_shape import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import MemoryConfig
 from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.denials import ready_in_s
+from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.picture import expires_at_s
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.worker_state import Worker
 
 
-def model_view(slot: Slot, position: int | None, created_s: int, now_s: float) -> ModelView:
+def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -> ModelView:
     """Return a slot as routers see it.
 
+    A model whose files are not known yet is as old as the supervisor, ``started_s``.
     ``memory_bytes`` is what the worker measured when it became ready, not each beat's: the
     snapshot changes on facts, not every second.
     """
@@ -36,7 +39,7 @@ def model_view(slot: Slot, position: int | None, created_s: int, now_s: float) -
         context_length=slot.context_length,
         kind=model_kind(slot),
         capabilities=worker.capabilities if worker else (),
-        created_s=created_s,
+        created_s=slot.facts.created_s or started_s,
         loaded_at_s=slot.loaded_at_s,
         phase=worker.phase if worker else slot.fetch_phase,
         fraction=worker.fraction if worker else slot.fetch_fraction,
@@ -120,7 +123,17 @@ def _needs(slot: Slot) -> dict[str, int | None]:
         "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
         "weights_bytes": needs.weights_bytes if needs else None,
         "kv_capacity_bytes": needs.kv_cache_bytes if needs else None,
+        "context_bytes": _context_bytes(slot, needs),
     }
+
+
+def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
+    """Return what as many requests of full length as memory is kept for hold in the KV cache,
+    which has room for more where the context is short."""
+    if needs is None or needs.kv_cache_bytes is None or needs.context_tokens is None:
+        return None
+    row_bytes = kv_bytes(needs.kv_layers, needs.context_tokens)
+    return min(slot.model.kept_rows * row_bytes, needs.kv_cache_bytes)
 
 
 def _last_exit(slot: Slot) -> dict[str, Any] | None:

@@ -205,6 +205,8 @@ def test_what_is_loaded_is_not_deleted(hub: FakeHub, lmx: Rig, tmp_path: Path) -
 
     deleted: Deleted = lmx.ask(DeleteModel(name, force=True))
     assert deleted.freed_bytes > WEIGHTS_BYTES
+    (told,) = lmx.events("model.deleted")
+    assert (told.model_id, told.data["freed_bytes"]) == (name, deleted.freed_bytes)
     assert not path.exists()
     assert name not in available(lmx)
     assert lmx.worker("same")["state"] == "cold"

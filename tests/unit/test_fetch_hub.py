@@ -92,10 +92,15 @@ class Fetch:
         assert status == 0, lines
         return Path(lines[-1]["path"])
 
-    def error(self, source: str, *options: str) -> tuple[str, str]:
+    def told(self, source: str, *options: str) -> dict[str, Any]:
         status, lines = self(source, *options)
         assert status == 1
-        return lines[-1]["error"]["code"], lines[-1]["error"]["message"]
+        error: dict[str, Any] = lines[-1]["error"]
+        return error
+
+    def error(self, source: str, *options: str) -> tuple[str, str]:
+        told = self.told(source, *options)
+        return told["code"], told["message"]
 
 
 @pytest.fixture
@@ -133,21 +138,28 @@ def test_download_then_cache_then_offline(fetch: Fetch, hub: FakeHub) -> None:
 
 def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
     refusals = {
-        "org/gone": ("model_source_invalid", "no repository org/gone"),
-        "org/tiny@v9": ("model_source_invalid", "'v9'"),
-        "org/bare": ("model_source_invalid", "no *.safetensors"),
-        "org/mute": ("model_source_invalid", "no tokenizer.json"),
+        "org/gone": ("no repository org/gone", "repo_id"),
+        "org/tiny@v9": ("'v9'", "revision"),
+        "org/bare": ("no *.safetensors", "repo_id"),
+        "org/mute": ("no tokenizer.json", "repo_id"),
     }
-    for source, (code, part) in refusals.items():
-        found = fetch.error(source)
-        assert (found[0], part in found[1]) == (code, True), found
-    hub.faults["api"] = Fault(status=401)
-    assert "set HF_TOKEN" in fetch.error("org/tiny")[1]
-    hub.faults["api"] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
-    assert "accept its terms" in fetch.error("org/tiny")[1]
-    hub.faults["api"] = Fault(status=429, headers={"Retry-After": "900"})
-    code, message = fetch.error("org/tiny")
-    assert (code, "try again in 900 s" in message) == ("download_failed", True), message
+    for source, (part, param) in refusals.items():
+        told = fetch.told(source)
+        assert (told["code"], told["param"]) == ("model_source_invalid", param), told
+        assert part in told["message"]
+    for fault, part in (
+        (Fault(status=401), "set HF_TOKEN"),
+        (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), "accept its terms"),
+    ):
+        hub.faults["api"] = fault
+        told = fetch.told("org/tiny")
+        assert (told["code"], told["param"]) == ("model_source_invalid", "repo_id"), told
+        assert (part in told["message"], told["retry_after_s"]) == (True, None)
+    for asked, wait_s in (("900", 900), ("Wed, 21 Oct 2026 07:28:00 GMT", 300), (None, 300)):
+        hub.faults["api"] = Fault(status=429, headers={"Retry-After": asked} if asked else {})
+        told = fetch.told("org/tiny")
+        assert (told["code"], told["retry_after_s"]) == ("download_failed", wait_s), told
+        assert f"try again in {wait_s} s" in told["message"]
     assert hub.served[WEIGHTS] == 0
 
 
@@ -192,8 +204,13 @@ def test_one_file(fetch: Fetch, hub: FakeHub) -> None:
     assert path.read_bytes() == FILES["model-Q4_K_M.gguf"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert set(hub.served) == {path.name}
-    code, message = fetch.error("org/tiny", "--filename=model-Q8_0.gguf")
-    assert (code, "model-Q4_K_M.gguf" in message) == ("model_source_invalid", True), message
+    for repository, hint in (
+        ("org/tiny", "its GGUF files: model-Q4_K_M.gguf"),
+        ("org/bare", "and no GGUF files: leave filename out to download all of it"),
+    ):
+        told = fetch.told(repository, "--filename=model-Q8_0.gguf")
+        assert (told["code"], told["param"]) == ("model_source_invalid", "filename"), told
+        assert hint in told["message"]
     for name in ("../secret.gguf", "/etc/passwd", "a//b", "a\\b", "pytorch_model.bin", ""):
         code, message = fetch.error("org/tiny", f"--filename={name}")
         assert code == "model_source_invalid", message

@@ -104,15 +104,28 @@ async def test_a_download_begins() -> None:
             assert asked(rig, StartDownload)[-1] == StartDownload(REPO, None, None)
 
 
-async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told() -> None:
+@pytest.mark.parametrize("param", ["repo_id", "revision", "filename", None])
+async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
+    param: str | None,
+) -> None:
     async with router_rig() as rig:
-        view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why")
+        view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
         rig.supervisor.replies[StartDownload] = view
         rig.supervisor.replies[GetDownloads] = Downloads((view,))
         _, begun = await rig.admin("POST", PATH, repo_id=REPO)
         _, later = await rig.admin("GET", f"{PATH}/{view.download_id}")
         assert later["error"] == begun["error"]
         assert begun["error"]["type"] == "not_found_error"
+        assert begun["error"]["param"] == (param or "repo_id")
+
+
+async def test_who_begins_one_is_told_when_the_hub_takes_requests_again() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[StartDownload] = replace(FAILED, retry_after_s=900.0)
+        async with rig.http.post(
+            f"{rig.url}{PATH}", json={"repo_id": REPO}, headers={"X-Admin-Key": rig.spec.admin_key}
+        ) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "900")
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ async def test_the_status_of_an_engine(path: str) -> None:
 
 async def test_the_status_of_what_was_never_loaded() -> None:
     async with engine_rig() as rig:
-        line = cold_line("b", weights_bytes=None, kv_capacity_bytes=None, problem="no folder")
+        line = cold_line("b", weights_bytes=None, context_bytes=None, problem="no folder")
         rig.supervisor.replies[GetStatus] = Status(told_status(line))
         await publish(rig, cold("b"))
         status, body = await rig.admin("GET", "/engines/b/status")

@@ -113,10 +113,12 @@ async def test_a_trickling_body_holds_only_its_own_connection(
 
 async def test_unknown_paths_and_methods() -> None:
     async with router_rig() as rig:
-        async with rig.http.get(f"{rig.url}/nope") as response:
-            body = await response.json()
-            assert (response.status, body["error"]["code"]) == (404, "not_found_error")
-            assert body["error"]["type"] == "not_found_error"
+        for path in ("/nope", "/"):
+            async with rig.http.get(f"{rig.url}{path}") as response:
+                body = await response.json()
+                assert (response.status, body["error"]["code"]) == (404, "not_found_error")
+                assert body["error"]["type"] == "not_found_error"
+                assert "/docs" in body["error"]["message"]
         async with rig.http.get(f"{rig.url}/v1/chat/completions") as response:
             body = await response.json()
             assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")

@@ -15,11 +15,13 @@ from core_rig import CoreRig
 from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.inventory import AddModel, RemoveModel
+from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.added_file import AddedFile
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_model import AddedModelConfig
+from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.reload import Reloader
 
@@ -453,6 +455,18 @@ def test_a_snapshot_has_routes_by_id_and_what_is_free() -> None:
     assert rig.core.snapshot(0.0).free_bytes == 700
 
 
+def test_a_route_may_name_a_model_that_is_added_later(folder: Path) -> None:
+    rig = CoreRig({"a": 100})
+    reloading = Reloading(rig)
+    reloading.write(routing={"code": ["new", "a"]})
+    assert rig.core.snapshot(0.0).routes == (control.Route("code", ("new", "a")),)
+    assert "'new'" in rig.actions.details["routing.incomplete"]
+    rig.operate(AddModel("new", str(folder)))
+    rig.actions.details.clear()
+    reloading.write(memory={"soft_line": 0.5})
+    assert "routing.incomplete" not in rig.actions.details
+
+
 def test_a_model_tells_its_family_and_its_need_before_it_is_loaded() -> None:
     rig = CoreRig({"a": 100, "far": 100})
     rig.actions.facts = ModelFacts("qwen3", 4096)
@@ -466,6 +480,16 @@ def test_a_model_tells_its_family_and_its_need_before_it_is_loaded() -> None:
     rig.core.fetch_ended("far", Path("/models/far"), 0.0)
     view = rig.core.snapshot(0.0).models[1]
     assert (view.family, view.needed_bytes, view.kind) == ("qwen3", 100, ModelKind.CHAT)
+
+
+def test_a_model_is_as_old_as_its_files() -> None:
+    rig = CoreRig({"a": 100, "far": 100})
+    started_s = rig.core.snapshot(0.0).models[1].created_s
+    rig.actions.facts = ModelFacts(created_s=1_700_000_000)
+    rig.actions.remote.add("far")
+    Reloading(rig).write(memory={"soft_line": 0.5})
+    created_s = {view.model_id: view.created_s for view in rig.core.snapshot(0.0).models}
+    assert created_s == {"a": 1_700_000_000, "far": started_s}
 
 
 def test_what_a_model_needs_follows_what_it_was_measured_at() -> None:
@@ -483,3 +507,17 @@ def test_the_status_tells_for_how_long_work_stalls() -> None:
     line = rig.core.status(0.0)[0]
     assert line["stalled_s"] == 12.5
     assert {"kv_capacity_bytes", "weights_bytes", "needed_bytes", "family"} <= set(line)
+
+
+@pytest.mark.parametrize(("tokens", "shown_bytes"), [(512, 1_024_000), (1024, 2_048_000)])
+def test_the_status_tells_what_full_contexts_take_without_the_room_for_short_ones(
+    tokens: int, shown_bytes: int
+) -> None:
+    rig = CoreRig({"a": 100}, models={"a": {"concurrency": 2}})
+    rig.slot("a").needs = MemoryPlan(
+        100, kv_cache_bytes=8_192_000, context_tokens=tokens, kv_layers=(KvLayers(10, 100),)
+    )
+    line = rig.core.status(0.0)[0]
+    assert (line["context_bytes"], line["kv_capacity_bytes"]) == (shown_bytes, 8_192_000)
+    rig.slot("a").needs = MemoryPlan(100)
+    assert rig.core.status(0.0)[0]["context_bytes"] is None

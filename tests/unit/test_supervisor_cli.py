@@ -392,6 +392,9 @@ def test_config_show_shows_no_key(home: Home) -> None:
     done = run("config", "show")
     assert (done.exit_code, "admin_key: '**********'" in done.output) == (0, True), done.output
     assert "sk-" not in done.output
+    home.default_config.write_text("routing: {code: [late]}")
+    done = run("config", "check")
+    assert (done.exit_code, "routing.code names 'late'" in done.output) == (0, True), done.output
     home.default_config.write_text(f"security: {{api_keys: {keys[0]}}}")
     for arguments in (["config", "show"], ["config", "check"], ["up"]):
         done = run(*arguments)

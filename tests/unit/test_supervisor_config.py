@@ -104,7 +104,8 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
             "groups: [{name: g, models: [a, b], swap: true}]",
             ["groups.g", "a and b are pinned"],
         ),
-        ("routing: {code: [b]}", ["routing.code", "'b'", "known: none"]),
+        ("routing: {code: ''}", ["routing.code"]),
+        ("routing: {code: 3}", ["routing.code"]),
         ("models: [{id: a, source: /x}]\nrouting: {a: [a]}", ["routing.a", "models.a"]),
         (
             "models: [{id: a, source: /x, aliases: [auto]}]\nrouting: {auto: [a]}",
@@ -334,6 +335,16 @@ def test_an_address_that_others_reach_needs_a_key(
 )
 def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: Path) -> None:
     assert load(text, tmp_path).server.host
+
+
+def test_routes_may_name_what_is_added_later(tmp_path: Path) -> None:
+    text = "models: [{id: a, source: /x, aliases: [b]}]\nrouting: {code: [late, b, a], auto: a}"
+    config = load(text, tmp_path)
+    assert config.routing == {"code": ("late", "b", "a"), "auto": ("a",)}
+    assert config.routing_gaps() == (
+        "routing.code names 'late', which is no configured model: it is left out until one is "
+        "added",
+    )
 
 
 def test_the_example_of_routes_is_one(tmp_path: Path) -> None:

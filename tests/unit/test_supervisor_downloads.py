@@ -71,7 +71,12 @@ def test_records_outlive_the_supervisor(tmp_path: Path) -> None:
     file.save(file.text_of([failed, running]))
     found = file.load()
     assert found[0] == failed
-    assert found[1] == replace(running, status=DownloadStatus.INTERRUPTED)
+    written_s = (tmp_path / "downloads.json").stat().st_mtime
+    assert (found[1].status, found[1].ended_s) == (DownloadStatus.INTERRUPTED, written_s)
+    assert (found[1].downloaded_bytes, found[1].total_bytes) == (5, 10)
+    assert "was killed" in (found[1].error or "")
+    assert "goes on" in (found[1].error or "")
+    assert found[1].error_code is ErrorCode.DOWNLOAD_FAILED
     for text in ("no JSON", "[1]", '[{"status": "odd"}]', "{}"):
         (tmp_path / "downloads.json").write_text(text)
         assert file.load() == []
@@ -117,6 +122,8 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
 
 
 SIZED = """echo '{"phase": "download", "fraction": 0.5, "done_bytes": 5, "total_bytes": 10}'"""
+REFUSED = """echo '{"error": {"code": "download_failed", "message": "too many", \
+"param": "repo_id", "retry_after_s": 900}}'; exit 1"""
 FAILS = """echo '{"error": {"code": "download_failed", "message": "cut off"}}'; exit 1"""
 
 
@@ -235,7 +242,11 @@ async def test_the_next_program_goes_on(ground: Ground) -> None:
 
     third = ground.downloads()
     third.resume()
-    assert third.list(left.download_id).downloads[0].status is DownloadStatus.INTERRUPTED
+    view = third.list(left.download_id).downloads[0]
+    assert view.status is DownloadStatus.INTERRUPTED
+    assert (view.error_code, "goes on" in (view.error or "")) == (ErrorCode.DOWNLOAD_FAILED, True)
+    view = await third.cancel(left.download_id)
+    assert (view.status, view.error_code) == (DownloadStatus.CANCELLED, None)
     await third.close(goes_on=False)
 
 
@@ -300,6 +311,17 @@ def test_under_what_a_download_is_served(
     if source is not None:
         known = Added(mine=source)
         assert serve_download(cast(AddedModels, known), done, path, 1.0) == "mine"
+
+
+async def test_a_failure_tells_its_field_and_when_to_come_back(ground: Ground) -> None:
+    downloads = ground.downloads()
+    ground.script(REFUSED)
+    view = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (view.param, view.retry_after_s) == ("repo_id", 900)
+    ground.script(FAILS)
+    view = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (view.error, view.param, view.retry_after_s) == ("cut off", None, None)
+    await downloads.close(goes_on=False)
 
 
 async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(

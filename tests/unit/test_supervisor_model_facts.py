@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,9 @@ def test_family_and_context_are_the_text_models(
     config: Any, facts: ModelFacts, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_facts(tmp_path) == facts
+    os.utime(tmp_path / "config.json", (5.0, 1_700_000_000.7))
+    created_s = 1_700_000_000 if isinstance(config, dict) else None
+    assert read_facts(tmp_path) == replace(facts, created_s=created_s)
 
 
 def test_a_broken_or_missing_file_tells_nothing(tmp_path: Path) -> None:

@@ -369,7 +369,8 @@ def test_a_held_model_takes_no_request_until_it_is_loaded_or_reset() -> None:
     assert rig.answer(rig.ask("a")).code is ErrorCode.MODEL_DRAINED
     rig.drains("a")
     assert rig.slot("a").state is SlotState.HELD
-    assert rig.answer(rig.ask("a")).code is ErrorCode.MODEL_DRAINED
+    answer = rig.answer(rig.ask("a"))
+    assert (answer.code, answer.retry_after_s) == (ErrorCode.MODEL_DRAINED, 300)
     rig.operate(control.UnloadModel("a"))
     assert rig.slot("a").state is SlotState.HELD
     rig.operate(control.ResetModel("a"))

@@ -176,6 +176,8 @@ _DOWNLOAD: Final = DownloadView(
     model_id="tiny",
     error_code=ErrorCode.DOWNLOAD_FAILED,
     error="the connection was lost",
+    param="filename",
+    retry_after_s=300.0,
 )
 
 SAMPLES: Final[tuple[Any, ...]] = (
