@@ -2,7 +2,7 @@
 
 The shapes matter here, not the words: a tiny model with random weights answers, on the real engine.
 
-The documents are not in the repository. Their folder is ``LMX_DOCUMENTS``, else
+The documents are not in the repository. Their folder is ``API_DOCUMENTS``, else
 ``shared/seeds`` beside the checkout; where there is none, these tests are skipped.
 """
 
@@ -49,6 +49,7 @@ from documents import (
     MOONSHOT,
     OPTA,
     OVMS,
+    WHY_SKIPPED,
     Example,
     Kind,
     documents_folder,
@@ -76,7 +77,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         FOLDER is None,
-        reason="the five documents are not here: name their folder with LMX_DOCUMENTS",
+        reason=WHY_SKIPPED,
     ),
 ]
 

@@ -1,6 +1,6 @@
 """The five documents whose examples lmx runs, and every example in them, found and classified.
 
-They are no part of the repository: ``LMX_DOCUMENTS`` names their folder, else it is
+They are no part of the repository: ``API_DOCUMENTS`` names their folder, else it is
 ``shared/seeds`` beside the checkout. Reads files and decides what each block is; sends nothing.
 """
 
@@ -77,9 +77,12 @@ class Example:
         return f"{self.document.split('-', 1)[0]}-{self.line}-{self.kind}"
 
 
+WHY_SKIPPED: Final = "the five documents are not here: name their folder with API_DOCUMENTS"
+
+
 def documents_folder() -> Path | None:
     """Return where the documents are, if anywhere."""
-    named = os.environ.get("LMX_DOCUMENTS")
+    named = os.environ.get("API_DOCUMENTS")
     folder = Path(named) if named else ROOT.parent / "shared" / "seeds"
     return folder if (folder / OPTA).is_file() else None
 
