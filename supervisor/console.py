@@ -117,13 +117,15 @@ class LoadProgress:
 
 
 def print_welcome(console: Console, status: dict[str, Any]) -> None:
-    """Print the base URL, the models, and a request to paste."""
+    """Print the base URL, the models, where the API is described, and a request to paste."""
     url = status["router"].get("url", "(the router is being restarted)")
     workers = status["workers"]
     shown = [worker for worker in workers if worker["state"] == "ready"] or workers
     console.print(f"\n[bold]lmx {status['supervisor']['version']}[/] serves at [bold]{url}[/]")
     names = ", ".join(worker["model"] for worker in shown)
     console.print(f"models: {names or 'none; add some to lmx.yaml'}")
+    if "url" in status["router"]:
+        console.print(f"docs:   {url.removesuffix('/v1')}/docs")
     if shown:
         # The first that chats; a kind that is not known yet most likely does.
         chats = [worker for worker in shown if worker["kind"] in (None, "chat")]
