@@ -8,7 +8,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
@@ -33,7 +32,7 @@ from lmx.router.answer_error import ErrorObject
 from lmx.router.body import read_object
 from lmx.router.errors import error_body, rejection
 from lmx.router.invalid import validated
-from lmx.router.json_answer import json_answer
+from lmx.router.json_answer import json_answer, json_array
 from lmx.router.operating import COMMAND_DEADLINE_S, ask, params_named
 from lmx.router.schemas_admin import DownloadRequest
 from lmx.router.services import SERVICES, Services
@@ -108,8 +107,7 @@ async def cancel_download(request: web.Request) -> web.Response:
 async def available_models(request: web.Request) -> web.Response:
     """Return the models that are on this machine's disk, whole, served or not."""
     found = await ask(request.app[SERVICES].supervisor, GetAvailable(), Available, _SCAN_DEADLINE_S)
-    answers = [available_answer(model).model_dump() for model in found.models]
-    return web.Response(body=orjson.dumps(answers), content_type="application/json")
+    return json_array(available_answer(model) for model in found.models)
 
 
 async def find_download(services: Services, download_id: str) -> DownloadView:

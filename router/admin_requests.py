@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.json_answer import json_value
 from lmx.router.live_requests import LiveRequest, live_object
 from lmx.router.services import SERVICES
 
@@ -36,4 +36,4 @@ def _listed(request: web.Request, found: tuple[LiveRequest, ...]) -> web.Respons
         "object": "list",
         "data": [live_object(live, *requests.shown(live)) for live in found],
     }
-    return web.Response(body=orjson.dumps(answer), content_type="application/json")
+    return json_value(answer)

@@ -16,6 +16,7 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.router.chunks import ChunkWriter, error_event
 from lmx.router.envelope import Identity, fingerprint
 from lmx.router.job import Job, Source
+from lmx.router.json_answer import json_text
 from lmx.router.opening import telling
 from lmx.router.services import SERVICES, Services
 from lmx.router.sse import DONE, EventStream
@@ -62,7 +63,7 @@ async def answer_whole(
             task.exception()  # It was lost at the same moment; there is nobody to tell.
         raise
     if task.done():
-        return web.Response(body=task.result(), content_type="application/json")
+        return json_text(task.result())
     job.live.detached = True
     told_tokens = record.prompt_tokens or 0
     task.add_done_callback(_end_detached)

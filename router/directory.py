@@ -8,6 +8,9 @@ from lmx.protocol.control import ModelView, Snapshot
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import SlotState, WorkerState
 
+LOADED_STATES = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
+"""Of those that :func:`shown_state` gives: the model is in memory and answers."""
+
 _LISTED_IDS = 20
 """Model ids that a "no such model" error lists."""
 

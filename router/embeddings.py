@@ -16,6 +16,7 @@ from aiohttp import web
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import TaskFinished, Vectors
 from lmx.router.body import read_object
+from lmx.router.json_answer import json_text
 from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
 from lmx.router.routing import candidates
@@ -60,7 +61,7 @@ async def embeddings(request: web.Request) -> web.Response:
         }
     )
     whole = b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
-    return web.Response(body=whole, content_type="application/json")
+    return json_text(whole)
 
 
 async def _data(answer: TaskAnswer, *, as_base64: bool) -> list[bytes]:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from lmx.protocol.control import Event
 from lmx.protocol.errors import GenerationError
+from lmx.protocol.event_object import event_object
 from lmx.router.event_feed import Happening, Listener
 from lmx.router.following import Following
 from lmx.router.invalid import validated
@@ -98,13 +99,5 @@ def _last(found: Sequence[Happening], count: int) -> Sequence[Happening]:
 
 def _event(happening: Happening) -> bytes:
     epoch, event = happening.epoch, happening.event
-    body = {
-        "epoch": epoch,
-        "seq": event.seq,
-        "at_s": event.at_s,
-        "name": event.name,
-        "model": event.model_id,
-        "detail": event.detail,
-        "data": event.data,
-    }
+    body = event_object(epoch, event)
     return b"id: %s-%d\ndata: %s\n\n" % (epoch.encode(), event.seq, orjson.dumps(body))

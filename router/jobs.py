@@ -12,6 +12,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.invalid import validated
 from lmx.router.job_records import JobRow, JobState, Wanted
+from lmx.router.json_answer import json_value
 from lmx.router.live_requests import LiveRequest, LiveState
 from lmx.router.schemas_jobs import JobsQuery
 from lmx.router.services import SERVICES, Services
@@ -48,7 +49,7 @@ async def list_jobs(request: web.Request) -> web.Response:
             param="after",
         )
     rows, has_more = page
-    return _json(
+    return json_value(
         {
             "object": "list",
             "data": [_job(services, row) for row in rows],
@@ -63,7 +64,7 @@ async def get_job(request: web.Request) -> web.Response:
     """Show one job with its result, or what there is of it."""
     services = request.app[SERVICES]
     row = await _row(request)
-    return _json(_job(services, row) | {"result": _raw(row.result)})
+    return json_value(_job(services, row) | {"result": _raw(row.result)})
 
 
 async def delete_job(request: web.Request) -> web.Response:
@@ -72,7 +73,7 @@ async def delete_job(request: web.Request) -> web.Response:
     row = await _row(request)
     if row.ended_s is not None:
         await services.jobs.delete(row.id)
-        return _json({"id": row.id, "object": "job", "deleted": True})
+        return json_value({"id": row.id, "object": "job", "deleted": True})
     live = services.live.get(row.id)
     if live is not None:
         live.cancel()
@@ -86,7 +87,7 @@ async def delete_job(request: web.Request) -> web.Response:
         )
     # It has ended by now: cancelled, or by itself just before.
     row = await _row(request)
-    return _json(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
+    return json_value(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
 
 
 async def _row(request: web.Request) -> JobRow:
@@ -160,7 +161,3 @@ def _rounded(time_s: float | None) -> float | None:
 
 def _raw(json: bytes | None) -> orjson.Fragment | None:
     return None if json is None else orjson.Fragment(json)
-
-
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")

@@ -1,9 +1,12 @@
-"""Answers that are made of their descriptions, and the units of their sizes."""
+"""JSON as an HTTP response, above all answers that are made of their descriptions, and the units
+of their sizes."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from lmx.router.answer_types import Answer
@@ -14,11 +17,22 @@ _MIB: Final = 1024**2
 
 def json_answer(answer: Answer, status: int = 200) -> web.Response:
     """Return an answer as JSON, without the fields that it was not given."""
-    return web.Response(
-        status=status,
-        body=answer.model_dump_json(exclude_unset=True).encode(),
-        content_type="application/json",
-    )
+    return json_text(answer.model_dump_json(exclude_unset=True).encode(), status)
+
+
+def json_array(answers: Iterable[Answer]) -> web.Response:
+    """Return answers as a JSON array, each without the fields that it was not given."""
+    return json_value([answer.model_dump(exclude_unset=True) for answer in answers])
+
+
+def json_value(value: Any) -> web.Response:
+    """Return a value as JSON."""
+    return json_text(orjson.dumps(value))
+
+
+def json_text(text: bytes, status: int = 200) -> web.Response:
+    """Return what is JSON already."""
+    return web.Response(status=status, body=text, content_type="application/json")
 
 
 def to_gb(size_bytes: int) -> float:

@@ -13,13 +13,13 @@ from prometheus_client.core import (
 )
 
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
+from lmx.router.directory import LOADED_STATES
 
 _STATES: Final = tuple(
     state.value
     for state in (*SlotState, *WorkerState)
     if state not in (SlotState.OCCUPIED, WorkerState.EXITED)
 )
-_LOADED: Final = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
 
 _PRESSURES: Final = {level.value: number for number, level in enumerate(MemoryPressure)}
 
@@ -161,7 +161,7 @@ def _of_states(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
         "lmx_model_state", "1 for the state that the model is in.", labels=["model", "state"]
     )
     for worker in workers:
-        loaded.add_metric([worker["model"]], worker["state"] in _LOADED)
+        loaded.add_metric([worker["model"]], worker["state"] in LOADED_STATES)
         for state in _STATES:
             states.add_metric([worker["model"], state], worker["state"] == state)
     yield loaded

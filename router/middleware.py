@@ -18,6 +18,7 @@ from lmx.protocol.ids import accept_request_id
 from lmx.router.access import check_access
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
+from lmx.router.json_answer import json_text
 from lmx.router.services import SERVICES
 from lmx.router.traffic import CLIENT_LEFT, RECORD, Record, Traffic
 
@@ -78,9 +79,7 @@ def error_response(error: LmxError, record: Record, *, operator: bool = False) -
     form = http_error(error, operator=operator)
     if error.code is ErrorCode.SYNC_TIMEOUT:
         form.body["error"]["job_id"] = record.job_id
-    response = web.Response(
-        status=form.status, body=orjson.dumps(form.body), content_type="application/json"
-    )
+    response = json_text(orjson.dumps(form.body), form.status)
     if form.retry_after is not None:
         response.headers["Retry-After"] = form.retry_after
     if form.not_again:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from aiohttp import web
-from pydantic import TypeAdapter
 
 from lmx.protocol.control import ModelView
 from lmx.protocol.states import ModelKind
 from lmx.router.answer_models import CapabilityModelSpec, ModelList, ModelObject
 from lmx.router.directory import Directory, shown_state
-from lmx.router.json_answer import json_answer
+from lmx.router.json_answer import json_answer, json_array
 from lmx.router.routing import candidates, leading_to
 from lmx.router.services import SERVICES
 
 _MODALITIES: Final = ("text",)
 """What every model takes."""
-
-_SPECS: Final = TypeAdapter(list[CapabilityModelSpec])
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -37,12 +34,11 @@ async def get_model(request: web.Request) -> web.Response:
 async def list_chat_models(request: web.Request) -> web.Response:
     """Return the models that chat, in the form of kiapi."""
     directory = await request.app[SERVICES].supervisor.directory()
-    specs = [
+    return json_array(
         chat_model_spec(directory, model)
         for model in directory.models
         if model.kind in (ModelKind.CHAT, None)
-    ]
-    return web.Response(body=_SPECS.dump_json(specs), content_type="application/json")
+    )
 
 
 def model_object(model: ModelView) -> ModelObject:

@@ -8,8 +8,7 @@ from typing import Any, Final, TypeVar
 
 from lmx.protocol.control import Done, GetStatus, ModelView, Status
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError
-from lmx.protocol.states import WorkerState
-from lmx.router.directory import Directory, shown_state
+from lmx.router.directory import LOADED_STATES, Directory, shown_state
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 
@@ -17,7 +16,6 @@ COMMAND_DEADLINE_S: Final = 10.0
 """For what is begun, or looked up, and not waited for."""
 
 _STATUS_DEADLINE_S: Final = 2.0
-_LOADED: Final = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
 
 _Reply = TypeVar("_Reply")
 
@@ -56,12 +54,12 @@ def known_model(directory: Directory, name: str) -> ModelView | None:
 
 def is_loaded(model: ModelView) -> bool:
     """Return whether a model is in memory and answers."""
-    return shown_state(model) in _LOADED
+    return shown_state(model) in LOADED_STATES
 
 
 def is_loaded_line(line: Mapping[str, Any]) -> bool:
     """Return :func:`is_loaded` for a model's line of a status."""
-    return line["state"] in _LOADED
+    return line["state"] in LOADED_STATES
 
 
 def requests_of(line: Mapping[str, Any], metrics: RequestMetrics) -> int:

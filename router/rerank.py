@@ -6,12 +6,12 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import Scores, TaskFinished
 from lmx.router.body import read_object
+from lmx.router.json_answer import json_value
 from lmx.router.live_requests import RequestKind
 from lmx.router.model_kind import require_kind
 from lmx.router.routing import candidates
@@ -53,7 +53,7 @@ async def rerank(request: web.Request) -> web.Response:
         },
         "results": _results(wanted, answer),
     }
-    return web.Response(body=orjson.dumps(whole), content_type="application/json")
+    return json_value(whole)
 
 
 def _results(wanted: RerankRequest, answer: TaskAnswer) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import orjson
 from aiohttp import web
 
 from lmx.protocol.tasks import Detokenized, Task, Tokenized
 from lmx.router.body import read_object
+from lmx.router.json_answer import json_value
 from lmx.router.routing import candidates
 from lmx.router.schemas_tasks import (
     TOKENIZE,
@@ -32,7 +31,7 @@ async def tokenize(request: web.Request) -> web.Response:
     log_ignored(body, TokenizeRequest, TOKENIZE)
     answer = await _perform(request, wanted.model, task)
     assert isinstance(answer.last, Tokenized)
-    return _json(
+    return json_value(
         {
             "count": len(answer.last.tokens),
             "max_model_len": answer.last.context_tokens,
@@ -49,7 +48,7 @@ async def detokenize(request: web.Request) -> web.Response:
     log_ignored(body, DetokenizeRequest, {})
     answer = await _perform(request, wanted.model, task)
     assert isinstance(answer.last, Detokenized)
-    return _json({"prompt": answer.last.text})
+    return json_value({"prompt": answer.last.text})
 
 
 async def _perform(request: web.Request, name: str | None, task: Task) -> TaskAnswer:
@@ -57,7 +56,3 @@ async def _perform(request: web.Request, name: str | None, task: Task) -> TaskAn
     models = candidates(await services.supervisor.directory(), name, None)
     task = replace(task, request_id=record.request_id)
     return (await perform_on_first(services, record, models, task))[1]
-
-
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")

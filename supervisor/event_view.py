@@ -11,6 +11,7 @@ from typing import Final
 
 from lmx.protocol import control
 from lmx.protocol.control import Event, EventList
+from lmx.protocol.event_object import event_object
 from lmx.supervisor.home import Home
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
@@ -85,17 +86,7 @@ def _write_line(found: Iterable[tuple[str, Event]]) -> None:
 
 def event_json(epoch: str, event: Event) -> str:
     """Return an event as one line of JSON. ``seq`` is unique within an ``epoch``."""
-    return json.dumps(
-        {
-            "epoch": epoch,
-            "seq": event.seq,
-            "at_s": event.at_s,
-            "name": event.name,
-            "model": event.model_id,
-            "detail": event.detail,
-            "data": event.data,
-        }
-    )
+    return json.dumps(event_object(epoch, event))
 
 
 def event_line(event: Event) -> str:
