@@ -68,12 +68,14 @@ class Structure:
 
     ``text``: the JSON schema as JSON; the regular expression; the choices as a JSON array of
     strings; the grammar (Lark or GBNF). Empty for a JSON object. ``param`` is the request's
-    field, for errors.
+    field, for errors. ``whitespace``: a regular expression for each stretch of white space in
+    JSON; None: what models write.
     """
 
     kind: StructureKind
     text: str
     param: str
+    whitespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -17,6 +18,7 @@ from lmx.router.schema_types import FreeObject, NonEmpty, Strict, TextOrObject
 MAX_CHOICES: Final = 10_000
 MAX_FORM_CHARS: Final = 2**20
 """Of a form as text. A worker takes less of most; it goes to it once for each prompt."""
+MAX_WHITESPACE_CHARS: Final = 256
 
 
 class JsonSchemaFormat(Strict):
@@ -29,13 +31,18 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON. ``schema`` beside the type is Together's, Fireworks' and
+    llama.cpp's way to give a schema, with ``json_object`` as with ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
 
 
 _Choices = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+_Whitespace = Annotated[str, Field(max_length=MAX_WHITESPACE_CHARS)]
 
 
 class StructuredOutputs(Strict):
@@ -46,10 +53,12 @@ class StructuredOutputs(Strict):
     regex: NonEmpty | None = None
     choice: _Choices | None = None
     grammar: NonEmpty | None = None
+    whitespace_pattern: _Whitespace | None = None
 
 
 class StructureFields(Strict):
-    """At most one of these may ask for a form. The ``guided`` ones are vLLM's older names."""
+    """At most one of these may ask for a form. The ``guided`` ones are vLLM's older names,
+    ``grammar`` and ``json_schema`` are llama.cpp's; an empty ``grammar`` asks for none there."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -57,6 +66,9 @@ class StructureFields(Strict):
     guided_regex: NonEmpty | None = None
     guided_choice: _Choices | None = None
     guided_grammar: NonEmpty | None = None
+    guided_whitespace_pattern: _Whitespace | None = None
+    grammar: str | None = None
+    json_schema: TextOrObject | None = None
 
 
 def structure_of(fields: StructureFields) -> Structure | None:
@@ -80,7 +92,14 @@ def structure_of(fields: StructureFields) -> Structure | None:
             f"{MAX_FORM_CHARS}: ask for a smaller form.",
             param=asked[0].param,
         )
-    return asked[0] if asked else None
+    return _with_whitespace(fields, asked[0]) if asked else None
+
+
+def _with_whitespace(fields: StructureFields, structure: Structure) -> Structure:
+    """Return the form with the white space that its JSON may have, where a request says it."""
+    outputs, older = fields.structured_outputs, fields.guided_whitespace_pattern
+    newer = outputs.whitespace_pattern if outputs is not None else None
+    return replace(structure, whitespace=older if newer is None else newer)
 
 
 def _all_asked(fields: StructureFields) -> Iterator[Structure]:
@@ -113,10 +132,23 @@ def _all_asked(fields: StructureFields) -> Iterator[Structure]:
         fields.guided_choice,
         fields.guided_grammar,
     )
+    if fields.json_schema is not None:
+        yield _of_schema(fields.json_schema, "json_schema")
+    if fields.grammar:
+        yield Structure(StructureKind.GRAMMAR, fields.grammar, "grammar")
 
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Structure]:
-    if wanted.type == "json_object":
+    if wanted.schema_ is not None and wanted.json_schema is not None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`response_format.schema` can't be combined with `response_format.json_schema`: "
+            "an answer has one form.",
+            param="response_format.schema",
+        )
+    if wanted.schema_ is not None and wanted.type != "text":
+        yield _of_schema(wanted.schema_, "response_format.schema")
+    elif wanted.type == "json_object":
         yield Structure(StructureKind.JSON_OBJECT, "", "response_format")
     elif wanted.type == "json_schema":
         if wanted.json_schema is None:
@@ -140,15 +172,18 @@ def _of_values(
     grammar: str | None,
 ) -> Iterator[Structure]:
     if schema is not None:
-        param = f"{prefix}json"
-        text = _schema_text(schema, param) if isinstance(schema, str) else _json(schema)
-        yield Structure(StructureKind.JSON_SCHEMA, text, param)
+        yield _of_schema(schema, f"{prefix}json")
     if regex is not None:
         yield Structure(StructureKind.REGEX, regex, f"{prefix}regex")
     if choice is not None:
         yield Structure(StructureKind.CHOICE, _json(choice), f"{prefix}choice")
     if grammar is not None:
         yield Structure(StructureKind.GRAMMAR, grammar, f"{prefix}grammar")
+
+
+def _of_schema(schema: str | dict[str, Any], param: str) -> Structure:
+    text = _schema_text(schema, param) if isinstance(schema, str) else _json(schema)
+    return Structure(StructureKind.JSON_SCHEMA, text, param)
 
 
 def _schema_text(text: str, param: str) -> str:

@@ -45,7 +45,7 @@ def structure_grammar(structure: Structure) -> Grammar:
     large; whether llguidance takes the grammar is not checked."""
     match structure.kind:
         case StructureKind.JSON_OBJECT:
-            return schema_grammar({"type": "object"}, _JSON_SPACE)
+            return schema_grammar({"type": "object"}, _space(structure))
         case StructureKind.JSON_SCHEMA:
             return _schema(structure)
         case StructureKind.REGEX:
@@ -104,11 +104,15 @@ def _schema(structure: Structure) -> Grammar:
             raise invalid(structure.param, "a JSON schema is a JSON object")
         if reason := too_costly(without_prose(schema)):
             raise invalid(structure.param, reason)
-        return schema_grammar(schema, _JSON_SPACE)
+        return schema_grammar(schema, _space(structure))
     except ValueError as error:
         raise invalid(structure.param, f"it is no JSON: {error}") from error
     except RecursionError as error:
         raise invalid(structure.param, "it is nested too deeply") from error
+
+
+def _space(structure: Structure) -> str:
+    return _JSON_SPACE if structure.whitespace is None else structure.whitespace
 
 
 def _choice(structure: Structure) -> Grammar:

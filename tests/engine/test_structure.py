@@ -44,7 +44,11 @@ def tokens(text: str) -> list[int]:
 
 def holds(kind: StructureKind, form: str, text: str) -> bool:
     """Return whether ``text`` is a whole answer under the form."""
-    one = constraint(kind, form)
+    return spells(constraint(kind, form), text)
+
+
+def spells(one: Constraint, text: str) -> bool:
+    """Return whether a constraint allows ``text``, and its end after it."""
     for token in tokens(text):
         if token not in allowed_tokens(one):  # type: ignore[operator]
             return False
@@ -155,6 +159,26 @@ def test_white_space_is_what_models_write_and_bounded(text: str, fits: bool) -> 
         "type": "object",
     }
     assert holds(StructureKind.JSON_SCHEMA, json.dumps(schema), text) is fits
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "fits"),
+    [("", ['{"a":1}']), (" ?", ['{"a":1}', '{"a": 1}']), ("[ \t]{2}", ['{  "a":  1  }'])],
+)
+def test_white_space_is_what_the_request_says(whitespace: str, fits: list[str]) -> None:
+    form = '{"properties": {"a": {"const": 1}}, "required": ["a"], "type": "object"}'
+    texts = ['{"a":1}', '{"a": 1}', '{  "a":  1  }', '{\n"a":1}']
+    for text in texts:
+        structure = Structure(StructureKind.JSON_SCHEMA, form, PARAM, whitespace)
+        maker = COMPILER.compile(ConstraintSource(structure, None, Thinking(), False))
+        assert maker is not None
+        assert spells(maker(), text) is (text in fits)
+
+
+def test_white_space_that_is_no_expression_is_refused() -> None:
+    structure = Structure(StructureKind.JSON_OBJECT, "", PARAM, "(")
+    with pytest.raises(RequestError, match=r"can't be held to response_format"):
+        COMPILER.compile(ConstraintSource(structure, None, Thinking(), False))
 
 
 def test_a_schema_does_not_set_its_own_strictness() -> None:

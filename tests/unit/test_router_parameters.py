@@ -14,6 +14,7 @@ from lmx.protocol.data import Assist, Search, Structure, Thinking, TokenBias, To
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.router.schemas_chat import parse_chat
+from lmx.router.schemas_completions import parse_completion
 
 USER = {"role": "user", "content": "hi"}
 TYPE = ErrorCode.INVALID_TYPE
@@ -131,6 +132,27 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
         "guided_regex", VALUE, "can't be combined with `response_format`",
+    ),
+    ({"grammar": "root ::= x", "json_schema": {}}, "grammar", VALUE, "combined with `json_schema`"),
+    ({"json_schema": "[]"}, "json_schema", VALUE, "an object"),
+    ({"json_schema": 5}, "json_schema", TYPE, "a string or an object"),
+    ({"grammar": {}}, "grammar", TYPE, "a string"),
+    (
+        {"response_format": {"type": "json_object"}, "grammar": "root ::= x"},
+        "grammar", VALUE, "can't be combined with `response_format`",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema", "schema": {}, "json_schema": {"name": "a", "schema": {}}
+            }
+        },
+        "response_format.schema", VALUE, "can't be combined with `response_format.json_schema`",
+    ),
+    ({"guided_whitespace_pattern": " " * 257}, "guided_whitespace_pattern", VALUE, "at most 256"),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": 1}},
+        "structured_outputs.whitespace_pattern", TYPE, "a string",
     ),
     # Tools.
     ({"tools": "x"}, "tools", TYPE, "an array"),
@@ -265,7 +287,40 @@ STRUCTURES: list[tuple[dict[str, Any], Structure | None]] = [
     ({"guided_regex": "a"}, Structure(StructureKind.REGEX, "a", "guided_regex")),
     ({"guided_choice": ["x"]}, Structure(StructureKind.CHOICE, '["x"]', "guided_choice")),
     ({"guided_grammar": "g"}, Structure(StructureKind.GRAMMAR, "g", "guided_grammar")),
+    # Together's, Fireworks' and llama.cpp's way to give a schema.
+    *(
+        (
+            {"response_format": {"type": kind, "schema": SCHEMA}},
+            Structure(StructureKind.JSON_SCHEMA, SCHEMA_JSON, "response_format.schema"),
+        )
+        for kind in ("json_object", "json_schema")
+    ),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, None),
+    # llama.cpp's own fields.
+    ({"grammar": "root ::= x"}, Structure(StructureKind.GRAMMAR, "root ::= x", "grammar")),
+    ({"grammar": ""}, None),
+    ({"json_schema": SCHEMA}, Structure(StructureKind.JSON_SCHEMA, SCHEMA_JSON, "json_schema")),
+    (
+        {"json_schema": SCHEMA_JSON},
+        Structure(StructureKind.JSON_SCHEMA, SCHEMA_JSON, "json_schema"),
+    ),
+    (
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
+        Structure(StructureKind.JSON_SCHEMA, SCHEMA_JSON, "guided_json", " ?"),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": ""}},
+        Structure(StructureKind.JSON_SCHEMA, SCHEMA_JSON, "structured_outputs.json", ""),
+    ),
+    ({"guided_whitespace_pattern": " ?"}, None),
 ]
+
+
+@pytest.mark.parametrize(("fields", "structure"), STRUCTURES)
+def test_completions_take_the_same_forms(
+    fields: dict[str, Any], structure: Structure | None
+) -> None:
+    assert parse_completion({"prompt": "hi", **fields})[1][0].structure == structure
 
 
 @pytest.mark.parametrize(("fields", "structure"), STRUCTURES)

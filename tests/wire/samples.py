@@ -302,7 +302,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         echo=True,
         parse=False,
         template_kwargs={"enable_thinking": False},
-        structure=Structure(StructureKind.REGEX, "[0-9]+", "structured_outputs.regex"),
+        structure=Structure(StructureKind.REGEX, "[0-9]+", "structured_outputs.regex", " ?"),
         tool_use=ToolUse(
             ({"type": "function", "function": {"name": "now"}},), ToolChoice.REQUIRED, "now", False
         ),
