@@ -163,7 +163,7 @@ def test_white_space_is_what_models_write_and_bounded(text: str, fits: bool) -> 
 
 @pytest.mark.parametrize(
     ("whitespace", "fits"),
-    [("", ['{"a":1}']), (" ?", ['{"a":1}', '{"a": 1}']), ("[ \t]{2}", ['{  "a":  1  }'])],
+    [("", ['{"a":1}']), (" ?", ['{"a":1}', '{"a": 1}']), (" {2}", ['{"a":1}', '{  "a":  1  }'])],
 )
 def test_white_space_is_what_the_request_says(whitespace: str, fits: list[str]) -> None:
     form = '{"properties": {"a": {"const": 1}}, "required": ["a"], "type": "object"}'
