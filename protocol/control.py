@@ -249,12 +249,13 @@ class Acquired:
 @message
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Reply to any question that can't be met."""
+    """Reply to any question that can't be met. ``final``: nor would it be later."""
 
     code: ErrorCode
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    final: bool = False
 
 
 # Supervisor to routers, on the events socket.

@@ -79,7 +79,8 @@ class LmxError(Exception):
 
     ``message`` is for a person and says what to do next; ``param`` is the path of the
     offending field (``messages[2].content``); ``retry_after_s`` is set where trying again
-    later makes sense.
+    later makes sense. ``final``: it never does, until somebody changes the configuration or
+    acts, though other errors of this code pass with time.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class LmxError(Exception):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.final = final
 
 
 class RequestError(LmxError):

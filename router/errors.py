@@ -88,14 +88,23 @@ _NOT_AGAIN: Final = frozenset(
     {
         # The first one goes on: another beside it is the same work twice.
         ErrorCode.SYNC_TIMEOUT,
-        ErrorCode.REQUEST_CANCELLED,
         # May be this very request's doing.
         ErrorCode.WORKER_CRASHED,
         ErrorCode.WORKER_HUNG,
         ErrorCode.ENGINE_ERROR,
+        # Until a person has done something.
+        ErrorCode.MODEL_QUARANTINED,
+        ErrorCode.MODEL_DRAINED,
+        ErrorCode.MODEL_SOURCE_INVALID,
+        ErrorCode.CONVERSION_FAILED,
+        ErrorCode.INSUFFICIENT_DISK,
     }
 )
-"""What a client library must not send again by itself, as OpenAI's do on every 409 and 5xx."""
+"""What a client library must not send again by itself, as OpenAI's do on every 5xx; with these
+all 4xx but those of ``_TIMELY_STATUSES``, of which they send 409 again."""
+
+_TIMELY_STATUSES: Final = frozenset({408, 429})
+"""Of the 4xx, those that may pass: the request came too slowly, or too many came."""
 
 _RETRY_STATUSES: Final = frozenset({429, 503})
 _DEFAULT_RETRY_AFTER_S: Final = 2.0
@@ -133,15 +142,21 @@ def error_body(error: LmxError, *, operator: bool = False) -> dict[str, Any]:
 def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
     """Return status, body and Retry-After of an error; ``operator``: on a route for operators.
 
-    Retry-After is there whenever the error says when to come back, and on every 429 and 503.
+    Retry-After is there whenever the error says when to come back, and on every 429 and 503
+    that may pass by itself.
     """
     status = http_status(error.code, operator=operator)
-    wait_s = error.retry_after_s
-    if wait_s is None and status in _RETRY_STATUSES:
+    not_again = error.final or error.code in _NOT_AGAIN or _is_the_requests_own(status)
+    wait_s = None if error.final else error.retry_after_s
+    if wait_s is None and status in _RETRY_STATUSES and not not_again:
         wait_s = _DEFAULT_RETRY_AFTER_S
     retry_after = None if wait_s is None else str(max(1, math.ceil(wait_s)))
     body = error_body(error, operator=operator)
-    return HttpError(status, body, retry_after, error.code in _NOT_AGAIN)
+    return HttpError(status, body, retry_after, not_again)
+
+
+def _is_the_requests_own(status: int) -> bool:
+    return 400 <= status < 500 and status not in _TIMELY_STATUSES
 
 
 def _row(code: ErrorCode, *, operator: bool) -> tuple[int, str]:
@@ -149,7 +164,12 @@ def _row(code: ErrorCode, *, operator: bool) -> tuple[int, str]:
 
 
 def rejection(
-    code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    code: ErrorCode,
+    message: str,
+    *,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+    final: bool = False,
 ) -> LmxError:
     """Return the exception for a refusal that came over the wire, before anything was produced.
 
@@ -157,4 +177,4 @@ def rejection(
     """
     status = http_status(code)
     kind = RequestError if 400 <= status < 500 and status != 429 else UnavailableError
-    return kind(code, message, param=param, retry_after_s=retry_after_s)
+    return kind(code, message, param=param, retry_after_s=retry_after_s, final=final)

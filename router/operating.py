@@ -87,4 +87,5 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
             error.message,
             param=names[param],
             retry_after_s=error.retry_after_s,
+            final=error.final,
         ) from error

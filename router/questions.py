@@ -47,7 +47,11 @@ class Questions:
             del self._open[correlation]
         if isinstance(reply, Denied):
             raise rejection(
-                reply.code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+                final=reply.final,
             )
         return reply
 

@@ -86,7 +86,11 @@ class ControlClient:
         reply = envelope.message
         if isinstance(reply, control.Denied):
             raise OperationError(
-                reply.code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+                final=reply.final,
             )
         return reply
 

@@ -21,7 +21,9 @@ _MOST_S: Final = 120.0
 
 def denied(error: LmxError) -> control.Denied:
     """Return an error as the reply to a question."""
-    return control.Denied(error.code, error.message, error.param, error.retry_after_s)
+    return control.Denied(
+        error.code, error.message, error.param, error.retry_after_s, error.final
+    )
 
 
 def quarantined(slot: Slot) -> UnavailableError:

@@ -94,6 +94,7 @@ class Loading:
                 f"{format_bytes(need_bytes)}, which is more than the whole budget of "
                 f"{format_bytes(budget_bytes)}: ask for a shorter context",
                 param=_PARAM,
+                final=True,
             )
 
 

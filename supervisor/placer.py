@@ -22,10 +22,6 @@ from lmx.supervisor.worker_state import DrainAsked
 
 log = structlog.get_logger()
 
-_OPERATOR_S: Final = 300.0
-"""Until somebody may have changed what can't work as it is. OpenAI's client libraries wait up to
-120 s, twice, before they tell: beyond that they tell at once."""
-
 
 class Placer:
     """Decides and acts for all slots at once. Holds nothing of its own but the settings."""
@@ -79,9 +75,7 @@ class Placer:
                 slot.wanted = False
                 self._life.step(slot, DrainAsked(True, ExitCause.EXPIRED, detail), now_s)
             case Deny(_, reason):
-                error = UnavailableError(
-                    ErrorCode.INSUFFICIENT_MEMORY, reason, retry_after_s=_OPERATOR_S
-                )
+                error = UnavailableError(ErrorCode.INSUFFICIENT_MEMORY, reason, final=True)
                 self._life.failures.give_up(slot, error, now_s)
             case Drop(model_id):
                 slot.state, slot.wanted, slot.plan = SlotState.COLD, False, None

@@ -17,7 +17,7 @@ def test_every_code_has_a_form(code: ErrorCode) -> None:
     assert 400 <= form.status < 600
     assert set(form.body["error"]) == {"message", "type", "param", "code"}
     assert form.body["error"]["code"] == code.value
-    assert (form.retry_after is not None) == (form.status in (429, 503))
+    assert (form.retry_after is not None) == (form.status in (429, 503) and not form.not_again)
 
 
 def test_no_validation_is_422() -> None:
@@ -36,16 +36,49 @@ def test_retry_after_is_kept_where_the_error_has_one() -> None:
     assert http_error(LmxError(ErrorCode.INTERNAL, "", retry_after_s=3)).retry_after == "3"
 
 
-def test_what_goes_on_or_may_do_harm_is_not_sent_again_by_itself() -> None:
-    told = {code for code in ErrorCode if http_error(LmxError(code, "")).not_again}
-    assert told == {
-        ErrorCode.SYNC_TIMEOUT,
-        ErrorCode.REQUEST_CANCELLED,
-        ErrorCode.WORKER_CRASHED,
-        ErrorCode.WORKER_HUNG,
-        ErrorCode.ENGINE_ERROR,
-    }
-    assert not any(http_error(LmxError(code, "")).retry_after for code in told)
+MAY_PASS = {
+    # Too slow, or too many.
+    ErrorCode.REQUEST_TIMEOUT,
+    ErrorCode.CLIENT_STALLED,
+    ErrorCode.QUEUE_FULL,
+    ErrorCode.QUEUE_TIMEOUT,
+    ErrorCode.DEADLINE_EXCEEDED,
+    # The model comes, or comes back, by itself.
+    ErrorCode.MODEL_LOADING,
+    ErrorCode.MODEL_LOAD_FAILED,
+    ErrorCode.MODEL_UNLOADED,
+    ErrorCode.INSUFFICIENT_MEMORY,
+    ErrorCode.DOWNLOAD_FAILED,
+    ErrorCode.WORKER_KILLED,
+    ErrorCode.WORKER_LOST,
+    ErrorCode.WORKER_OUT_OF_MEMORY,
+    # lmx itself comes back, or made a mistake.
+    ErrorCode.SUPERVISOR_UNAVAILABLE,
+    ErrorCode.SHUTTING_DOWN,
+    ErrorCode.JOB_INTERRUPTED,
+    ErrorCode.JOBS_UNAVAILABLE,
+    ErrorCode.PROTOCOL_ERROR,
+    ErrorCode.INTERNAL,
+}
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_what_trying_again_cannot_mend_is_not_sent_again_by_itself(code: ErrorCode) -> None:
+    """OpenAI's client libraries send every 408, 409, 429 and 5xx again unless told not to."""
+    form = http_error(LmxError(code, ""))
+    assert form.not_again is (code not in MAY_PASS)
+    assert not (form.not_again and form.retry_after)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_what_can_never_be_is_final_whatever_its_code(code: ErrorCode) -> None:
+    form = http_error(rejection(code, "m", retry_after_s=30.0, final=True))
+    assert (form.not_again, form.retry_after) == (True, None)
+
+
+def test_an_operator_s_word_has_a_time_all_the_same() -> None:
+    form = http_error(LmxError(ErrorCode.MODEL_DRAINED, "", retry_after_s=300.0))
+    assert (form.not_again, form.retry_after) == (True, "300")
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Acquire("org/tiny", 30.0, "req_1", 2.5),
     Withdraw("org/tiny"),
     Acquired("org/tiny", "0badcafe"),
-    Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5),
+    Denied(ErrorCode.QUEUE_FULL, "64 wait", "model", 4.5, True),
     # Supervisor to routers.
     Snapshot(
         "e90c4a11",
