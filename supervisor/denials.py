@@ -21,9 +21,7 @@ _MOST_S: Final = 120.0
 
 def denied(error: LmxError) -> control.Denied:
     """Return an error as the reply to a question."""
-    return control.Denied(
-        error.code, error.message, error.param, error.retry_after_s, error.final
-    )
+    return control.Denied(error.code, error.message, error.param, error.retry_after_s, error.final)
 
 
 def quarantined(slot: Slot) -> UnavailableError:
