@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ from lmx.supervisor.worker_state import Worker
 
 
 class Actions(Protocol):
-    """Processes, sockets, files, the log. None of these may block or call back into the core."""
+    """Processes, sockets, files, the log. None of these may block or call back into the core, and
+    none but ``spawn`` raises ``OSError``: what becomes of a model must not hang on a disk."""
 
     def wall_s(self) -> float:
         """Return the time of day, in seconds since 1970."""
@@ -65,7 +66,7 @@ class Actions(Protocol):
         """Send a control message to a worker; lost if it does not listen."""
 
     def forget(self, worker: Worker) -> None:
-        """Remove what an exited worker left: its record, its socket file."""
+        """Remove what an exited worker left: its record, its socket file, processes of its."""
 
     def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
         """See whether an exited worker's memory comes back. Within a time of its own that is
@@ -74,6 +75,9 @@ class Actions(Protocol):
     def save_pins(self, pins: Mapping[str, bool]) -> str | None:
         """Keep what operators pinned and unpinned. Returns the file and why it could not be
         written, None if it was."""
+
+    def save_holds(self, held: Collection[str]) -> None:
+        """Keep which models operators drained."""
 
     def reply(self, asker: Asker, message: Any) -> None:
         """Answer a question; lost if the asker has gone."""

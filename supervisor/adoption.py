@@ -14,6 +14,7 @@ from lmx.protocol import control
 from lmx.protocol.endpoints import RunDirectory
 from lmx.supervisor.child import signal_group
 from lmx.supervisor.core import Core
+from lmx.supervisor.disk_retry import Change, change_once
 from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord, wait_gone
 from lmx.supervisor.router_guard import RouterGuard
 
@@ -26,7 +27,8 @@ class Adoption:
     """Finds processes of an earlier supervisor: by their records at the start, and by what
     they say when a record is missing (its writer died too early).
 
-    ``watch(instance, pid)`` has a process's exit watched; instance None is the router.
+    ``watch(instance, pid)`` has a process's exit watched; instance None is the router. ``change``
+    changes a file, and never raises ``OSError``.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Adoption:
         records: Records,
         run: RunDirectory,
         watch: Callable[[str | None, int], None],
+        change: Callable[[Path, Change], None] = change_once,
     ) -> None:
         self._core = core
         self._guard = guard
         self._records = records
         self._run = run
         self._watch = watch
+        self._change = change
 
     def take_over(self, host: str, port: int, now_s: float) -> None:
         """Adopt every recorded process that lives and has a place; end the others."""
@@ -50,7 +54,7 @@ class Adoption:
         for path in self._run.path.glob("w-*"):
             # A worker without a record may be behind it still; its Hello will come.
             if not _is_bound(path):
-                path.unlink(missing_ok=True)
+                self._remove(path)
         for router in self._records.routers():
             self._take_router(router, host, port, now_s)
 
@@ -102,7 +106,7 @@ class Adoption:
         else:
             self._end(record, f"worker of {record.model_id}")
             self._records.forget_worker(record.token)
-            self._run.worker_socket(record.token).unlink(missing_ok=True)
+            self._remove(self._run.worker_socket(record.token))
 
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:
@@ -115,6 +119,9 @@ class Adoption:
             self._watch(None, record.pid)
         else:
             self._end(record, f"router on {record.host}:{record.port}")
+
+    def _remove(self, path: Path) -> None:
+        self._change(path, lambda: path.unlink(missing_ok=True))
 
     def _end(self, record: ProcessRecord, what: str) -> None:
         """SIGKILL, because nobody is there to serve through it, and wait for its end: its

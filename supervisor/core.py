@@ -36,6 +36,7 @@ from lmx.supervisor.slots import MAX_WAITERS, Asker, Slot, Waiter
 from lmx.supervisor.sources import HubSource, parse_source
 from lmx.supervisor.view import known_names, worker_status
 from lmx.supervisor.worker_state import (
+    DrainAsked,
     KillAsked,
     ProcessExited,
     StopAsked,
@@ -48,7 +49,7 @@ log = structlog.get_logger()
 
 class Core:
     """All slots, the ledger, and the rules between them. ``pins``: what operators pinned and
-    unpinned, where it differs from the configuration."""
+    unpinned, where it differs from the configuration. ``held``: the models that they drained."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Core:
         actions: Actions,
         epoch: str,
         pins: Mapping[str, bool] | None = None,
+        held: Collection[str] = (),
     ) -> None:
         self.config = config
         self.ledger = ledger
@@ -73,7 +75,10 @@ class Core:
         self._take_names()
         for slot in self.slots.values():
             slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)
+            if slot.model.id in held:
+                slot.held, slot.state = True, SlotState.HELD
             look_at(slot, actions)
+        self._kept_holds = self._holds()
 
     def slot(self, name: str) -> Slot:
         """Return the slot of a model id, an alias or a repository. Raises :class:`LmxError`
@@ -210,12 +215,15 @@ class Core:
         slot.worker = lifecycle.adopted(
             instance, model_id, pid, self._life.limits(slot.model), now_s
         )
-        slot.state, slot.wanted, slot.plan = SlotState.OCCUPIED, True, None
+        slot.state, slot.wanted, slot.plan = SlotState.OCCUPIED, not slot.held, None
         slot.retry_at_s = None
         slot.path = self._actions.local_path(slot.model)
         self._life.by_instance[instance] = slot
         self.ledger.adopt(instance, held_bytes)
         log.info("worker.adopted", model=model_id, instance=instance, worker_pid=pid)
+        if slot.held:
+            detail = "an operator drained the model, before this supervisor took over"
+            self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
         return True
 
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
@@ -357,8 +365,13 @@ class Core:
         return positions(self.slots.values(), now_s)
 
     def flush(self, now_s: float) -> None:
-        """Publish a snapshot if what it says has changed. Called after each event."""
+        """Publish a snapshot if what it says has changed, and keep what operators drained. Called
+        after each event."""
         self._public.flush(self.snapshot(now_s))
+        holds = self._holds()
+        if holds != self._kept_holds:
+            self._kept_holds = holds
+            self._actions.save_holds(holds)
 
     def snapshot(self, now_s: float) -> control.Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
@@ -378,6 +391,9 @@ class Core:
 
     def _configured(self) -> list[Slot]:
         return [slot for slot in self.slots.values() if not slot.removed]
+
+    def _holds(self) -> frozenset[str]:
+        return frozenset(slot.model.id for slot in self.slots.values() if slot.held)
 
     def _take_names(self) -> None:
         self._names = {

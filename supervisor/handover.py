@@ -48,6 +48,6 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
 def resume(handover: Handover, core: Core, now_s: float) -> None:
     """Have the models that no worker was adopted for be as they were."""
     for name, slot in core.slots.items():
-        if name in handover.held:
+        if name in handover.held and not slot.held:
             core.operator.hold(slot, now_s)
     core.preload(now_s, but=handover.down)

@@ -55,6 +55,11 @@ class Home:
         return self.state / "pins.json"
 
     @property
+    def holds(self) -> Path:
+        """Models that an operator drained."""
+        return self.state / "held.json"
+
+    @property
     def added_models(self) -> Path:
         """Models that were added or downloaded while lmx ran."""
         return self.state / "models.json"

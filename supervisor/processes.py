@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.ids import new_instance_id
@@ -19,10 +22,12 @@ from lmx.supervisor.child import signal_group, start_child
 from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
+from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.fetching import Fetching
+from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
@@ -33,6 +38,10 @@ from lmx.supervisor.slots import Asker
 from lmx.supervisor.sources import FolderSource, parse_source
 from lmx.supervisor.specs import router_spec, worker_spec
 from lmx.supervisor.worker_state import Worker
+
+log = structlog.get_logger()
+
+_WATCH_AGAIN_S: Final = 1.0
 
 
 class Processes:
@@ -54,6 +63,8 @@ class Processes:
         fetching: Fetching,
         events: EventLog,
         pins: Pins,
+        holds: Holds,
+        disk: DiskRetry,
         measured: Measured,
         ledger: Ledger,
         worker_left: Callable[[Worker, int], None],
@@ -71,6 +82,8 @@ class Processes:
         self._fetching = fetching
         self._events = events
         self._pins = pins
+        self._holds = holds
+        self._disk = disk
         self._measured = measured
         self._ledger = ledger
         self._worker_left = worker_left
@@ -86,6 +99,9 @@ class Processes:
 
     def save_pins(self, pins: Mapping[str, bool]) -> str | None:
         return self._pins.save(pins)
+
+    def save_holds(self, held: Collection[str]) -> None:
+        self._disk.change(self._holds.path, lambda: self._holds.save(held))
 
     def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
         self._worker_left(worker, reserved_bytes)
@@ -161,7 +177,8 @@ class Processes:
 
     def forget(self, worker: Worker) -> None:
         self._records.forget_worker(worker.instance)
-        self._home.run.worker_socket(worker.instance).unlink(missing_ok=True)
+        socket_path = self._home.run.worker_socket(worker.instance)
+        self._disk.change(socket_path, lambda: socket_path.unlink(missing_ok=True))
 
     def reply(self, asker: Asker, message: Any) -> None:
         self._server.send(asker.identity, message, asker.correlation)
@@ -196,10 +213,18 @@ class Processes:
         self, instance: str | None, pid: int, child: subprocess.Popen[bytes] | None = None
     ) -> None:
         """Have the end of a process reported; instance None is a router."""
-        if instance is None:
-            self._watch.watch(pid, child, lambda status: self._router_exited(pid, status))
-        else:
-            self._watch.watch(pid, child, lambda status: self._worker_exited(instance, status))
+        try:
+            if instance is None:
+                self._watch.watch(pid, child, lambda status: self._router_exited(pid, status))
+            else:
+                self._watch.watch(pid, child, lambda status: self._worker_exited(instance, status))
+        except OSError as error:
+            if child is not None:
+                raise
+            # Out of descriptors, most likely. It was adopted, and serves: its end is seen later.
+            log.error("process.not_watched", watched_pid=pid, error=str(error))
+            loop = asyncio.get_running_loop()
+            loop.call_later(_WATCH_AGAIN_S, self.watch, instance, pid)
 
     def _watch_child(self, instance: str | None, child: subprocess.Popen[bytes]) -> None:
         try:

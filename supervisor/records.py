@@ -22,6 +22,7 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.disk_retry import Change, change_once
 from lmx.supervisor.whole_file import write_whole
 
 log = structlog.get_logger()
@@ -116,8 +117,8 @@ class SupervisorLock:
                 f"lmx is running already (pid {holder}): see `lmx-supervisor status`, "
                 "or stop it with `lmx-supervisor stop`",
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        # Held; what stands in it is for people, and a full disk takes no word.
+        change_once(self._path, lambda: _sign(descriptor))
         self._descriptor = descriptor
 
     @property
@@ -126,6 +127,11 @@ class SupervisorLock:
         if self._descriptor is None:
             raise RuntimeError("the lock was not taken")
         return self._descriptor
+
+
+def _sign(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
 
 def _lock_within(descriptor: int, limit_s: float) -> None:
@@ -141,32 +147,34 @@ def _lock_within(descriptor: int, limit_s: float) -> None:
 
 
 class Records:
-    """The record files below the state folder."""
+    """The record files below the state folder. ``change`` changes a file, and never raises
+    ``OSError``: a process is as good without its record, and the next supervisor adopts it by its
+    Hello."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, change: Callable[[Path, Change], None] = change_once) -> None:
         self._workers = state / "workers"
         self._routers = state / "router.json"
+        self._change = change
 
     def save_worker(self, record: WorkerRecord) -> None:
-        """Write a worker's record. A full disk is logged: the worker is as good without one,
-        and the next supervisor adopts it by its Hello."""
-        _write(self._workers / f"{record.token}.json", dataclasses.asdict(record))
+        """Write a worker's record."""
+        self._save(self._workers / f"{record.token}.json", dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:
         """Remove a worker's record; it has exited. One that stays is found to be stale."""
-        _remove(self._workers / f"{instance}.json")
+        self._remove(self._workers / f"{instance}.json")
 
     def workers(self) -> list[WorkerRecord]:
-        """Return every worker's record; unreadable ones are logged and removed."""
+        """Return every worker's record; those that are no records are logged and removed."""
         paths = sorted(self._workers.glob("*.json"))
         return [found for path in paths if (found := _read(path, _worker_record)) is not None]
 
     def save_routers(self, records: Sequence[RouterRecord]) -> None:
         """Write the records of all routers that run; none: the file is removed."""
         if records:
-            _write(self._routers, [dataclasses.asdict(record) for record in records])
+            self._save(self._routers, [dataclasses.asdict(record) for record in records])
         else:
-            _remove(self._routers)
+            self._remove(self._routers)
 
     def orphans(self) -> list[ProcessRecord]:
         """Return what runs of all that is recorded, the routers first."""
@@ -174,10 +182,22 @@ class Records:
         return [record for record in recorded if record.alive]
 
     def routers(self) -> list[RouterRecord]:
-        """Return every router's record; an unreadable file is logged and removed."""
+        """Return every router's record; a file that has none is logged and removed."""
         if not self._routers.exists():
             return []
         return _read(self._routers, _router_records) or []
+
+    def _save(self, path: Path, values: Any) -> None:
+        text = json.dumps(values)
+
+        def write() -> None:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            write_whole(path, text)
+
+        self._change(path, write)
+
+    def _remove(self, path: Path) -> None:
+        self._change(path, lambda: path.unlink(missing_ok=True))
 
 
 def _router_records(values: list[dict[str, Any]]) -> list[RouterRecord]:
@@ -188,25 +208,14 @@ def _worker_record(value: dict[str, Any]) -> WorkerRecord:
     return WorkerRecord(**value)
 
 
-def _write(path: Path, values: Any) -> None:
-    try:
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        write_whole(path, json.dumps(values))
-    except OSError as error:
-        log.error("record.not_written", path=str(path), error=str(error))
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.error("record.not_removed", path=str(path), error=str(error))
-
-
 def _read(path: Path, parse: Callable[[Any], _Record]) -> _Record | None:
     try:
         return parse(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        # The disk's doing: the record may be good.
+        log.warning("record.unreadable", path=str(path), error=str(error))
+        return None
+    except (ValueError, TypeError, RecursionError) as error:
         log.warning("record.unreadable", path=str(path), error=str(error))
         with contextlib.suppress(OSError):
             path.unlink()

@@ -29,6 +29,7 @@ from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
 from lmx.supervisor.deletion import Deletion
 from lmx.supervisor.disk_commands import DiskCommands
+from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.download_records import Download, DownloadFile
 from lmx.supervisor.downloaded_models import serve_download
 from lmx.supervisor.downloads import Downloads
@@ -37,6 +38,7 @@ from lmx.supervisor.exit_watch import ExitWatch, reap_children
 from lmx.supervisor.fetch_process import FetchProgram
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.handover import Handover, leave
+from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
 from lmx.supervisor.inbox import Inbox
 from lmx.supervisor.inventory_commands import InventoryCommands
@@ -135,6 +137,7 @@ class Service:
             "memory": lambda now_s, _paused_s: self._memory.tick(now_s),
             "core": self.core.tick,
             "router": self.guard.tick,
+            "disk": self._disk.tick,
             "snapshot": lambda now_s, _paused_s: self.core.flush(now_s),
         }
         tasks = [
@@ -178,19 +181,23 @@ class Service:
         self._watch = ExitWatch(loop)
         self._server = ControlServer(self.home.run)
         self._events = EventLog(epoch)
-        records = Records(self.home.state)
+        self._disk = DiskRetry(self._events.note)
+        records = Records(self.home.state, self._disk.change)
         program = FetchProgram.of(self.home)
         self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
-        pins = Pins(self.home.pins)
+        pins, holds = Pins(self.home.pins), Holds(self.home.holds)
         ledger = Ledger(self._budget_bytes(self.config))
         self._processes = Processes(
             self.config, self.home, self.version, records, self._watch, self._server,
-            self._fetching, self._events, pins, Measured(self.home.measured), ledger,
+            self._fetching, self._events, pins, holds, self._disk,
+            Measured(self.home.measured), ledger,
             self._worker_left,
             read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
         )  # fmt: skip
         added = AddedModels(AddedFile(self.home.added_models))
-        self.core = Core(added.join(self.config), ledger, self._processes, epoch, pins.load())
+        self.core = Core(
+            added.join(self.config), ledger, self._processes, epoch, pins.load(), holds.load()
+        )
         added.serve_with(self.core)
         added.tell_shadowed(self.config, self._events.note)
         tell_routing_gaps(self.core.config, self._events.note)
@@ -225,8 +232,9 @@ class Service:
             self._processes.reply,
         )  # fmt: skip
         self._adoption = Adoption(
-            self.core, self.guard, records, self.home.run, self._processes.watch
-        )
+            self.core, self.guard, records, self.home.run, self._processes.watch,
+            self._disk.change,
+        )  # fmt: skip
         self._inbox = Inbox(
             self.core, self.guard, Commands(self.core, loading, self._processes.reply),
             self._service_commands, InventoryCommands(added, self._processes.reply),

@@ -50,7 +50,12 @@ class Shutdown:
         self._core.stop_workers(time.monotonic(), at_once=self._at_once)
         if self._at_once:
             self._guard.stop(time.monotonic(), 0.0)
-        await self._close_fetches()
+        try:
+            await self._close_fetches()
+        except Exception:
+            log.exception(
+                "fetches.not_closed"
+            )  # the processes that are left are ended all the same
         hurried = self._at_once
         await self._until(lambda: not self._processes_left() or self._at_once != hurried)
         if self._processes_left():

@@ -252,9 +252,12 @@ class SlotLife:
     ) -> None:
         ready_for_s = 0.0 if slot.ready_at_s is None else now_s - slot.ready_at_s
         plan, was_ready = slot.plan, slot.ready_at_s is not None
+        # What is in memory alone comes first, so that nothing keeps the slot from going on.
         slot.worker = slot.ready_at_s = slot.loaded_at_s = slot.spawned_at_s = slot.plan = None
+        slot.state = SlotState.COLD
         del self.by_instance[worker.instance]
         held_bytes = self._ledger.exited(worker.instance)
+        self._actions.measure_back(worker, held_bytes)
         # What one took that was out of bounds says nothing of what the next one needs.
         in_bounds = cause is not ExitCause.OUT_OF_MEMORY
         if plan is not None and was_ready and not worker.adopted and in_bounds:
@@ -274,7 +277,6 @@ class SlotLife:
             "worker.exited", worker.model_id, detail, cause=str(cause), worker_pid=worker.pid,
             instance=worker.instance, released_bytes=held_bytes, next=type(decision).__name__,
         )  # fmt: skip
-        self._actions.measure_back(worker, held_bytes)
         slot.problem = None if cause in _ASKED_FOR else detail
         if cause is ExitCause.LOAD_FAILED:
             self.failures.deny_waiters(slot, UnavailableError(ErrorCode.MODEL_LOAD_FAILED, detail))

@@ -291,3 +291,18 @@ def test_a_problem_with_brackets_is_shown_as_it_is() -> None:
         done = lmx.cli("status")
         assert (done.returncode, options["load_error"] in done.stdout) == (0, True)
         wait_until(lambda: options["load_error"] in lmx.output.read_text(), "up shows it too")
+
+
+def test_a_drain_survives_the_supervisors_death() -> None:
+    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
+        for name in ("alpha", "beta"):
+            lmx.wait_state(name, "ready")
+        assert lmx.cli("drain", "alpha").returncode == 0
+        kill_supervisor(lmx)
+        lmx.up()
+        assert lmx.wait_state("beta", "ready")["state"] == "ready"
+        assert lmx.worker("alpha")["state"] == "held"
+        assert lmx.cli("load", "alpha").returncode == 0
+        kill_supervisor(lmx)
+        lmx.up()
+        lmx.wait_state("alpha", "ready")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class FakeActions:
         self.kept: dict[str, int] = {}
         self.pins: dict[str, bool] | None = None
         self.pins_not_written: str | None = None
+        self.held: frozenset[str] | None = None
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
         self.facts = ModelFacts()
@@ -114,6 +115,9 @@ class FakeActions:
     def save_pins(self, pins: Mapping[str, bool]) -> str | None:
         self.pins = dict(pins)
         return self.pins_not_written
+
+    def save_holds(self, held: Collection[str]) -> None:
+        self.held = frozenset(held)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self.notes.append((name, model_id, data))

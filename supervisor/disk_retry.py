@@ -1,0 +1,79 @@
+"""Small changes on the disk that must come about in the end, and must not break what asks for them.
+
+A disk may be full, read-only or gone for a while. A process's end is a fact all the same: what
+follows from it goes on, and the file is brought up to date when the disk is there again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger()
+
+_FIRST_S: Final = 0.5
+_MOST_S: Final = 30.0
+
+Change = Callable[[], None]
+"""Changes one file; raises ``OSError`` when it can't. Done twice it does no harm."""
+
+
+def change_once(path: Path, change: Change) -> None:
+    """Change a file; a failure is logged. For processes that don't stay."""
+    try:
+        change()
+    except OSError as error:
+        log.error("disk.failed", path=str(path), error=str(error))
+
+
+@dataclass(slots=True)
+class _Pending:
+    change: Change
+    wait_s: float
+    at_s: float
+
+
+class DiskRetry:
+    """Changes that failed, by path, the latest of each; tried again with a growing pause. ``note``
+    keeps an event: one for each file that can't be changed, and one when it was."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self._pending: dict[Path, _Pending] = {}
+
+    def change(self, path: Path, change: Change) -> None:
+        """Change a file now, or as soon as that works. Never raises ``OSError``."""
+        try:
+            change()
+        except OSError as error:
+            known = self._pending.get(path)
+            wait_s = _FIRST_S if known is None else known.wait_s
+            self._pending[path] = _Pending(change, wait_s, time.monotonic() + wait_s)
+            if known is None:
+                self._note(
+                    "disk.failed", None, f"{error}: lmx goes on, and tries again", path=str(path)
+                )
+            return
+        self._settled(path)
+
+    def tick(self, now_s: float, _paused_s: float) -> None:
+        """Try again what is due."""
+        for path, pending in list(self._pending.items()):
+            if now_s < pending.at_s:
+                continue
+            try:
+                pending.change()
+            except OSError:
+                pending.wait_s = min(2 * pending.wait_s, _MOST_S)
+                pending.at_s = now_s + pending.wait_s
+            else:
+                self._settled(path)
+
+    def _settled(self, path: Path) -> None:
+        if self._pending.pop(path, None) is not None:
+            self._note("disk.recovered", None, "the file is as it should be again", path=str(path))
