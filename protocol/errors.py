@@ -26,6 +26,8 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INVALID_AUTHENTICATION = "invalid_authentication"
     PERMISSION_DENIED = "permission_denied"
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found_error"
     METHOD_NOT_ALLOWED = "method_not_allowed"

@@ -100,7 +100,9 @@ class RouterSpec:
     routes for operators; one of ``api_keys`` the others, any key or none where there are no
     ``api_keys``. ``sync_timeout_s``: how long a request that does not stream waits for its
     answer. ``jobs_path`` is the file of the job records, which go by age and by number.
-    ``logs_dir`` is where the processes log."""
+    ``logs_dir`` is where the processes log. ``allowed_hosts``: names that it answers under beside
+    the machine's own. ``cors_origins``: the pages of other origins that may use it. Both as in
+    :mod:`lmx.protocol.web_origins`."""
 
     router_id: str
     run_dir: str
@@ -123,5 +125,7 @@ class RouterSpec:
     jobs_max_count: int
     logs_dir: str
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

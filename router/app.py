@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from lmx.router.allowed_hosts import HostCheck
 from lmx.router.api_document import API_DOCUMENT, ApiDocument
+from lmx.router.cors import Cors
 from lmx.router.endpoint import ENDPOINTS, Endpoint
 from lmx.router.middleware import add_headers, make_middleware
 from lmx.router.routes import ROUTES
@@ -13,13 +15,17 @@ from lmx.router.services import SERVICES, Services
 
 def make_app(services: Services) -> web.Application:
     """Return the application. Sizes of bodies are limited where they are read, not here."""
+    spec = services.spec
+    cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
     app = web.Application(
-        middlewares=[make_middleware(services.traffic, services.spec.max_requests)]
+        middlewares=[make_middleware(services.traffic, spec.max_requests, HostCheck(spec), cors)]
     )
     app[SERVICES] = services
     app[ENDPOINTS] = {}
-    app[API_DOCUMENT] = ApiDocument(ROUTES, services.spec.version)
+    app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
+    # Last, so that it sees every header there is to read.
+    app.on_response_prepare.append(cors.on_prepare)
     for endpoint in ROUTES:
         _add(app, endpoint)
     return app

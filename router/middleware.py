@@ -1,4 +1,5 @@
-"""What every request gets: an id, an answer in the API's form whatever happens, a log line."""
+"""What every request gets: an id, a look at the names it comes with, an answer in the API's form
+whatever happens, a log line."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableEr
 from lmx.protocol.heap import trim_heap
 from lmx.protocol.ids import accept_request_id
 from lmx.router.access import check_access
+from lmx.router.allowed_hosts import HostCheck
+from lmx.router.cors import ORIGIN, Cors, is_preflight
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
 from lmx.router.json_answer import json_text
@@ -33,9 +36,11 @@ _CLIENT_LEFT_STATUS: Final = 499
 _log = structlog.get_logger()
 
 
-def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
-    """Return the one middleware: request id, errors, refusal while ending and of more than
-    ``max_requests`` at a time, access log."""
+def make_middleware(
+    traffic: Traffic, max_requests: int, hosts: HostCheck, cors: Cors
+) -> Middleware:
+    """Return the one middleware: request id, who may ask by name and by web page, errors, refusal
+    while ending and of more than ``max_requests`` at a time, access log."""
 
     @web.middleware
     async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -49,7 +54,13 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
                 quiet = endpoint is not None and endpoint.quiet
                 # Operators must get through while the server is at its limit.
                 admin = endpoint is not None and endpoint.access is Access.ADMIN
-                if traffic.closed:
+                # Before all else: a stranger's page learns nothing, and a preflight has no key.
+                stranger = _stranger(request, hosts, cors)
+                if stranger is not None:
+                    response = _refuse(record, stranger)
+                elif ORIGIN in request and is_preflight(request):
+                    response = cors.preflight(request)
+                elif traffic.closed:
                     response = _refuse(record, _SHUTTING_DOWN)
                 elif traffic.under_way >= max_requests and not quiet and not admin:
                     response = _refuse(record, _too_many(max_requests))
@@ -64,7 +75,9 @@ def make_middleware(traffic: Traffic, max_requests: int) -> Middleware:
                 raise
             finally:
                 _log_request(request, record, status)
-                request.app[SERVICES].metrics.request_ended(record, endpoint_of(request), status)
+                if not is_preflight(request):
+                    metrics = request.app[SERVICES].metrics
+                    metrics.request_ended(record, endpoint_of(request), status)
                 if (request.content_length or 0) >= _LARGE_BODY_BYTES:
                     # Once the body and all that was made of it have gone with the request.
                     asyncio.get_running_loop().call_soon(trim_heap)
@@ -86,6 +99,14 @@ def error_response(error: LmxError, record: Record, *, operator: bool = False) -
         # What OpenAI's own server says, and its client libraries obey.
         response.headers["X-Should-Retry"] = "false"
     return response
+
+
+def _stranger(request: web.Request, hosts: HostCheck, cors: Cors) -> RequestError | None:
+    try:
+        cors.check(request, hosts.check(request))
+    except RequestError as error:
+        return error
+    return None
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -184,7 +205,8 @@ def _refuse(record: Record, error: LmxError) -> web.StreamResponse:
 
 def _log_request(request: web.Request, record: Record, status: int) -> None:
     endpoint = endpoint_of(request)
-    write = _log.debug if endpoint is not None and endpoint.quiet else _log.info
+    quiet = is_preflight(request) if endpoint is None else endpoint.quiet
+    write = _log.debug if quiet else _log.info
     write(
         "http.request",
         method=request.method,

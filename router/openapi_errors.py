@@ -7,7 +7,12 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode
 from lmx.router.endpoint import Access, Endpoint
 
-_ALWAYS: Final = (ErrorCode.MALFORMED_REQUEST, ErrorCode.HEADERS_TOO_LARGE, ErrorCode.INTERNAL)
+_ALWAYS: Final = (
+    ErrorCode.MALFORMED_REQUEST,
+    ErrorCode.HEADERS_TOO_LARGE,
+    ErrorCode.HOST_NOT_ALLOWED,
+    ErrorCode.INTERNAL,
+)
 _CLOSING: Final = (ErrorCode.SHUTTING_DOWN,)
 _KEY: Final = (ErrorCode.INVALID_AUTHENTICATION,)
 _ADMIN_KEY: Final = (*_KEY, ErrorCode.PERMISSION_DENIED)
@@ -55,6 +60,8 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
     """Return what an endpoint may refuse or fail with: what follows from what it is, and what
     it says itself (``errors``)."""
     codes = {*_ALWAYS, *_CLOSING, *endpoint.errors}
+    if endpoint.method != "GET":
+        codes.add(ErrorCode.ORIGIN_NOT_ALLOWED)
     if endpoint.access is Access.INFERENCE:
         codes.update(_KEY)
     elif endpoint.access is not Access.OPEN:

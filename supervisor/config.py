@@ -13,6 +13,7 @@ from pydantic import ByteSize, Field, model_validator
 from lmx.supervisor.config_model import ModelConfig
 from lmx.supervisor.config_security import SecurityConfig
 from lmx.supervisor.config_values import KeepAlive, Name, Names, Seconds, Section, Size
+from lmx.supervisor.config_web import AllowedHosts, CorsOrigins
 
 __all__ = [
     "Config",
@@ -36,6 +37,8 @@ class ServerConfig(Section):
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8000, ge=0, le=65_535, strict=True)
     allow_lan_without_key: bool = False
+    allowed_hosts: AllowedHosts = ()
+    cors_origins: CorsOrigins = ()
     body_limit_bytes: Size = ByteSize(16 * 1024**2)
     max_requests: int = Field(2048, ge=1, le=100_000)
     load_wait_s: Seconds = 300.0

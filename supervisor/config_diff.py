@@ -36,6 +36,8 @@ SERVER: Final = {
     "host": Needs.ADDRESS,
     "port": Needs.ADDRESS,
     "allow_lan_without_key": _LIVE,
+    "allowed_hosts": Needs.ROUTER,
+    "cors_origins": Needs.ROUTER,
     "body_limit_bytes": Needs.ROUTER,
     "max_requests": Needs.ROUTER,
     "load_wait_s": Needs.ROUTER,

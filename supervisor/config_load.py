@@ -130,7 +130,8 @@ def _apply_variables(
                 section = target[part] = {}
             target = section
         try:
-            target[key[-1]] = yaml.safe_load(text)
+            # What begins with a star would be an alias, and there is nothing to be one of.
+            target[key[-1]] = text if text.startswith("*") else yaml.safe_load(text)
         except yaml.YAMLError:
             given = "what it is set to" if _is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")

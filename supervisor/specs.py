@@ -115,6 +115,8 @@ def router_spec(
         jobs_max_count=config.jobs.max_count,
         logs_dir=str(home.logs),
         api_keys=config.security.api_key_texts,
+        allowed_hosts=server.allowed_hosts,
+        cors_origins=server.cors_origins,
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
     )

@@ -23,13 +23,17 @@ class AnswerCheck:
     async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
         """See ``on_response_prepare`` of aiohttp."""
         endpoint = endpoint_of(request)
-        fault = self._fault_in(endpoint, response)
+        fault = self._fault_in(request, endpoint, response)
         if fault is not None:
             self.faults.append(f"{request.method} {request.path}: {response.status}: {fault}")
 
-    def _fault_in(self, endpoint: Endpoint | None, response: web.StreamResponse) -> str | None:
+    def _fault_in(
+        self, request: web.Request, endpoint: Endpoint | None, response: web.StreamResponse
+    ) -> str | None:
         if response.status == 304:
             return None  # It stands for an answer that was sent before.
+        if request.method == "OPTIONS" and response.status == 204:
+            return None  # Of a browser's question, which is for every route.
         shape: Any = Error
         if endpoint is not None:
             well = [endpoint.status] if endpoint.unwell is None else [200, endpoint.unwell]

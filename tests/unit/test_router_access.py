@@ -244,7 +244,9 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
                 f"{ADMIN}",
             ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
-                writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n".encode())
+                writer.write(
+                    f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode()
+                )
                 answers.append((await asyncio.wait_for(reader.read(2000), 5)).decode())
                 writer.close()
     printed = capfd.readouterr()

@@ -76,7 +76,8 @@ async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came() 
     async with router_rig() as rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: 20000000\r\n\r\n"
         )
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
@@ -102,7 +103,8 @@ async def test_a_trickling_body_holds_only_its_own_connection(
     async with router_rig() as rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: 100\r\n\r\n{"
         )
         assert (await rig.chat_json())[0] == 200

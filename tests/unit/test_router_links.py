@@ -100,7 +100,8 @@ async def test_a_reader_that_stalls_holds_little_and_is_cancelled() -> None:
         await asyncio.to_thread(reader.connect, (host, port))
         body = json.dumps(chat_body(stream=True)).encode()
         reader.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         fake = await rig.worker.stream()

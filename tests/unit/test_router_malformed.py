@@ -26,7 +26,9 @@ async def answer(url: str, request: bytes) -> tuple[int, dict[str, str], dict[st
 
 
 CLOSE = b"Connection: close\r\n"
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,11 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: applicat
         (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", 400, "malformed_request"),
         (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", 400, "malformed_request"),
         (POST + b"Content-Length: -1\r\n\r\n{}", 400, "malformed_request"),
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "headers_too_large"),
+        (
+            b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            431,
+            "headers_too_large",
+        ),
         (POST + b"X-A: " + b"a" * 9000 + b"\r\n\r\n", 431, "headers_too_large"),
         (
             POST + b"Connection: close\r\nContent-Encoding: lz4\r\nContent-Length: 2\r\n\r\n{}",

@@ -416,7 +416,7 @@ async def test_a_reader_who_takes_nothing_is_dropped() -> None:
         before = len(asyncio.all_tasks())
         _, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port, limit=1)
         writer.write(
-            f"GET /admin/logs/{MODEL}?lines=10000 HTTP/1.1\r\nHost: x\r\n"
+            f"GET /admin/logs/{MODEL}?lines=10000 HTTP/1.1\r\nHost: localhost\r\n"
             "X-Admin-Key: test-admin-key\r\n\r\n".encode()
         )
         await until(lambda: len(asyncio.all_tasks()) > before)

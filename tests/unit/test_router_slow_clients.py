@@ -17,7 +17,9 @@ from lmx.router.connections import most_connections
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 ANSWER_DEADLINE_S = 20.0
 
 
@@ -91,7 +93,7 @@ async def test_headers_that_never_end_and_idle_connections_are_closed(
 ) -> None:
     monkeypatch.setattr(process, "_KEEPALIVE_S", 0.3)
     async with router_rig() as rig, connected(rig, 3) as (silent, trickling, kept):
-        kept[1].write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept[1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         ends = [asyncio.create_task(closed_at_last(one)) for one in (silent, trickling, kept)]
 
         async def trickle() -> None:
@@ -128,7 +130,7 @@ async def test_one_connection_too_many_is_told_so_and_those_that_are_there_go_on
         opened[0][1].close()
         await until(lambda: len(server.connections) < most)
         async with connected(rig, 1) as ((reader, writer),):
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 

@@ -32,6 +32,11 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("sever: {}", ["sever", "unknown key", "server"]),
         ("server: {host: 0.0.0.0}", ["0.0.0.0", "allow_lan_without_key"]),
         ("server: []", ["server"]),
+        ("server: {allowed_hosts: [http://a.example]}", ["server.allowed_hosts.0", "without http"]),
+        ("server: {allowed_hosts: 'a, b'}", ["server.allowed_hosts", "[A, B]"]),
+        ("server: {allowed_hosts: 3}", ["server.allowed_hosts"]),
+        ("server: {cors_origins: [a.example]}", ["server.cors_origins.0", "https://app.example"]),
+        ("server: {cors_origins: [https://a.example/]}", ["server.cors_origins.0", "slash"]),
         ("timing: {beat_timeout_s: 1}", ["beat_timeout_s", "beat_interval_s"]),
         ("timing: {stall_timeout_s: -3}", ["timing.stall_timeout_s", "greater than 0", "-3"]),
         ("timing: {stall_timeout_s: .nan}", ["timing.stall_timeout_s"]),
@@ -359,3 +364,29 @@ def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
     models = [{"id": name, "source": "/x"} for name in sorted(names)]
     config = load(f"{text}\nmodels: {models}", tmp_path)
     assert config.routing["auto"] == ("qwen", "smollm2")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*", ("*",)),
+        ("*.example.com", ("*.example.com",)),
+        ("Lmx.Example.com", ("lmx.example.com",)),
+        ("[a.example, b.example]", ("a.example", "b.example")),
+    ],
+)
+def test_hosts_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    config = load("", tmp_path, LMX_SERVER_ALLOWED_HOSTS=text)
+    assert config.server.allowed_hosts == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*", ("*",)),
+        ("http://localhost:*", ("http://localhost:*",)),
+        ("[app://*, null]", ("app://*", "null")),
+    ],
+)
+def test_origins_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    assert load("", tmp_path, LMX_SERVER_CORS_ORIGINS=text).server.cors_origins == expected

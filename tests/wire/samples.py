@@ -408,6 +408,8 @@ SAMPLES: Final[tuple[Any, ...]] = (
         jobs_max_count=500,
         logs_dir="/logs",
         api_keys=("lmx-key-0123",),
+        allowed_hosts=("*.example.com",),
+        cors_origins=("http://localhost:*",),
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
     ),

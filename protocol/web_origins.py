@@ -1,0 +1,177 @@
+"""Host names and origins of web pages as HTTP writes them, and patterns that allow some. Pure.
+
+A browser sends `Host` with the name that a page was found under, and `Origin` with where the page
+that asks is from. Only who configures lmx knows which names and pages are meant.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+ANY: Final = "*"
+NULL_ORIGIN: Final = "null"
+"""What a page without an origin of its own sends: of a file, or in a sandbox."""
+
+_MAX_NAME: Final = 253
+_NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.(?!-)[a-z0-9_-]{1,63})*")
+_AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+(?:%[a-z0-9%._~-]+)?\]|[^:\[\]]*)(?::([0-9]{1,5}))?")
+_PATTERN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@]*)")
+_WEB_PORTS: Final = {"http": 80, "https": 443}
+_MAX_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A host and its port; ``port`` None where none is written. ``host`` is in lower case, without
+    a last dot and without the brackets of IPv6."""
+
+    host: str
+    port: int | None
+
+    @property
+    def is_address(self) -> bool:
+        """Whether the host is an IP address: no name service can make it another's."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+
+def parse_authority(text: str) -> Authority | None:
+    """Return what a Host header says; None for what is no host."""
+    found = _AUTHORITY.fullmatch(text.lower())
+    if found is None:
+        return None
+    host, digits = found.groups()
+    port = None if digits is None else int(digits)
+    if port is not None and port > _MAX_PORT:
+        return None
+    if host.startswith("["):
+        known = Authority(host[1:-1].partition("%")[0], port)
+        return known if known.is_address else None
+    host = host.removesuffix(".")
+    return Authority(host, port) if _is_name(host) else None
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= _MAX_NAME and _NAME.fullmatch(text) is not None
+
+
+def parse_host_pattern(text: str) -> str:
+    """Return a pattern of ``server.allowed_hosts`` in the form that :func:`host_allowed` takes.
+
+    Raises ``ValueError`` with what is wrong with it.
+    """
+    pattern = text.strip().lower().removesuffix(".")
+    if pattern == ANY:
+        return ANY
+    if not pattern.isascii():
+        raise ValueError("write the name as browsers send it, in its ASCII form (xn--...)")
+    if "/" in pattern:
+        raise ValueError("is a name alone, without http:// and without a path")
+    if ":" in pattern and not Authority(pattern.strip("[]"), None).is_address:
+        raise ValueError("is a name without a port: every port of it is allowed")
+    if not _is_name(pattern.removeprefix("*.")) and ":" not in pattern:
+        raise ValueError(
+            "is not a host name: write lmx.example.com, *.example.com for all names below it, or "
+            "* for any"
+        )
+    return pattern.strip("[]")
+
+
+def host_allowed(host: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a host, as in :class:`Authority`, is among ``patterns``."""
+    return any(
+        pattern in (ANY, host) or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+        for pattern in patterns
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a page is from. ``port`` None: the scheme's own."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+    def is_at(self, there: Authority) -> bool:
+        """Whether the page is from this server, as ``there`` names it. The scheme does not count:
+        who comes through a proxy may have come by https."""
+        usual = _WEB_PORTS.get(self.scheme)
+        if usual is None or self.host != there.host:
+            return False
+        return (self.port or usual) == (there.port or usual)
+
+
+def parse_origin(text: str) -> Origin | None:
+    """Return what an Origin header says; None for `null` and for what is no origin."""
+    found = _PATTERN.fullmatch(text.lower())
+    if found is None:
+        return None
+    scheme, rest = found.groups()
+    if not rest:
+        return Origin(scheme, "", None)  # file:// as Electron sends it
+    authority = parse_authority(rest)
+    if authority is None:
+        return None
+    port = None if authority.port == _WEB_PORTS.get(scheme) else authority.port
+    return Origin(scheme, authority.host, port)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginPattern:
+    """One entry of ``server.cors_origins``; ``scheme`` `*` is any origin at all, `null` too."""
+
+    scheme: str
+    host: str = ""
+    port: int | None = None
+    any_port: bool = False
+
+    def allows(self, origin: Origin | None) -> bool:
+        """Return whether an origin is meant; None: `null`, or none that can be read."""
+        if self.scheme == ANY:
+            return True
+        if origin is None:
+            return self.scheme == NULL_ORIGIN
+        return (
+            self.scheme == origin.scheme
+            and host_allowed(origin.host, (self.host,))
+            and (self.any_port or self.port == origin.port)
+        )
+
+
+def parse_origin_pattern(text: str) -> OriginPattern:
+    """Return a pattern of ``server.cors_origins``: an exact origin (`https://app.example`), one
+    with any port (`http://localhost:*`), all names below one (`https://*.example.com`), a whole
+    scheme (`app://*`), `null`, or `*`. Raises ``ValueError`` with what is wrong with it."""
+    pattern = text.strip().lower()
+    if pattern in (ANY, NULL_ORIGIN):
+        return OriginPattern(pattern)
+    found = _PATTERN.fullmatch(pattern)
+    if found is None:
+        reason = "without a path and without a slash at its end" if "://" in pattern else ""
+        raise ValueError(
+            "is not an origin" + (f": write it {reason}" if reason else "")
+            + ". Examples: https://app.example, http://localhost:*, app://*, *"
+        )  # fmt: skip
+    scheme, rest = found.groups()
+    if rest == ANY:
+        return OriginPattern(scheme, ANY, any_port=True)
+    any_port = rest.endswith(":*")
+    rest = rest.removesuffix(":*")
+    below = rest.startswith("*.")
+    if not rest and scheme not in _WEB_PORTS:
+        return OriginPattern(scheme)
+    authority = parse_authority(rest.removeprefix("*."))
+    if authority is None:
+        raise ValueError(
+            "has no host that can be one: write https://app.example, http://localhost:*, "
+            "https://*.example.com, app://* or *"
+        )
+    port = None if authority.port == _WEB_PORTS.get(scheme) else authority.port
+    return OriginPattern(scheme, ("*." if below else "") + authority.host, port, any_port)

@@ -1,0 +1,122 @@
+"""What web pages of other origins may do: nothing, but for those of ``server.cors_origins``.
+
+Requests without an Origin are of no page's doing, and nothing here concerns them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.web_origins import Authority, parse_origin, parse_origin_pattern
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing: a page may send them, and can't read the answer."""
+
+_MAX_AGE_S: Final = 600
+"""So long a browser remembers what a preflight said, and does not see a changed configuration."""
+
+_MAX_HEADERS: Final = 64
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+
+_NOT_EXPOSED: Final = frozenset(
+    {
+        # What every page may read anyway, and what is of the connection or of this very check.
+        "cache-control", "content-language", "content-length", "content-type", "expires",
+        "last-modified", "pragma", "connection", "date", "server", "transfer-encoding", "vary",
+    }
+)  # fmt: skip
+
+_SHOWN: Final = 100
+
+
+ORIGIN: Final = web.RequestKey("origin", str)
+"""Where a request of an allowed page of another origin carries that origin, as it was sent."""
+
+
+class Cors:
+    """Judges the Origin of requests, and says to browsers what it came to. ``methods`` are those
+    of all routes."""
+
+    def __init__(self, origins: Iterable[str], methods: Iterable[str]) -> None:
+        self._patterns = tuple(parse_origin_pattern(text) for text in origins)
+        self._methods = ", ".join(sorted({*methods, "HEAD"}))
+
+    def check(self, request: web.Request, host: Authority | None) -> None:
+        """Note an allowed page of another origin in the request.
+
+        Raises :class:`RequestError` (ORIGIN_NOT_ALLOWED) where one that is not allowed would
+        change something, or asks whether it may.
+        """
+        given = request.headers.getall("Origin", ())
+        if not given:
+            return
+        text = given[0] if len(given) == 1 else ", ".join(given)
+        origin = parse_origin(text)
+        if origin is not None and host is not None and origin.is_at(host):
+            return
+        # Not ASCII: no browser's, and it could not be repeated in a header.
+        known = len(given) == 1 and text.isascii()
+        if known and any(pattern.allows(origin) for pattern in self._patterns):
+            request[ORIGIN] = text
+        elif request.method not in _READING or is_preflight(request):
+            raise RequestError(
+                ErrorCode.ORIGIN_NOT_ALLOWED,
+                f"Web pages and apps of the origin {text[:_SHOWN]!r} may not use lmx: add it to "
+                "server.cors_origins if it is meant.",
+            )
+
+    def preflight(self, request: web.Request) -> web.Response:
+        """Return the answer to an allowed page that asks what it may send. What a browser lets
+        the page read beside it, :meth:`on_prepare` says."""
+        headers = {
+            "Access-Control-Allow-Methods": self._methods,
+            "Access-Control-Max-Age": str(_MAX_AGE_S),
+        }
+        asked = request.headers.get("Access-Control-Request-Headers", "")
+        if names := _header_names(asked):
+            headers["Access-Control-Allow-Headers"] = ", ".join(names)
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"
+        return web.Response(status=204, headers=headers)
+
+    async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let the browser show the response to the page, all of its headers included."""
+        if not self._patterns:
+            return
+        vary = "Origin"
+        if is_preflight(request):
+            vary += ", Access-Control-Request-Method, Access-Control-Request-Headers"
+        response.headers["Vary"] = vary
+        if (origin := request.get(ORIGIN)) is None:
+            return
+        exposed = _exposed(response.headers)
+        response.headers["Access-Control-Allow-Origin"] = origin
+        if exposed:
+            response.headers["Access-Control-Expose-Headers"] = ", ".join(exposed)
+
+
+def is_preflight(request: web.Request) -> bool:
+    """Return whether a browser asks here what a page may send."""
+    return (
+        request.method == "OPTIONS"
+        and "Origin" in request.headers
+        and "Access-Control-Request-Method" in request.headers
+    )
+
+
+def _header_names(asked: str) -> list[str]:
+    names = [name.strip().lower() for name in asked.split(",")[:_MAX_HEADERS]]
+    return [name for name in names if _HEADER.fullmatch(name)]
+
+
+def _exposed(headers: Mapping[str, str]) -> list[str]:
+    return [
+        name
+        for name in headers
+        if name.lower() not in _NOT_EXPOSED and not name.lower().startswith("access-control-")
+    ]
