@@ -1,4 +1,4 @@
-"""structlog set up alike in every process, and a log file that a process rotates itself.
+"""structlog set up alike in every process, and a log file that a process keeps small itself.
 
 One line of JSON an event when stderr is not a terminal, a readable line when it is. Events
 are named as facts ("worker.ready"); context variables bound with structlog (``request_id``)
@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 import structlog
 
-from lmx.protocol.log_files import rotated
+from lmx.protocol.log_limit import LogLimit, keep_forever, keep_to
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -107,22 +107,16 @@ class _Stderr:
 
 
 class LogFile:
-    """The file behind this process's stdout and stderr, rotated by size.
+    """The file behind this process's stdout and stderr, kept within its limit.
 
     Descriptors 1 and 2 point at the file, so that what C code, ``faulthandler`` and an
-    abort print is kept too. The process owns its file: it can log, and rotate, without a
-    supervisor. Not for two processes at once.
+    abort print is kept too. The process keeps to the limit itself (:mod:`lmx.protocol.log_limit`):
+    it can log without a supervisor.
     """
 
     def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
+        self.limit = LogLimit(max_bytes, keep)
         self._path = path
-        self._max_bytes = max_bytes
-        self._keep = keep
-
-    def limit(self, max_bytes: int, keep: int) -> None:
-        """Keep to other limits from here on."""
-        self._max_bytes = max_bytes
-        self._keep = keep
 
     def attach(self) -> None:
         """Point descriptors 1 and 2 at the file, appending; make its folder if needed."""
@@ -135,32 +129,11 @@ class LogFile:
         os.close(descriptor)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
-    def rotate_if_large(self) -> bool:
-        """Start a new file when the present one is over the limit; keep ``keep`` old ones.
+    def keep(self) -> None:
+        """Keep it within its limit from here on, in a thread of its own: neither a stuck disk nor
+        a busy event loop holds up the other. A file that was removed is made anew."""
+        keep_forever(self._keep_once, "log limit")
 
-        Called on a timer. Returns whether it rotated. A full disk is no reason to stop
-        serving: a failure is logged, and the next call tries again.
-        """
-        try:
-            return self._rotate_if_large()
-        except OSError as error:
-            structlog.get_logger().warning("log.not_rotated", error=str(error))
-            return False
-
-    def _rotate_if_large(self) -> bool:
-        try:
-            if self._path.stat().st_size < self._max_bytes:
-                return False
-        except FileNotFoundError:
+    def _keep_once(self) -> None:
+        if not keep_to(self._path, self.limit):
             self.attach()
-            return False
-        oldest_first = range(self._keep - 1, 0, -1)
-        for number in oldest_first:
-            with contextlib.suppress(FileNotFoundError):
-                self._numbered(number).replace(self._numbered(number + 1))
-        self._path.replace(self._numbered(1))
-        self.attach()
-        return True
-
-    def _numbered(self, number: int) -> Path:
-        return rotated(self._path, number)

@@ -30,9 +30,10 @@ def main() -> int:
         return 2
     log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
     log_file.attach()
+    log_file.keep()
     configure_logs("router", spec.log.level)
     faulthandler.enable()
-    asyncio.run(serve(spec, log_file))
+    asyncio.run(serve(spec))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Lines of a log file from its end, and then what is added, over rotations. Blocks: for threads.
+"""Lines of a log file from its end, and then what is added, over rotations: a full file is copied
+to an older one and emptied. Blocks: for threads.
 
 A reader keeps no file open, so that one that is given up leaves nothing behind.
 """
@@ -65,8 +66,12 @@ def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
         except FileNotFoundError:
             continue
         with file:
-            inode = os.fstat(file.fileno()).st_ino
+            info = os.fstat(file.fileno())
+            inode = info.st_ino
             if inode == place.inode:
+                moved = _moved(path, place) if info.st_size < place.offset_bytes else None
+                if moved is not None:
+                    return more_lines(path, moved)
                 lines, reached = _after(file, place)
                 return lines, reached if lines or newer is None else Place(newer, 0)
         if not number:
@@ -74,6 +79,17 @@ def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
         newer = inode
     # The file that was read is gone.
     return [], place if current is None else Place(current, 0)
+
+
+def _moved(path: Path, place: Place) -> Place | None:
+    """Where the lines after ``place`` are, when the file was copied to its first older one and
+    emptied; None: it was emptied by somebody else."""
+    try:
+        info = rotated(path, 1).stat()
+    except FileNotFoundError:
+        return None
+    there = info.st_size >= place.offset_bytes and info.st_ino != place.inode
+    return Place(info.st_ino, place.offset_bytes) if there else None
 
 
 def _after(file: BinaryIO, place: Place) -> tuple[list[str], Place]:

@@ -20,7 +20,6 @@ from lmx.protocol.control import RouterBeat, RouterHello
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.limits import raise_file_limit
-from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import RouterSpec
 from lmx.router.app import make_app
 from lmx.router.connections import ConnectionLimit, most_connections, open_files_limit
@@ -43,8 +42,6 @@ who closes first risks a request in flight, and that should not be the server.""
 
 _BACKLOG: Final = 1024
 """Connections that the kernel holds until they are accepted: clients come in bursts."""
-
-_ROTATE_INTERVAL_S: Final = 30.0
 
 _LINGER_S: Final = 1.0
 """For connections that were taken last to send their request."""
@@ -194,7 +191,7 @@ class Router:
         )
 
 
-async def serve(spec: RouterSpec, log_file: LogFile) -> None:
+async def serve(spec: RouterSpec) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
     SIGUSR1: another router takes over; this one ends with its last request. SIGINT is ignored: a
@@ -215,7 +212,6 @@ async def serve(spec: RouterSpec, log_file: LogFile) -> None:
         asyncio.create_task(told_to_stop.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
         asyncio.create_task(_retired(router, told_to_retire)),
-        asyncio.create_task(_rotate(log_file)),
         link,
     ]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -243,9 +239,3 @@ async def _retired(router: Router, told_to_retire: asyncio.Event) -> None:
     await told_to_retire.wait()
     _log.info("router.retiring", requests=router.traffic.under_way)
     await router.retire()
-
-
-async def _rotate(log_file: LogFile) -> None:
-    while True:
-        await asyncio.sleep(_ROTATE_INTERVAL_S)
-        log_file.rotate_if_large()

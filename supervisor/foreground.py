@@ -9,10 +9,11 @@ import signal
 import sys
 import threading
 import time
-from logging.handlers import RotatingFileHandler
+from logging.handlers import WatchedFileHandler
 from typing import Final
 
 from lmx.protocol.limits import raise_file_limit
+from lmx.protocol.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.logs import LogFile, configure_logs
 from lmx.supervisor.advice import advice
 from lmx.supervisor.config import LogConfig
@@ -23,7 +24,6 @@ from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.service import Service
 
 _POLL_S: Final = 0.1
-_ROTATE_S: Final = 10.0
 _SEEN_S: Final = 0.01
 """For the event loop to hear of a signal that came just before."""
 
@@ -42,35 +42,40 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     raise_file_limit()
     logs = _Logs(home, config.logs, detached=invocation.detached)
     service = Service(config, home, version, invocation, lambda new: logs.follow(new.logs))
-    handover = asyncio.run(_serve(service, logs.file if invocation.detached else None))
+    handover = asyncio.run(_serve(service, narrate=not invocation.detached))
     if handover is not None:
         invocation.replace_program(handover)
 
 
 class _Logs:
-    """The supervisor's own log: alone in its file (detached), or on the terminal with a copy."""
+    """The supervisor's own log: alone in its file (detached), or on the terminal with a copy. And
+    the limit of all log files: a process that hangs, or was forked, keeps to none."""
 
     def __init__(self, home: Home, config: LogConfig, *, detached: bool) -> None:
-        self.file = LogFile(home.supervisor_log, int(config.max_bytes), config.keep)
-        self._copy: RotatingFileHandler | None = None
+        self._folder = home.logs
+        self._limit = LogLimit(int(config.max_bytes), config.keep)
+        self._copy: WatchedFileHandler | None = None
         if detached:
-            self.file.attach()
+            LogFile(home.supervisor_log, self._limit.max_bytes, self._limit.keep).attach()
         else:
-            self._copy = RotatingFileHandler(home.supervisor_log)
+            self._copy = WatchedFileHandler(home.supervisor_log)
         self.follow(config)
+        keep_forever(self._keep_once, "log limits")
 
     def follow(self, config: LogConfig) -> None:
         """Keep to a configuration from here on."""
-        self.file.limit(int(config.max_bytes), config.keep)
-        if self._copy is not None:
-            self._copy.maxBytes, self._copy.backupCount = int(config.max_bytes), config.keep
+        self._limit.max_bytes, self._limit.keep = int(config.max_bytes), config.keep
         configure_logs("supervisor", config.level, copy_to=self._copy, changeable=True)
 
+    def _keep_once(self) -> None:
+        for path in self._folder.glob("*.log"):
+            keep_to(path, self._limit)
 
-async def _serve(service: Service, log_file: LogFile | None) -> Handover | None:
+
+async def _serve(service: Service, *, narrate: bool) -> Handover | None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _stop, service, number, log_file is None)
+        loop.add_signal_handler(number, _stop, service, number, narrate)
     if sys.stdin is not None and sys.stdin.isatty():
         # The terminal was closed. Nothing may be left running behind it.
         loop.add_signal_handler(signal.SIGHUP, _stop, service, signal.SIGHUP, True)
@@ -78,13 +83,14 @@ async def _serve(service: Service, log_file: LogFile | None) -> Handover | None:
         loop.add_signal_handler(signal.SIGHUP, service.reload, "SIGHUP")
     # The program that was here before may have left them blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    side = loop.create_task(_narrate(service) if log_file is None else _rotate(log_file))
+    side = loop.create_task(_narrate(service)) if narrate else None
     try:
         handover = await service.run()
     finally:
-        side.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await side
+        if side is not None:
+            side.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await side
     if handover is not None:
         await _keep_signals(service)
     return handover
@@ -124,9 +130,3 @@ async def _narrate(service: Service) -> None:
     tip = await asyncio.to_thread(advice)
     if tip is not None:
         console.print(tip, markup=False)
-
-
-async def _rotate(log_file: LogFile) -> None:
-    while True:
-        await asyncio.sleep(_ROTATE_S)
-        log_file.rotate_if_large()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.log_files import rotated
 
 _POLL_S: Final = 0.2
 
@@ -45,10 +46,22 @@ def show_log(path: Path, count: int, *, follow: bool) -> None:
         except FileNotFoundError:
             continue
         if info.st_ino != inode or info.st_size < position:
+            if info.st_ino == inode:
+                # It was full: what is not shown yet was copied to the first older file.
+                _show(rotated(path, 1), position)
             inode, position = info.st_ino, 0
         if info.st_size > position:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                file.seek(position)
-                sys.stdout.write(file.read())
-                position = file.tell()
-            sys.stdout.flush()
+            position = _show(path, position)
+
+
+def _show(path: Path, position: int) -> int:
+    """Print what a file has after a position; returns its end."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            file.seek(position)
+            sys.stdout.write(file.read())
+            position = file.tell()
+    except FileNotFoundError:
+        return 0
+    sys.stdout.flush()
+    return position

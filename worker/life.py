@@ -19,7 +19,6 @@ from lmx.protocol.control import (
 )
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.logs import LogFile
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerState
 from lmx.worker.batch import BatchLimits
@@ -55,9 +54,8 @@ _DRAINING = Refusal(ErrorCode.MODEL_UNLOADED, "The model is being unloaded.", 1.
 class WorkerLife:
     """One worker on its event loop. Owns the worker's state; everything here runs on the loop."""
 
-    def __init__(self, spec: WorkerSpec, log_file: LogFile) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._log_file = log_file
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
@@ -210,7 +208,6 @@ class WorkerLife:
             self._control.send(self._signs.beat(self._state))
             self._generations.pulse(self._spec.instance)
             self._work.pulse(self._spec.instance)
-            self._log_file.rotate_if_large()
             self._check_orphaned()
             await asyncio.sleep(self._spec.beat_interval_s)
 

@@ -21,8 +21,8 @@ from lmx.worker.life import EXIT_OUT_OF_MEMORY, WorkerLife
 log = structlog.get_logger()
 
 
-async def _serve(spec: WorkerSpec, log_file: LogFile) -> int:
-    worker = WorkerLife(spec, log_file)
+async def _serve(spec: WorkerSpec) -> int:
+    worker = WorkerLife(spec)
     try:
         return await worker.run()
     finally:
@@ -44,13 +44,14 @@ def main() -> None:
         sys.exit(f"lmx.worker reads a WorkerSpec from stdin: {error}")
     log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
     log_file.attach()
+    log_file.keep()
     # enable() covers SIGABRT: every thread's stack goes to descriptor 2, also while a thread
     # holds the GIL for good, and then the process aborts.
     faulthandler.enable()
     configure_logs("worker", spec.log.level, model=spec.model_id, instance=spec.instance)
     status = 1
     try:
-        status = asyncio.run(_serve(spec, log_file))
+        status = asyncio.run(_serve(spec))
     except Exception as error:
         if isinstance(error, MemoryError):
             status = EXIT_OUT_OF_MEMORY
