@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import threading
 import time
@@ -18,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from lmx.protocol.log_files import rotated
 
@@ -31,7 +30,7 @@ _FULL_SHARE: Final = 0.875
 _FAR_BEYOND: Final = 2
 """A file this many times its limit is emptied even if the disk takes no copy of it."""
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ def _keep_forever(keep: Callable[[], object]) -> None:
             failed = False
         except OSError as error:
             if not failed:
-                log.warning("log.not_kept_to_its_limit", error=str(error))
+                log.warning("a log file was not kept to its limit: %s", error)
             failed = True
 
 
