@@ -82,14 +82,39 @@ class Structure:
 class ToolUse:
     """The tools of a request, as OpenAI's objects, checked by the router.
 
-    ``function``: the one that must be called, with ``choice`` REQUIRED. Without ``parallel``
-    an answer holds one call at most.
+    ``function``: the one that must be called, once, with ``choice`` REQUIRED. ``allowed``: the
+    names of those that may be called, None for all. Without ``parallel`` an answer holds one
+    call at most.
     """
 
     tools: tuple[dict[str, Any], ...]
     choice: ToolChoice = ToolChoice.AUTO
     function: str | None = None
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
+
+    @property
+    def one_call(self) -> bool:
+        """Whether an answer holds one call at most."""
+        return self.function is not None or not self.parallel
+
+    @property
+    def known(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model is told of: none of those that are not allowed."""
+        if self.choice is ToolChoice.NONE:
+            return ()
+        return tuple(tool for tool in self.tools if self._is_allowed(tool))
+
+    def callable(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the tools that an answer may call, each with its place among ``tools``."""
+        return [
+            (index, tool)
+            for index, tool in enumerate(self.tools)
+            if self._is_allowed(tool) and self.function in (None, tool["function"]["name"])
+        ]
+
+    def _is_allowed(self, tool: dict[str, Any]) -> bool:
+        return self.allowed is None or tool["function"]["name"] in self.allowed
 
 
 @dataclass(frozen=True, slots=True)

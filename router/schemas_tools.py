@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from lmx.protocol.data import ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import ToolChoice
 from lmx.router.invalid import short
-from lmx.router.schema_types import OBJECT, TEXT, TEXT_OR_OBJECT, FreeObject, Strict
+from lmx.router.schema_types import OBJECT, TEXT, FreeObject, Strict
 
 MAX_TOOLS: Final = 1024
+
+_ALLOWED: Final = "<allowed>"
 
 _WORDS: Final[dict[str, ToolChoice]] = {
     "auto": ToolChoice.AUTO,
@@ -51,6 +55,30 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedChoice(Strict):
+    """The choice of some of the tools: the others are as if they were not there."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_form(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, AllowedChoice) or (
+        isinstance(value, dict) and value.get("type") == "allowed_tools"
+    ):
+        return _ALLOWED
+    return OBJECT if isinstance(value, dict | NamedTool) else None
+
+
 class ToolFields(Strict):
     """OpenAI's three fields."""
 
@@ -58,8 +86,13 @@ class ToolFields(Strict):
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required", "any"], Tag(TEXT)]
-            | Annotated[NamedTool, Tag(OBJECT)],
-            TEXT_OR_OBJECT,
+            | Annotated[NamedTool, Tag(OBJECT)]
+            | Annotated[AllowedChoice, Tag(_ALLOWED)],
+            Discriminator(
+                _choice_form,
+                custom_error_type="text_or_object",
+                custom_error_message="a string or an object",
+            ),
         ]
         | None
     ) = None
@@ -91,19 +124,36 @@ def tool_use_of(fields: ToolFields) -> ToolUse | None:
                 param=param,
             )
         names.add(tool.function.name)
-    named = choice.function.name if isinstance(choice, NamedTool) else None
-    if named is not None and named not in names:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`tool_choice.function.name` is none of the `tools`: {short(named)}.",
-            param="tool_choice.function.name",
-        )
-    return ToolUse(
+    use = ToolUse(
         tools=tuple(_plain(tool.function) for tool in fields.tools),
-        choice=(ToolChoice.REQUIRED if isinstance(choice, NamedTool) else _WORDS[choice or "auto"]),
-        function=named,
         parallel=fields.parallel_tool_calls is not False,
     )
+    match choice:
+        case NamedTool():
+            name = _known(choice.function.name, names, "tool_choice.function.name")
+            return replace(use, choice=ToolChoice.REQUIRED, function=name)
+        case AllowedChoice():
+            allowed = tuple(
+                _known(
+                    tool.function.name,
+                    names,
+                    f"tool_choice.allowed_tools.tools[{index}].function.name",
+                )
+                for index, tool in enumerate(choice.allowed_tools.tools)
+            )
+            return replace(use, choice=_WORDS[choice.allowed_tools.mode], allowed=allowed)
+        case _:
+            return replace(use, choice=_WORDS[choice or "auto"])
+
+
+def _known(name: str, names: Container[str], param: str) -> str:
+    if name not in names:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` is none of the `tools`: {short(name)}.",
+            param=param,
+        )
+    return name
 
 
 def _plain(function: Function) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
@@ -24,12 +25,15 @@ class TokenMasks:
     :class:`~lmx.worker.engine.Constraint`; they are shared, so nobody writes into them.
 
     ``tokens`` may be more than ``vocabulary_size``, the width of the logits: those can't be
-    drawn. ``thinking`` allows all but EOS, ``line_breaks`` the tokens that are nothing else.
+    drawn. ``anything`` allows all of them, ``end`` EOS alone, ``thinking`` all but EOS,
+    ``line_breaks`` the tokens that are nothing else.
     """
 
     tokens: int
     vocabulary_size: int
     eos_token_ids: frozenset[int]
+    anything: Mask
+    end: Mask
     thinking: Mask
     line_breaks: Mask
 
@@ -62,47 +66,84 @@ def allowed(mask: Mask, token: int) -> bool:
     return bool(mask[token // 32] >> np.uint32(token % 32) & 1)
 
 
-class GrammarConstraint:
-    """Keeps an answer to one of several grammars. Begins with its first token.
+class Form(NamedTuple):
+    """One form that an answer may have. ``matcher`` is where it has come to.
 
-    A grammar that is whole allows EOS alone. Raises ``LmxError`` for a token that none of them
-    allows, and where a grammar becomes too complex to go on.
+    ``open_end``: where it is whole, the answer ends with whatever the model would write next
+    that is no more of the form: as freely as if there were none.
     """
 
-    __slots__ = ("_mask", "_masks", "_matchers", "_more")
+    matcher: LLMatcher
+    open_end: bool = False
 
-    def __init__(self, matchers: Sequence[LLMatcher], masks: TokenMasks) -> None:
-        self._matchers = list(matchers)
+    @property
+    def may_end(self) -> bool:
+        """Whether any token ends it here."""
+        return self.open_end and bool(self.matcher.is_accepting())
+
+    def copy(self) -> Form:
+        """Return it in the same state."""
+        return Form(self.matcher.deep_copy(), self.open_end)
+
+
+class GrammarConstraint:
+    """Keeps an answer to one of several forms. Begins with its first token.
+
+    A form that is whole allows EOS alone. With an open end it allows any token; one that is no
+    more of the form comes to nothing, and after it EOS alone is allowed. Raises ``LmxError``
+    for a token that no form allows, and where a grammar becomes too complex to go on.
+    """
+
+    __slots__ = ("_ended", "_forms", "_mask", "_masks", "_more")
+
+    def __init__(self, forms: Sequence[Form], masks: TokenMasks) -> None:
+        self._forms = list(forms)
         self._masks = masks
         self._mask = masks.new()
-        self._more = masks.new() if len(self._matchers) > 1 else self._mask
+        self._more = masks.new() if len(self._forms) > 1 else self._mask
+        self._ended = False
 
     def mask(self) -> Mask:
-        self._fill(self._matchers[0], self._mask)
-        for matcher in self._matchers[1:]:
-            self._fill(matcher, self._more)
+        if self._ended:
+            return self._masks.end.copy()
+        if any(form.may_end for form in self._forms):
+            return self._masks.anything.copy()
+        self._fill(self._forms[0].matcher, self._mask)
+        for form in self._forms[1:]:
+            self._fill(form.matcher, self._more)
             self._mask |= self._more
         return self._masks.cut(self._mask)
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` may be next."""
-        return any(matcher.validate_tokens([token]) for matcher in self._matchers)
+        """Return whether ``token`` may be next, as a part of the answer."""
+        return not self._ended and any(_fits(form, token) for form in self._forms)
 
     def accept(self, token: int) -> None:
-        if len(self._matchers) > 1:
-            fitting = [one for one in self._matchers if one.validate_tokens([token])]
-            self._matchers = fitting or self._matchers[:1]
-        for matcher in self._matchers:
-            if not matcher.consume_token(token):
-                raise _broken(matcher)
+        if self._ended:
+            return
+        if len(self._forms) > 1 or self._forms[0].open_end:
+            fitting = [form for form in self._forms if _fits(form, token)]
+            if not fitting and any(form.may_end for form in self._forms):
+                self._ended = True
+                return
+            self._forms = fitting or self._forms[:1]
+        for form in self._forms:
+            if not form.matcher.consume_token(token):
+                raise _broken(form.matcher)
 
     def fork(self) -> GrammarConstraint:
-        return GrammarConstraint([one.deep_copy() for one in self._matchers], self._masks)
+        twin = GrammarConstraint([form.copy() for form in self._forms], self._masks)
+        twin._ended = self._ended
+        return twin
 
     def _fill(self, matcher: LLMatcher, mask: Mask) -> None:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise _broken(matcher)
+
+
+def _fits(form: Form, token: int) -> bool:
+    return bool(form.matcher.validate_tokens([token]))
 
 
 def _broken(matcher: LLMatcher) -> LmxError:

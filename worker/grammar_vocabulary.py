@@ -42,12 +42,15 @@ def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) ->
         for name, token in tokenizer.get_added_vocab().items()
         if guide.is_special_token(token)
     }
+    own = set(range(len(tokenizer)))
     breaks = [guide.tokenize_str(text) for text in ("\n", "\n\n")]
     masks = TokenMasks(
         tokens=tokens,
         vocabulary_size=size,
         eos_token_ids=eos_token_ids,
-        thinking=pack(set(range(len(tokenizer))) - eos_token_ids, size),
+        anything=pack(own | eos_token_ids, size),
+        end=pack(eos_token_ids, size),
+        thinking=pack(own - eos_token_ids, size),
         line_breaks=pack([ids[0] for ids in breaks if len(ids) == 1], size),
     )
     return GrammarVocabulary(guide, SpecialTokens(special), masks)

@@ -18,8 +18,9 @@ class TextRules:
     """How a job's tokens become text, and when an answer ends.
 
     ``eos`` and ``stop_ids`` end it and are no text; those and ``stop`` not before
-    ``min_tokens``. ``make_parser`` None: all text is content. ``logprobs``: tokens come with
-    their scores. ``echo``: the answer begins with the prompt.
+    ``min_tokens``. ``make_parser`` None: all text is content. ``called``: the reason of an end
+    with tool calls; as at OpenAI, STOP where the function was named. ``logprobs``: tokens come
+    with their scores. ``echo``: the answer begins with the prompt.
     """
 
     eos: frozenset[int]
@@ -28,6 +29,7 @@ class TextRules:
     include_stop: bool = False
     min_tokens: int = 0
     make_parser: Callable[[], OutputParser] | None = None
+    called: FinishReason = FinishReason.TOOL_CALLS
     logprobs: bool = False
     echo: bool = False
 

@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lmx.protocol.data import Thinking, ToolUse
+from lmx.protocol.data import Thinking
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.states import ToolChoice
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.hermes import with_tools_in_words
 from lmx.worker.history import Message, for_template, with_text_arguments
@@ -118,7 +117,9 @@ class PromptEncoder:
             "add_generation_prompt": source.add_generation_prompt,
         }
         conversation = for_template(messages, self._facts.tool_parser)
-        tools = _shown_tools(source.tool_use)
+        # Those that may not be called now are not shown; where one is named, the others are: the
+        # grammar sees to that, and a prompt that stays the same stays cached.
+        tools: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
         if (tools or has_calls) and not self._knows_tools:
             conversation, tools = with_tools_in_words(conversation, tools), ()
@@ -193,11 +194,3 @@ class PromptEncoder:
                 f"{context}: shorten the {param}.",
                 param=param,
             )
-
-
-def _shown_tools(tool_use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
-    """All tools, also where one is named: the grammar sees to that, and a prompt that stays the
-    same stays cached. None where none may be called."""
-    if tool_use is None or tool_use.choice is ToolChoice.NONE:
-        return ()
-    return tool_use.tools

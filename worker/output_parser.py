@@ -40,13 +40,16 @@ class OutputParser:
     given out, the rest follows as it is. Without ``parallel`` all that follows the first call is
     dropped. A model whose form is JSON may also begin its content with bare or fenced JSON
     that names one of the tools. With ``calls_only``, as where a grammar enforces a call, there
-    is no content: what is neither reasoning nor a call is a call that was cut off, and dropped.
+    is no content: what is neither reasoning nor a call is a call that was cut off, or what an
+    answer ended with, and dropped. ``either``: an answer is content or calls, and what follows
+    calls is dropped.
     """
 
     __slots__ = (
         "_after_call",
         "_bare",
         "_calls_only",
+        "_either",
         "_feed",
         "_forms",
         "_kept_end",
@@ -67,10 +70,12 @@ class OutputParser:
         tools: Sequence[Mapping[str, Any]],
         parallel: bool = True,
         calls_only: bool = False,
+        either: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
         self._calls_only = calls_only
+        self._either = either
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
         self._forms: Sequence[CallForm] = ()
@@ -121,7 +126,7 @@ class OutputParser:
 
     def _parts(self) -> list[Part]:
         parts = self._sink.take()
-        if self._calls_only:
+        if self._calls_only or (self._either and self.called):
             return [part for part in parts if part.kind is not DeltaKind.CONTENT]
         return parts
 

@@ -10,7 +10,7 @@ from typing import Final
 from lmx.protocol.data import Generate
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
-from lmx.protocol.states import ToolChoice
+from lmx.protocol.states import FinishReason, ToolChoice
 from lmx.worker.engine import (
     BeamSearch,
     ConstraintSource,
@@ -136,8 +136,8 @@ def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: s
 
 def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) -> TextRules:
     sampling, tool_use = request.sampling, request.tool_use
-    tools = tool_use.tools if tool_use and tool_use.choice is not ToolChoice.NONE else ()
-    parallel = tool_use is None or tool_use.parallel
+    tools = tool_use.known if tool_use else ()
+    named = tool_use is not None and tool_use.function is not None
     parses = request.parse and (bool(tools) or facts.reasoning is not None)
     return TextRules(
         eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids,
@@ -151,12 +151,14 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
                 encoded.thinking_open,
                 facts.tool_parser,
                 tools,
-                parallel,
+                parallel=tool_use is None or not tool_use.one_call,
                 calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
+                either=request.structure is not None,
             )
         )
         if parses
         else None,
+        called=FinishReason.STOP if named else FinishReason.TOOL_CALLS,
         logprobs=request.top_logprobs is not None,
         echo=request.echo,
     )

@@ -130,7 +130,7 @@ class Row:
             for kind, text, call in self._parser.finish():
                 out.append(Piece(job_id, self.index, text, 0, kind, call))
             if self._parser.called and reason is FinishReason.STOP:
-                reason = FinishReason.TOOL_CALLS
+                reason = self._rules.called
         if self._unreported_tokens or self._held:
             # Tokens that came to no text: of a stop string, of a marker, or without any.
             out.append(

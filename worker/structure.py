@@ -13,7 +13,8 @@ from lmx.protocol.data import Structure, ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import ToolChoice
 from lmx.worker import harmony
-from lmx.worker.constraints import GrammarConstraint
+from lmx.worker.closed_objects import closed
+from lmx.worker.constraints import Form, GrammarConstraint
 from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
 from lmx.worker.schema_cost import MOST_SCHEMA_CHARS, too_costly
@@ -71,20 +72,20 @@ class ConstraintCompiler:
         """
         use = source.tool_use if source.tool_use and source.tool_use.tools else None
         required = use is not None and use.choice is ToolChoice.REQUIRED
-        matchers = []
+        forms = []
         if source.structure and not required:
-            matchers.append(self._structure(source.structure))
-        if use and (required or (matchers and use.choice is ToolChoice.AUTO)):
-            matchers.append(self._tools(use, required))
+            forms.append(Form(self._structure(source.structure)))
+        if use and (required or (forms and use.choice is ToolChoice.AUTO)):
+            forms.append(Form(self._tools(use, required), open_end=not use.one_call))
         rules = self._rules(source)
-        if not matchers and (rules is None or rules.budget_tokens is None):
+        if not forms and (rules is None or rules.budget_tokens is None):
             return None
         masks = self._vocabulary.masks
 
         def make() -> Constraint:
             answer = None
-            if matchers:
-                answer = GrammarConstraint([one.deep_copy() for one in matchers], masks)
+            if forms:
+                answer = GrammarConstraint([form.copy() for form in forms], masks)
             if rules is None and answer:
                 return answer
             assert rules
@@ -105,13 +106,12 @@ class ConstraintCompiler:
         """Compile the tools that may be called. Arguments that can't be enforced are an error
         where a call is, or the function is strict, else any object will do."""
         tools = []
-        for index, tool in enumerate(use.tools):
+        for index, tool in use.callable():
             function = tool["function"]
-            if use.function in (None, function["name"]):
-                strict = required or bool(function.get("strict"))
-                param = f"tools[{index}].function.parameters"
-                parameters = self._parameters(function.get("parameters"), param, strict)
-                tools.append(Tool(function["name"], parameters))
+            strict = required or bool(function.get("strict"))
+            param = f"tools[{index}].function.parameters"
+            parameters = self._parameters(function.get("parameters"), param, strict)
+            tools.append(Tool(function["name"], parameters))
         if sum(len(json.dumps(tool.parameters)) for tool in tools) > MOST_SCHEMA_CHARS:
             reason = f"their schemas have more than {MOST_SCHEMA_CHARS} characters together"
             raise invalid("tools", reason)
@@ -121,7 +121,8 @@ class ConstraintCompiler:
                 f"There is no function {use.function!r} among the tools: name one of them.",
                 param="tool_choice",
             )
-        grammar = tools_grammar(tools, self._tool_parser, use.parallel, self._vocabulary.special)
+        special = self._vocabulary.special
+        grammar = tools_grammar(tools, self._tool_parser, not use.one_call, special)
         return self._matcher([grammar], "tools")
 
     def _parameters(
@@ -136,6 +137,7 @@ class ConstraintCompiler:
                 raise invalid(param, "arguments are an object")
             if reason := too_costly(schema):
                 raise invalid(param, reason)
+            schema = closed(schema)
             self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
         except RequestError:
             if strict:

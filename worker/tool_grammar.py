@@ -74,8 +74,13 @@ def tools_grammar(
         frame, write = _FAMILIES[None]
         calls = [write(rules, tool, special) for tool in tools]
     call = rules.rule(" | ".join(f"({one})" for one in calls))
-    more = f" ({special.lark(frame.between)} {call})*" if parallel else ""
-    start = f"{special.lark(frame.open)} {call}{more} {special.lark(frame.close)}"
+    between, close = special.lark(frame.between), special.lark(frame.close)
+    if frame.close == "" and between:
+        # Nothing encloses the calls: a line break is not yet the promise of another.
+        between = f"({between})?"
+        close = between if parallel else ""
+    more = f" ({between} {call})*" if parallel else ""
+    start = f"{special.lark(frame.open)} {call}{more} {close}"
     return {"lark_grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules.lines])}
 
 

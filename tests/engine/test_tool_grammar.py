@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,6 +141,9 @@ FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
 }
 # What ends a text where no token does.
 PHRASES = ["\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"]
+# How another call begins in the forms in which nothing encloses them: the special token, else
+# what all of them begin with.
+NEXT = {"longcat": "<longcat_tool_call>", "mistral": "[TOOL_CALLS]", "gemma4": "<|tool_call>"}
 
 
 class Family:
@@ -163,17 +167,17 @@ class Family:
     def tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def draw(self, use: ToolUse, seed: int) -> str:
-        drawn = walk(self.constraint(use), self.tokenizer, self.eos, seed, PHRASES)
+    def draw(self, use: ToolUse, seed: int, phrases: Sequence[str] = PHRASES) -> str:
+        drawn = walk(self.constraint(use), self.tokenizer, self.eos, seed, phrases)
         return str(self.tokenizer.decode(drawn, skip_special_tokens=False))
 
     def calls(self, text: str, tools: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the calls that a client gets of this text, which must be nothing else."""
-        parser = OutputParser(None, False, self.parser, tools)
+        """Return the calls that a client gets of this text, and nothing else."""
+        parser = OutputParser(None, False, self.parser, tools, calls_only=True)
         names: dict[int, str] = {}
         arguments: dict[int, str] = {}
         for part in [*parser.add(text), *parser.finish()]:
-            assert part.kind is DeltaKind.TOOL_CALL, f"{part} of {text!r}"
+            assert part.kind is DeltaKind.TOOL_CALL
             assert part.call
             names.setdefault(part.call.index, part.call.name or "")
             arguments[part.call.index] = arguments.get(part.call.index, "") + part.text
@@ -220,7 +224,65 @@ def test_without_parallel_there_is_one_call(family: str) -> None:
 def test_with_parallel_there_may_be_more(family: str) -> None:
     it = Family(family)
     use = required(["typed", "nothing"])
-    assert any(len(it.calls(it.draw(use, seed), use.tools)) > 1 for seed in range(10))
+    more = NEXT.get(family, "\n<tool_call>")
+    drawn = (it.draw(use, seed, [*PHRASES, more, more, more]) for seed in range(60))
+    assert any(len(it.calls(text, use.tools)) > 1 for text in drawn)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_named_call_ends_the_answer_and_others_may_end_as_freely_as_any(
+    family: str, named: bool
+) -> None:
+    it = Family(family)
+    one = it.constraint(required(["weather", "nothing"], "nothing" if named else None))
+    feed(one, it.tokens(it.draw(required(["nothing"], parallel=False), 0)))
+    choices = set(allowed_tokens(one))  # type: ignore[arg-type]
+    if named:
+        assert choices == it.eos
+        return
+    # Whatever it writes: another call goes on, anything else comes to nothing and ends it.
+    assert choices >= set(range(256)) | it.eos
+    other = one.fork()
+    for _ in range(2):
+        if set(allowed_tokens(one)) != it.eos:  # type: ignore[arg-type]
+            feed(one, it.tokens("\n"))
+    assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
+    feed(other, it.tokens("I"))
+    assert set(allowed_tokens(other)) == set(allowed_tokens(other.fork())) == it.eos  # type: ignore[arg-type]
+    other.accept(min(it.eos))
+    # With ignore_eos a row goes on.
+    assert set(allowed_tokens(other)) == it.eos  # type: ignore[arg-type]
+
+
+def test_what_an_answer_ends_with_after_its_calls_is_no_content() -> None:
+    it = Family("json_tools")
+    call = it.draw(required(["nothing"], parallel=False), 0)
+    for told in ({"calls_only": True}, {"either": True}):
+        parser = OutputParser(None, False, it.parser, [TOOLS["nothing"]], **told)
+        parts = [*parser.add(call), *parser.add("\n"), *parser.add("Well"), *parser.finish()]
+        assert {part.kind for part in parts} == {DeltaKind.TOOL_CALL}
+
+
+@pytest.mark.parametrize("family", ["json_tools", "qwen3_coder", "gemma4", "pythonic"])
+def test_no_argument_is_invented(family: str) -> None:
+    it = Family(family)
+    inner = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    parameters = {"type": "object", "properties": {"a": _STRING, "o": inner}, "required": ["o"]}
+    tool = {"type": "function", "function": {"name": "open", "parameters": parameters}}
+    for seed in range(6):
+        use = ToolUse((tool,), ToolChoice.REQUIRED, "open")
+        ((_, arguments),) = it.calls(it.draw(use, seed), use.tools)
+        assert set(arguments) <= {"a", "o"}
+        assert set(arguments["o"]) <= {"n"}
+
+
+def test_tools_that_are_not_allowed_are_not_called() -> None:
+    it = Family("json_tools")
+    use = replace(required(list(PARAMETERS)), allowed=("nothing", "weather"))
+    names = {name for seed in range(8) for name, _ in it.calls(it.draw(use, seed), use.tools)}
+    assert names == {"nothing", "weather"}
+    assert [tool["function"]["name"] for tool in use.known] == ["weather", "nothing"]
 
 
 def test_a_named_function_is_the_one_that_is_called() -> None:

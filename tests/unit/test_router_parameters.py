@@ -34,6 +34,11 @@ def named(name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     # Sampling.
     ({"top_k": -2}, "top_k", VALUE, "at least -1"),
@@ -172,6 +177,22 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (
         {"tools": [tool()], "tool_choice": named("other")},
         "tool_choice.function.name", VALUE, "none of the `tools`",
+    ),
+    (
+        {"tools": [tool()], "tool_choice": allowed("auto", tool()["function"]["name"], "other")},
+        "tool_choice.allowed_tools.tools[1].function.name", VALUE, "none of the `tools`",
+    ),
+    (
+        {"tools": [tool()], "tool_choice": allowed("auto")},
+        "tool_choice.allowed_tools.tools", VALUE, "at least 1",
+    ),
+    (
+        {"tools": [tool()], "tool_choice": allowed("any", "x")},
+        "tool_choice.allowed_tools.mode", VALUE, "'required'",
+    ),
+    (
+        {"tools": [tool()], "tool_choice": {"type": "custom", "custom": {"name": "x"}}},
+        "tool_choice.type", VALUE, "'function'",
     ),
     ({"tool_choice": "required"}, "tool_choice", VALUE, "no `tools`"),
     ({"tools": [], "tool_choice": "any"}, "tool_choice", VALUE, "no `tools`"),
@@ -342,6 +363,14 @@ TOOL_USES: list[tuple[dict[str, Any], ToolUse | None]] = [
     (
         {"tools": [FULL, tool("b")], "tool_choice": named("b")},
         ToolUse((FULL, tool("b")), ToolChoice.REQUIRED, "b"),
+    ),
+    (
+        {"tools": [FULL, tool("b")], "tool_choice": allowed("required", "b")},
+        ToolUse((FULL, tool("b")), ToolChoice.REQUIRED, allowed=("b",)),
+    ),
+    (
+        {"tools": [FULL, tool("b")], "tool_choice": allowed("auto", "b")},
+        ToolUse((FULL, tool("b")), allowed=("b",)),
     ),
     (
         {"tools": [tool("a.b-C_1", description=None)], "parallel_tool_calls": False},

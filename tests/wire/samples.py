@@ -304,7 +304,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
         template_kwargs={"enable_thinking": False},
         structure=Structure(StructureKind.REGEX, "[0-9]+", "structured_outputs.regex", " ?"),
         tool_use=ToolUse(
-            ({"type": "function", "function": {"name": "now"}},), ToolChoice.REQUIRED, "now", False
+            ({"type": "function", "function": {"name": "now"}},),
+            ToolChoice.REQUIRED,
+            "now",
+            False,
+            ("now",),
         ),
         thinking=Thinking("high", True, 512),
         assist=Assist(5, 0.5, 3),
