@@ -179,7 +179,8 @@ class PrefixStore:
 
     def _hold(self, segment: Segment, payload: Payload) -> None:
         if segment.payload is None:
-            segment.payload, segment.nbytes = payload, payload.nbytes
+            self.tree.hold(segment, payload)
+            segment.nbytes = payload.nbytes
             self._held_bytes += segment.nbytes
 
     def _write(self, segment: Segment) -> None:
@@ -198,7 +199,7 @@ class PrefixStore:
         self._disk.write(record, data, held)
 
     def _give_up(self, segment: Segment) -> None:
-        segment.payload = None
+        self.tree.release(segment)
         self._held_bytes -= segment.nbytes
         if segment.on_disk:
             return

@@ -62,8 +62,9 @@ class SegmentRecord:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def write_segment(path: Path, record: SegmentRecord, data: Sequence[memoryview]) -> None:
-    """Write a file that isn't there yet, readable by its owner alone. Raises ``OSError``.
+def write_segment(path: Path, record: SegmentRecord, data: Sequence[memoryview]) -> int:
+    """Write a file that isn't there yet, readable by its owner alone; return its bytes. Raises
+    ``OSError``.
 
     ``data``: the arrays' bytes, in the order of ``record.tensors``. The checksum stands for
     what other programs get from fsync: a file that the machine lost a part of is not read.
@@ -86,6 +87,7 @@ def write_segment(path: Path, record: SegmentRecord, data: Sequence[memoryview])
         for part in (memoryview(len(dumped).to_bytes(8, "little") + dumped), *parts):
             while part.nbytes:
                 part = part[file.write(part) :]
+        return file.tell()
 
 
 def read_record(path: Path) -> SegmentRecord:

@@ -3,6 +3,10 @@
 Below ``root`` each namespace has its folder, and the limit holds for all of them together: what
 a model left behind makes room for those in use. Several processes may share the root, and even
 a namespace: names are hashes of what a file holds, and any file may vanish at any time.
+
+What is there is listed when the folder is opened and known from then on, so that a write costs the
+same however many files there are. What other processes write shows when it is listed again, each
+time a tenth of the limit was written here: so much each of them may be above the limit.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from lmx.worker.prefix_file import (
     read_segment,
     write_segment,
 )
+from lmx.worker.prefix_index import PrefixIndex, Use
 
 log = structlog.get_logger()
 
@@ -34,10 +39,11 @@ _UNFINISHED_AGE_S: Final = 600.0
 _OURS: Final = re.compile(r"[0-9a-f]{64}(\.safetensors|\.\d+\.part)")
 # Between the times of use of a segment and of what it grows from, so that this one stays longer.
 _STEP_NS: Final = 10_000
+_LISTED_AGAIN_PART: Final = 10
 
 
 class PrefixFolder:
-    """One namespace's files. ``total_bytes``: of all namespaces, when they were last counted."""
+    """One namespace's files, and what is known of the others'."""
 
     def __init__(self, root: Path, namespace: str, limit_bytes: int) -> None:
         """Raises ``OSError`` for a folder that can't be made or read."""
@@ -47,7 +53,14 @@ class PrefixFolder:
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
-        self.total_bytes = sum(size for _, size, _ in self._files())
+        self._index = PrefixIndex()
+        self._index.replace(self._files())
+        self._unlisted_bytes = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all namespaces, as far as they are known."""
+        return self._index.total_bytes
 
     def scan(self) -> list[SegmentRecord]:
         """Return what is stored, each after what it grows from; deletes what can't be read.
@@ -55,15 +68,13 @@ class PrefixFolder:
         Reads headers and tokens alone: about 0.1 ms a file.
         """
         stored = []
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            if not _OURS.fullmatch(path.name):
-                continue
+        for path in [path for path in self._index.paths() if path.parent == self._folder]:
             try:
                 record = read_record(path)
                 _check(record, path)
                 stored.append(record)
             except FileNotFoundError:
-                continue
+                self._index.drop(path)
             except (DamagedSegmentError, OSError) as error:
                 self._discard(path, error)
         # A state begins where its run ends, and runs come before it.
@@ -76,18 +87,23 @@ class PrefixFolder:
         also where the segment alone is more than the limit.
         """
         path = self._path(record.segment_id)
-        if path.exists():
+        if (found := _look(path)) is not None:
+            self._index.put(path, found)
             return []
+        self._index.drop(path)
         size = record.nbytes + record.tokens.nbytes
         if size > self._limit_bytes:
             raise OSError(f"{size} bytes are more than the limit")
-        lost = self._make_room(size)
+        lost = self._list_again() + self._make_room(size)
         part = self._folder / f"{path.stem}.{os.getpid()}{_UNFINISHED_SUFFIX}"
         try:
-            write_segment(part, record, data)
+            written_bytes = write_segment(part, record, data)
             part.replace(path)
-        finally:
+        except BaseException:
             part.unlink(missing_ok=True)
+            raise
+        self._index.put(path, Use(time.time_ns(), written_bytes))
+        self._unlisted_bytes += written_bytes
         # With its header it may be a little too much.
         return lost + self._make_room(0)
 
@@ -99,6 +115,7 @@ class PrefixFolder:
             record, data = read_segment(path)
             _check(record, path)
         except FileNotFoundError:
+            self._index.drop(path)
             return None
         except (DamagedSegmentError, OSError) as error:
             self._discard(path, error)
@@ -110,30 +127,46 @@ class PrefixFolder:
         now_ns = time.time_ns()
         for back, segment_id in enumerate(segment_ids):
             stamp_ns = now_ns - back * _STEP_NS
+            path = self._path(segment_id)
             try:
-                os.utime(self._path(segment_id), ns=(stamp_ns, stamp_ns))
+                os.utime(path, ns=(stamp_ns, stamp_ns))
+                self._index.use(path, stamp_ns)
             except FileNotFoundError:
-                continue
+                self._index.drop(path)
             except OSError as error:
                 log.warning("prefix_cache.not_touched", reason=str(error))
                 return
 
     def _make_room(self, size: int) -> list[bytes]:
-        files = sorted(self._files())
-        total_bytes = sum(file_bytes for _, file_bytes, _ in files)
         lost = []
-        for _, file_bytes, path in files:
-            if total_bytes + size <= self._limit_bytes:
+        while self._index.total_bytes + size > self._limit_bytes:
+            oldest = self._index.oldest()
+            if oldest is None:
                 break
-            path.unlink(missing_ok=True)
-            total_bytes -= file_bytes
+            path, known = oldest
+            found = _look(path)
+            if found is not None and found.used_ns > known.used_ns:
+                # Another process used it meanwhile.
+                self._index.put(path, found)
+                continue
+            if found is not None:
+                path.unlink(missing_ok=True)
+            self._index.drop(path)
             if path.parent == self._folder:
                 lost.append(bytes.fromhex(path.stem))
-        self.total_bytes = total_bytes
         return lost
 
-    def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """Give the segments of all namespaces: time of use, bytes, path. Clears up."""
+    def _list_again(self) -> list[bytes]:
+        """Look what there is, when it is time to; returns those of this namespace that are gone."""
+        if self._unlisted_bytes * _LISTED_AGAIN_PART <= self._limit_bytes:
+            return []
+        self._unlisted_bytes = 0
+        before = [path for path in self._index.paths() if path.parent == self._folder]
+        self._index.replace(self._files())
+        return [bytes.fromhex(path.stem) for path in before if path not in self._index]
+
+    def _files(self) -> Iterator[tuple[Path, Use]]:
+        """Give the segments of all namespaces. Clears up."""
         for path in self._root.glob("*/*"):
             if not _OURS.fullmatch(path.name):
                 continue
@@ -142,12 +175,13 @@ class PrefixFolder:
             except FileNotFoundError:
                 continue
             if path.suffix == SUFFIX:
-                yield facts.st_mtime_ns, facts.st_size, path
+                yield path, Use(facts.st_mtime_ns, facts.st_size)
             elif time.time() - facts.st_mtime > _UNFINISHED_AGE_S:
                 path.unlink(missing_ok=True)
 
     def _discard(self, path: Path, error: Exception) -> None:
         log.warning("prefix_cache.damaged", file=path.name, reason=str(error))
+        self._index.drop(path)
         try:
             path.unlink(missing_ok=True)
         except OSError as failure:
@@ -155,6 +189,14 @@ class PrefixFolder:
 
     def _path(self, segment_id: bytes) -> Path:
         return self._folder / f"{segment_id.hex()}{SUFFIX}"
+
+
+def _look(path: Path) -> Use | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return Use(facts.st_mtime_ns, facts.st_size)
 
 
 def _check(record: SegmentRecord, path: Path) -> None:

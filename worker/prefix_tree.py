@@ -34,13 +34,62 @@ class Segment:
     nbytes: int = 0
     on_disk: bool = False
     used: int = 0
-    children: list[Segment] = field(default_factory=list)
+    children: Children = field(default_factory=lambda: Children())
     depth: int = 0
 
     @property
     def is_state(self) -> bool:
         """Whether it holds a state in place of a run."""
         return self.parent is not None and not len(self.tokens)
+
+
+class Children:
+    """What grows from a segment: found by where it begins and by its first token, because a long
+    conversation's beginning may have thousands of others branch off from it."""
+
+    __slots__ = ("_runs", "states")
+
+    def __init__(self) -> None:
+        self.states: list[Segment] = []
+        self._runs: dict[int, dict[int, list[Segment]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.states or self._runs)
+
+    def __iter__(self) -> Iterator[Segment]:
+        yield from self.states
+        for runs in self._runs.values():
+            for alike in runs.values():
+                yield from alike
+
+    def add(self, child: Segment) -> None:
+        """Add a run or a state."""
+        if child.is_state:
+            self.states.append(child)
+        else:
+            self._runs.setdefault(child.start, {}).setdefault(int(child.tokens[0]), []).append(
+                child
+            )
+
+    def remove(self, child: Segment) -> None:
+        """Take one out that is there."""
+        if child.is_state:
+            self.states.remove(child)
+            return
+        runs = self._runs[child.start]
+        alike = runs[int(child.tokens[0])]
+        alike.remove(child)
+        if not alike:
+            del runs[int(child.tokens[0])]
+        if not runs:
+            del self._runs[child.start]
+
+    def along(self, tokens: Tokens, length: int) -> Iterator[Segment]:
+        """Give the runs that begin with the right one of ``tokens``, after ``length`` of them at
+        most."""
+        for start, runs in self._runs.items():
+            if start <= length and start < len(tokens):
+                yield from runs.get(int(tokens[start]), ())
 
 
 class Match(NamedTuple):
@@ -70,6 +119,7 @@ class PrefixTree:
     def __init__(self) -> None:
         self._roots: dict[bytes, Segment] = {}
         self._segments: dict[bytes, Segment] = {}
+        self._resident: dict[bytes, Segment] = {}
         self._clock = 0
 
     def get(self, segment_id: bytes) -> Segment | None:
@@ -87,9 +137,7 @@ class PrefixTree:
         while open_ways:
             segment, way = open_ways.pop()
             ended = True
-            for child in segment.children:
-                if child.is_state or child.start > way.length:
-                    continue
+            for child in segment.children.along(tokens, way.length):
                 end = child.start + _common(child.tokens, tokens[child.start :])
                 if end > way.length:
                     open_ways.append((child, Match((*way.path, child), end)))
@@ -108,7 +156,7 @@ class PrefixTree:
         if parent.parent is None:
             self._roots.setdefault(parent.segment_id, parent)
         added = Segment(identity, parent, start, tokens, depth=parent.depth + 1)
-        parent.children.append(added)
+        parent.children.add(added)
         self._segments[identity] = added
         return added
 
@@ -138,6 +186,7 @@ class PrefixTree:
         while waiting:
             gone = waiting.pop()
             del self._segments[gone.segment_id]
+            self._resident.pop(gone.segment_id, None)
             removed.append(gone)
             waiting.extend(gone.children)
         return removed
@@ -148,9 +197,22 @@ class PrefixTree:
         for segment in segments:
             segment.used = self._clock
 
+    def hold(self, segment: Segment, payload: Any) -> None:
+        """Note that a segment of the tree is in memory."""
+        segment.payload = payload
+        self._resident[segment.segment_id] = segment
+
+    def release(self, segment: Segment) -> None:
+        """Note that it isn't any more."""
+        segment.payload = None
+        self._resident.pop(segment.segment_id, None)
+
     def coldest(self) -> Iterator[Segment]:
-        """Give the segments in memory, the least recently used first, children before parents."""
-        resident = [each for each in self._segments.values() if each.payload is not None]
+        """Give the segments in memory, the least recently used first, children before parents.
+
+        What it costs depends on those alone, not on how many are on disk.
+        """
+        resident = self._resident.values()
         return iter(sorted(resident, key=lambda each: (each.used, -each.depth)))
 
     def _root(self, identity: bytes) -> Segment:
@@ -176,8 +238,8 @@ def usable(match: Match, limit: int, *, cuttable: bool, resident: bool) -> Hit |
             continue
         states = [
             child
-            for child in segment.children
-            if child.is_state and child.start <= length and not (resident and child.payload is None)
+            for child in segment.children.states
+            if child.start <= length and not (resident and child.payload is None)
         ]
         if states:
             state = max(states, key=lambda each: each.start)

@@ -1,6 +1,6 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
-Names as arguments run a part, without writing: throughput, prefix, stall, sampling.
+Names as arguments run a part, without writing: throughput, prefix, prefix-files, stall, sampling.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import bench_prefix
+import bench_prefix_files
 import bench_sampling
 import bench_stall
 import bench_throughput
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BENCHES = {
     "throughput": bench_throughput.measure,
     "prefix": bench_prefix.measure,
+    "prefix-files": bench_prefix_files.measure,
     "stall": bench_stall.measure,
     "sampling": bench_sampling.measure,
 }

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +131,7 @@ def test_what_a_dead_process_left_unfinished_goes(tmp_path: Path) -> None:
         path.write_bytes(b"")
     os.utime(old, (time.time() - 3600,) * 2)
     add(folder, 2)
+    PrefixFolder(tmp_path, "n", AMPLE_BYTES)
     assert not old.exists() and fresh.exists()
 
 
@@ -195,3 +198,90 @@ def test_a_namespace_is_one_models_files(tmp_path: Path) -> None:
     folder.rename(tmp_path / "other")
     seen.append(prefix_namespace(tmp_path / "other", ["1"]))
     assert len(set(seen)) == len(seen)
+
+
+OPERATIONS = ("stat", "open", "unlink", "replace", "utime", "scandir", "mkdir", "chmod")
+
+
+class Operations:
+    """Counts what is asked of the file system, an entry of a listed folder as one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in OPERATIONS:
+            monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
+
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+
+def test_a_write_costs_the_same_however_many_files_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_each, full_each = [], []
+    for files in (50, 2000):
+        root = tmp_path / str(files)
+        folder = PrefixFolder(root, "n", 1 << 30)
+        for seed in range(files):
+            add(folder, seed)
+        with monkeypatch.context() as patch:
+            operations = Operations(patch)
+            for seed in range(files, files + 100):
+                add(folder, seed)
+            empty_each.append(operations.count / 100)
+        limit = folder.total_bytes
+        folder = PrefixFolder(root, "n", limit)
+        with monkeypatch.context() as patch:
+            operations = Operations(patch)
+            for seed in range(files + 100, files + 500):
+                add(folder, seed)
+            full_each.append(operations.count / 400)
+        assert files + 98 <= len(list((root / "n").iterdir())) <= files + 100
+        assert folder.total_bytes <= limit
+    assert max(empty_each) < 6, empty_each
+    # One is deleted for each, and all are listed from time to time.
+    assert max(full_each) < 25 and full_each[1] < 1.2 * full_each[0], full_each
+
+
+def test_what_other_processes_write_and_delete_is_found_out(tmp_path: Path) -> None:
+    """Two workers of one model, and one of another, in one folder."""
+    size = PrefixFolder(tmp_path, "n", AMPLE_BYTES)
+    add(size, 0)
+    each_bytes = size.total_bytes
+    (tmp_path / "n" / f"{segment(0).segment_id.hex()}.safetensors").unlink()
+    limit = 40 * each_bytes
+    folders = [PrefixFolder(tmp_path, name, limit) for name in ("n", "n", "other")]
+    for seed in range(1, 201):
+        add(folders[seed % 3], seed)
+        stored = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
+        # A tenth for each of them, and what each may write until it counts.
+        assert stored <= limit * 1.3 + 3 * each_bytes
+    assert 30 <= len(list(tmp_path.glob("*/*"))) <= 55
+
+
+def test_what_another_process_uses_stays(tmp_path: Path) -> None:
+    ample = PrefixFolder(tmp_path, "n", AMPLE_BYTES)
+    ids = [add(ample, seed) for seed in range(4)]
+    for age_s, key in enumerate(reversed(ids)):
+        os.utime(tmp_path / "n" / f"{key.hex()}.safetensors", (time.time() - 100 - age_s,) * 2)
+    mine = PrefixFolder(tmp_path, "n", ample.total_bytes)
+    PrefixFolder(tmp_path, "n", AMPLE_BYTES).touch([ids[0]])
+    record = segment(9)
+    assert mine.write(record, data_of(record)) == [ids[1]]
+    assert mine.read(ids[0]) is not None
+
+
+def test_files_that_vanished_are_told_as_lost_when_their_turn_comes(tmp_path: Path) -> None:
+    folder = PrefixFolder(tmp_path, "n", AMPLE_BYTES)
+    ids = [add(folder, seed) for seed in range(3)]
+    full = PrefixFolder(tmp_path, "n", folder.total_bytes)
+    for path in tmp_path.glob("n/*"):
+        path.unlink()
+    record = segment(9)
+    lost = full.write(record, data_of(record))
+    assert lost and set(lost) <= set(ids)
+    assert full.read(record.segment_id) is not None
