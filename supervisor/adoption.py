@@ -14,7 +14,7 @@ from lmx.protocol import control
 from lmx.protocol.endpoints import RunDirectory
 from lmx.supervisor.child import signal_group
 from lmx.supervisor.core import Core
-from lmx.supervisor.disk_retry import Change, change_once
+from lmx.supervisor.disk_retry import Change
 from lmx.supervisor.records import ProcessRecord, Records, RouterRecord, WorkerRecord, wait_gone
 from lmx.supervisor.router_guard import RouterGuard
 
@@ -28,7 +28,8 @@ class Adoption:
     they say when a record is missing (its writer died too early).
 
     ``watch(instance, pid)`` has a process's exit watched; instance None is the router. ``change``
-    changes a file, and never raises ``OSError``.
+    changes a file, and never raises ``OSError``. ``end_left(instance, what)`` has ended what a
+    worker left behind.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Adoption:
         records: Records,
         run: RunDirectory,
         watch: Callable[[str | None, int], None],
-        change: Callable[[Path, Change], None] = change_once,
+        change: Callable[[Path, Change], None],
+        end_left: Callable[[str, str], None],
     ) -> None:
         self._core = core
         self._guard = guard
@@ -46,6 +48,7 @@ class Adoption:
         self._run = run
         self._watch = watch
         self._change = change
+        self._end_left = end_left
 
     def take_over(self, host: str, port: int, now_s: float) -> None:
         """Adopt every recorded process that lives and has a place; end the others."""
@@ -97,7 +100,7 @@ class Adoption:
     def _take_worker(self, record: WorkerRecord, now_s: float) -> None:
         if not record.alive:
             log.info("record.stale", instance=record.token, model=record.model_id)
-            self._records.forget_worker(record.token)
+            self._forget(record)
             return
         if self._core.adopt(
             record.token, record.model_id, record.pid, record.reserved_bytes, now_s
@@ -105,8 +108,12 @@ class Adoption:
             self._watch(record.token, record.pid)
         else:
             self._end(record, f"worker of {record.model_id}")
-            self._records.forget_worker(record.token)
+            self._forget(record)
             self._remove(self._run.worker_socket(record.token))
+
+    def _forget(self, record: WorkerRecord) -> None:
+        self._records.forget_worker(record.token)
+        self._end_left(record.token, f"worker of {record.model_id}")
 
     def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
         if not record.alive:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol import codec
+from lmx.supervisor.descendants import mark
 from lmx.supervisor.home import Home
 
 
@@ -25,8 +26,9 @@ def start_child(
     """Start ``python -m module`` and hand it ``spec``; ``names`` only show in ``ps``.
 
     A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process
-    group. Its temporary files are below ``LMX_HOME``: on a CPU, mlx compiles kernels into
-    them. ``-P``: nothing is imported from the working directory. Raises ``OSError`` when it
+    group. The last of ``names`` is its id, which its descendants have in their environment
+    (:mod:`lmx.supervisor.descendants`). Its temporary files are below ``LMX_HOME``: on a CPU,
+    mlx compiles kernels into them. ``-P``: nothing is imported from the working directory. Raises ``OSError`` when it
     can't be started, ``TypeError``, ``ValueError`` or ``OverflowError`` for a spec that can't
     travel. Does not wait for anything.
     """
@@ -40,7 +42,11 @@ def start_child(
             stderr=output,
             start_new_session=True,
             pass_fds=pass_fds,
-            env={**without_keys(os.environ), "TMPDIR": str(home.temporary)},
+            env={
+                **without_keys(os.environ),
+                **mark(home, names[-1]),
+                "TMPDIR": str(home.temporary),
+            },
         )
     finally:
         os.close(output)
@@ -66,12 +72,12 @@ def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
 def signal_group(pid: int, number: int) -> bool:
     """Signal a process group that :func:`start_child` made; False if it is gone.
 
-    SIGABRT is followed by SIGCONT: a process that was stopped (SIGSTOP) acts on a signal only
-    once it goes on.
+    SIGABRT and SIGTERM are followed by SIGCONT: a process that was stopped (SIGSTOP) acts on a
+    signal only once it goes on.
     """
     try:
         os.killpg(pid, number)
-        if number == signal.SIGABRT:
+        if number in (signal.SIGABRT, signal.SIGTERM):
             os.killpg(pid, signal.SIGCONT)
     except (ProcessLookupError, PermissionError):
         # macOS says EPERM of a group in which only zombies are left.

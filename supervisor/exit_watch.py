@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Final
+
+from lmx.supervisor.child import signal_group
 
 _REAP_RETRY_S: Final = 0.01
 OnExit = Callable[[int | None], None]
@@ -67,6 +70,9 @@ class ExitWatch:
 
     def _report(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
         try:
+            if child is not None and child.returncode is None:
+                # While it is not reaped nobody else can have its number: what it forked goes too.
+                signal_group(pid, signal.SIGKILL)
             status = _reaped(pid) if child is None else child.poll()
         except ChildProcessError:
             on_exit(None)

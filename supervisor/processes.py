@@ -22,6 +22,7 @@ from lmx.supervisor.child import signal_group, start_child
 from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
+from lmx.supervisor.descendants import Descendants
 from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch
@@ -65,6 +66,7 @@ class Processes:
         pins: Pins,
         holds: Holds,
         disk: DiskRetry,
+        descendants: Descendants,
         measured: Measured,
         ledger: Ledger,
         worker_left: Callable[[Worker, int], None],
@@ -84,6 +86,7 @@ class Processes:
         self._pins = pins
         self._holds = holds
         self._disk = disk
+        self._descendants = descendants
         self._measured = measured
         self._ledger = ledger
         self._worker_left = worker_left
@@ -177,6 +180,7 @@ class Processes:
 
     def forget(self, worker: Worker) -> None:
         self._records.forget_worker(worker.instance)
+        self._descendants.end(worker.instance, f"worker of {worker.model_id}")
         socket_path = self._home.run.worker_socket(worker.instance)
         self._disk.change(socket_path, lambda: socket_path.unlink(missing_ok=True))
 

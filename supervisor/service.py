@@ -28,6 +28,7 @@ from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
 from lmx.supervisor.deletion import Deletion
+from lmx.supervisor.descendants import Descendants
 from lmx.supervisor.disk_commands import DiskCommands
 from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.download_records import Download, DownloadFile
@@ -163,6 +164,7 @@ class Service:
             if done == {asked[1]}:
                 return await self._hand_over()
             await self._shutdown.run(self.config.timing.shutdown_grace_s)
+            await self._descendants.end_all()
             for task in done - set(asked):
                 task.result()  # a task that ended by itself is a bug: let it be heard
             return None
@@ -182,6 +184,7 @@ class Service:
         self._server = ControlServer(self.home.run)
         self._events = EventLog(epoch)
         self._disk = DiskRetry(self._events.note)
+        self._descendants = Descendants(self.home)
         records = Records(self.home.state, self._disk.change)
         program = FetchProgram.of(self.home)
         self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
@@ -190,8 +193,7 @@ class Service:
         self._processes = Processes(
             self.config, self.home, self.version, records, self._watch, self._server,
             self._fetching, self._events, pins, holds, self._disk,
-            Measured(self.home.measured), ledger,
-            self._worker_left,
+            self._descendants, Measured(self.home.measured), ledger, self._worker_left,
             read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
         )  # fmt: skip
         added = AddedModels(AddedFile(self.home.added_models))
@@ -233,7 +235,7 @@ class Service:
         )  # fmt: skip
         self._adoption = Adoption(
             self.core, self.guard, records, self.home.run, self._processes.watch,
-            self._disk.change,
+            self._disk.change, self._descendants.end,
         )  # fmt: skip
         self._inbox = Inbox(
             self.core, self.guard, Commands(self.core, loading, self._processes.reply),

@@ -179,3 +179,26 @@ async def test_a_killed_router_is_back_and_what_it_left_is_cancelled() -> None:
         after = lmx.worker("alpha")
         assert (after["pid"], after["restarts"]) == (before["pid"], 0)
         assert lmx.status()["router"]["restarts"] == 1
+
+
+@pytest.mark.parametrize("how", ["crash", "kill", "dead supervisor"])
+def test_what_a_worker_forked_ends_with_it(how: str) -> None:
+    config = {"models": [scripted("alpha", preload=False, options={"children": True})]}
+    with rig(config) as lmx:
+        assert lmx.cli("load", "alpha").returncode == 0
+        worker = lmx.worker("alpha")["pid"]
+        children = [p for p in lmx.processes() if "time.sleep(9999)" in " ".join(p.cmdline())]
+        assert len(children) == 2
+        if how == "crash":
+            os.kill(worker, signal.SIGKILL)
+        elif how == "kill":
+            assert lmx.cli("kill", "alpha").returncode == 0
+        else:
+            assert lmx.supervisor is not None
+            lmx.supervisor.kill()
+            lmx.supervisor.wait()
+            os.kill(worker, signal.SIGKILL)
+            lmx.up()
+        wait_until(lambda: not any(child.is_running() for child in children), "they are gone")
+        if how != "dead supervisor":
+            lmx.wait_state("alpha", "ready")

@@ -19,6 +19,8 @@ Options (``engine_options``), all optional:
                       shrinking takes half of that back
     context_length    tokens (bytes of the messages, see below); the spec's, else 4096
     step_s            of rows that name none; 0
+    children          true: the load starts two processes that ignore SIGTERM and never end, one
+                      of them in a session of its own
 
 The last message may be a JSON object, all of it optional:
     tokens            how many pieces the answer has; then it ends by itself; 10
@@ -49,6 +51,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +81,7 @@ from lmx.worker.engine import (
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
+_CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(9999)"
 _EOS = 0
 _RAISES = 1
 _CHUNK_S = 0.05
@@ -123,6 +128,9 @@ class ScriptedEngine:
         for part in range(1, 11):
             time.sleep(options.get("load_s", 0) / 10)
             advanced(LoadPhase.WEIGHTS, part / 10, "")
+        if options.get("children"):
+            for own_session in (False, True):
+                subprocess.Popen([sys.executable, "-c", _CHILD], start_new_session=own_session)
         if "load_error" in options:
             raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
         if options.get("bad_loads") and self._count_load() in options["bad_loads"]:

@@ -17,6 +17,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.adoption import Adoption
 from lmx.supervisor.config import TimingConfig
+from lmx.supervisor.disk_retry import change_once
 from lmx.supervisor.records import Records, RouterRecord
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.router_state import RouterLimits
@@ -50,7 +51,10 @@ def _adoption(rig: CoreRig, records: Records, folder: Path) -> Adoption:
     guard = RouterGuard(
         _NoRouters(), lambda _port: socket.socket(), RouterLimits.of(TimingConfig())
     )
-    return Adoption(rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None)
+    return Adoption(
+        rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None,
+        change_once, lambda _instance, _what: None,
+    )  # fmt: skip
 
 
 class _NoRouters:

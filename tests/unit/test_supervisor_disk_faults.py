@@ -85,12 +85,15 @@ class _Lmx:
             processes, "start_child", lambda *_args, **_kw: SimpleNamespace(pid=next(pids))
         )
         nobody: Any = SimpleNamespace(
-            watch=lambda *_: None, send=lambda *_: None, publish=lambda *_: None
+            watch=lambda *_: None,
+            send=lambda *_: None,
+            publish=lambda *_: None,
+            end=lambda *_: None,
         )
         ledger = Ledger(1000)
         self.actions = _Processes(
             make_config({}), self.home, "1", self.records, nobody, nobody, nobody, self.events,
-            Pins(self.home.pins), Holds(self.home.holds), self.retry,
+            Pins(self.home.pins), Holds(self.home.holds), self.retry, nobody,
             Measured(self.home.measured), ledger, self._left, "key", lambda *_: None,
             lambda *_: None,
         )  # fmt: skip
