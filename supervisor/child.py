@@ -28,9 +28,9 @@ def start_child(
     A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process
     group. The last of ``names`` is its id, which its descendants have in their environment
     (:mod:`lmx.supervisor.descendants`). Its temporary files are below ``LMX_HOME``: on a CPU,
-    mlx compiles kernels into them. ``-P``: nothing is imported from the working directory. Raises ``OSError`` when it
-    can't be started, ``TypeError``, ``ValueError`` or ``OverflowError`` for a spec that can't
-    travel. Does not wait for anything.
+    mlx compiles kernels into them. ``-P``: nothing is imported from the working directory.
+    Raises ``OSError`` when it can't be started, ``TypeError``, ``ValueError`` or
+    ``OverflowError`` for a spec that can't travel. Does not wait for anything.
     """
     payload = codec.encode(spec)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
