@@ -150,7 +150,8 @@ class Generate:
     begins with the prompt, and with its logprobs where they are asked for. Only requests with
     the same ``cache_salt`` share cached prefixes. ``keep_alive_s``: for how long the model is to
     stay loaded after this request, when no other comes; 0: not at all, negative: forever, None:
-    as it is configured.
+    as it is configured. ``owner`` says whose it is, without saying who that is: owners take turns
+    where requests wait.
     """
 
     stream_id: int
@@ -174,6 +175,7 @@ class Generate:
     assist: Assist = Assist()
     cache_salt: str = ""
     keep_alive_s: float | None = None
+    owner: str = ""
 
 
 @message

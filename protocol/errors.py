@@ -32,6 +32,7 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found_error"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # Not now: nothing was produced, safe to try again.
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     MODEL_LOADING = "model_loading"

@@ -91,6 +91,25 @@ class WorkerSpec:
     orphan_grace_s: float = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """How much may be asked for. None: without a limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key for inference. ``name`` is for people, empty where it has none; ``limits`` None: those
+    of every key."""
+
+    key: str = field(repr=False)
+    name: str = ""
+    limits: RateLimits | None = None
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
@@ -102,7 +121,8 @@ class RouterSpec:
     answer. ``jobs_path`` is the file of the job records, which go by age and by number.
     ``logs_dir`` is where the processes log. ``allowed_hosts``: names that it answers under beside
     the machine's own. ``cors_origins``: the pages of other origins that may use it. Both as in
-    :mod:`lmx.protocol.web_origins`."""
+    :mod:`lmx.protocol.web_origins`. ``key_limits`` are those of each key, or of each
+    client's address where there are no keys; ``total_limits`` those of all together."""
 
     router_id: str
     run_dir: str
@@ -124,8 +144,10 @@ class RouterSpec:
     jobs_max_age_s: float
     jobs_max_count: int
     logs_dir: str
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
+    key_limits: RateLimits = RateLimits()
+    total_limits: RateLimits = RateLimits()
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

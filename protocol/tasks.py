@@ -2,7 +2,8 @@
 
 Router to worker: Embed, Rerank, Tokenize, Detokenize, and data.Cancel. Worker to router: Refused
 (data) whenever there is no answer, else Vectors (one or more) or Scores, then TaskFinished; or
-Tokenized; or Detokenized. Streams and tasks of a router have their numbers in common.
+Tokenized; or Detokenized. ``owner`` as in ``Generate``. Streams and tasks of a
+router have their numbers in common.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Embed:
     tokens: tuple[tuple[int, ...], ...] = ()
     dimensions: int | None = None
     keep_alive_s: float | None = None
+    owner: str = ""
 
 
 @message
@@ -43,6 +45,7 @@ class Rerank:
     query: str
     documents: tuple[str, ...]
     keep_alive_s: float | None = None
+    owner: str = ""
 
 
 @message
@@ -61,6 +64,7 @@ class Tokenize:
     template_kwargs: dict[str, Any] | None = None
     tool_use: ToolUse | None = None
     pieces: bool = False
+    owner: str = ""
 
 
 @message
@@ -72,6 +76,7 @@ class Detokenize:
     request_id: str
     deadline_s: float
     tokens: tuple[int, ...]
+    owner: str = ""
 
 
 Task = Embed | Rerank | Tokenize | Detokenize

@@ -6,13 +6,16 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 
+from lmx.protocol.data import Generate
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import RouterSpec
 from lmx.router.endpoint import Access
+from lmx.router.traffic import Record
 
 ADMIN_HEADER: Final = "X-Admin-Key"
 _BEARER: Final = "bearer"
@@ -44,7 +47,7 @@ def _require_admin(request: web.Request, spec: RouterSpec) -> None:
         return
     where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
     # In either header: it is known who asks, and that they may not.
-    key = _known_key(request, spec) if given is None else _among(given, spec.api_keys)
+    key = _known_key(request, spec) if given is None else _among(given, _keys(spec))
     if key is not None:
         raise RequestError(
             ErrorCode.PERMISSION_DENIED,
@@ -77,10 +80,14 @@ def key_name(key: str) -> str:
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def own_salt(salt: str, owner: str | None) -> str:
-    """Return a request's cache salt as its worker is told it: another one for each owner, so
-    that nobody finds out what others asked by guessing theirs. No salt stays none."""
-    return f"{owner}:{salt}" if salt and owner is not None else salt
+def own_request(generate: Generate, record: Record) -> Generate:
+    """Return a request as its worker is told it: with its id, with whose turn it is, and with
+    another cache salt for each key, so that nobody finds out what others asked by guessing theirs.
+    No salt stays none."""
+    salt = generate.cache_salt
+    if salt and record.owner is not None:
+        salt = f"{record.owner}:{salt}"
+    return replace(generate, request_id=record.request_id, cache_salt=salt, owner=record.asker)
 
 
 def is_loopback(host: str) -> bool:
@@ -104,7 +111,11 @@ def _given_key(request: web.Request) -> str | None:
 
 def _known_key(request: web.Request, spec: RouterSpec) -> str | None:
     given = _given_key(request)
-    return None if given is None else _among(given, spec.api_keys)
+    return None if given is None else _among(given, _keys(spec))
+
+
+def _keys(spec: RouterSpec) -> list[str]:
+    return [known.key for known in spec.api_keys]
 
 
 def _among(given: str, keys: Sequence[str]) -> str | None:

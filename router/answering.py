@@ -18,6 +18,7 @@ from lmx.router.envelope import Identity, fingerprint
 from lmx.router.job import Job, Source
 from lmx.router.json_answer import json_text
 from lmx.router.opening import telling
+from lmx.router.rate_limits import ADMISSION
 from lmx.router.services import SERVICES, Services
 from lmx.router.sse import DONE, EventStream
 from lmx.router.traffic import RECORD
@@ -68,6 +69,10 @@ async def answer_whole(
     told_tokens = record.prompt_tokens or 0
     task.add_done_callback(_end_detached)
     task.add_done_callback(lambda _: services.metrics.job_ended(record, told_tokens))
+    admission = request.get(ADMISSION)
+    if admission is not None:
+        admission.held = True
+        task.add_done_callback(lambda _: admission.end(record.tokens, time.monotonic()))
     services.traffic.go_on(task)
     raise GenerationError(
         ErrorCode.SYNC_TIMEOUT,

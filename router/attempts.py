@@ -37,6 +37,7 @@ async def on_worker(
     room: WaitingRoom,
     model: ModelView,
     request_id: str,
+    owner: str,
     attempt: Callable[[str], Awaitable[_T]],
     retried_event: str,
     once_more_after: frozenset[ErrorCode],
@@ -56,7 +57,7 @@ async def on_worker(
     for pause_s in (*_PAUSES_S, None):
         if instance is None:
             began_s = time.monotonic()
-            instance = await room.acquire(model.model_id, request_id, arrived_s)
+            instance = await room.acquire(model.model_id, request_id, owner, arrived_s)
             waited_s += time.monotonic() - began_s
         try:
             return await attempt(instance), waited_s

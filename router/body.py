@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any, Final
 
 import jiter
@@ -11,6 +12,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.rate_limits import ADMISSION
+from lmx.router.token_estimate import estimated_tokens
 
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
@@ -31,7 +34,8 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
 
     Never holds more than ``limit_bytes`` (plus one network chunk) of a body in memory: a
     larger one is refused as soon as that shows, from Content-Length or while reading.
-    Raises :class:`RequestError`.
+    Raises :class:`RequestError`, and RATE_LIMIT_EXCEEDED where who asks has too few tokens left
+    for what the object asks for.
     """
     # aiohttp would take a body without one for an octet-stream.
     _check_content_type(request.content_type if "Content-Type" in request.headers else None)
@@ -50,7 +54,11 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
         raise RequestError(
             ErrorCode.INVALID_JSON, "The request body could not be decoded: check its encoding."
         ) from error
-    return parse_object(payload)
+    parsed = parse_object(payload)
+    admission = request.get(ADMISSION)
+    if admission is not None:
+        admission.charge(estimated_tokens(parsed), time.monotonic())
+    return parsed
 
 
 def parse_object(payload: bytes) -> dict[str, Any]:

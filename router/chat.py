@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
-from lmx.router.access import own_salt
+from lmx.router.access import own_request
 from lmx.router.answering import answer_stream, answer_whole, is_ovms, new_identity
 from lmx.router.body import read_object
 from lmx.router.chat_shape import ChatShape
@@ -38,12 +36,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     require_kind(model, ModelKind.CHAT)
     identity = new_identity("chatcmpl", services, model)
     form = Form(generate.search.n, bool(chat.logprobs), chat.include_usage, chat.stop_texts)
-    generate = replace(
-        generate,
-        request_id=record.request_id,
-        cache_salt=own_salt(generate.cache_salt, record.owner),
-    )
-
+    generate = own_request(generate, record)
     job = Job(services, record, identity, form, ChatShape, RequestKind.CHAT, request.remote)
     opening = first_opened(
         models, lambda chosen: services.dispatcher.generate(chosen, generate), job.choose

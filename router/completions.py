@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aiohttp import web
 
 from lmx.protocol.states import ModelKind
-from lmx.router.access import own_salt
+from lmx.router.access import own_request
 from lmx.router.answering import answer_stream, answer_whole, is_ovms, new_identity
 from lmx.router.body import read_object
 from lmx.router.envelope import Form
@@ -45,10 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         include_usage=wanted.include_usage,
         stop=wanted.stop_texts,
     )
-    salt = own_salt(generates[0].cache_salt, record.owner)
-    named = [
-        replace(generate, request_id=record.request_id, cache_salt=salt) for generate in generates
-    ]
+    named = [own_request(generate, record) for generate in generates]
 
     job = Job(services, record, identity, form, TextShape, RequestKind.COMPLETION, request.remote)
     opening = first_opened(

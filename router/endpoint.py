@@ -55,6 +55,11 @@ class Endpoint:
     errors: tuple[ErrorCode, ...] = ()
     quiet: bool = False
 
+    @property
+    def is_inference(self) -> bool:
+        """Whether a model works for it: what is limited and counted as a request."""
+        return self.access is Access.INFERENCE and self.method == "POST"
+
 
 ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])
 """The application's endpoints by handler. Where one handler serves several paths, all of them

@@ -34,6 +34,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.MODEL_NOT_FOUND: (404, _REQUEST),
     ErrorCode.NOT_FOUND: (404, _NOT_FOUND),
     ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
+    ErrorCode.RATE_LIMIT_EXCEEDED: (429, _RATE),
     ErrorCode.QUEUE_FULL: (429, _RATE),
     ErrorCode.QUEUE_TIMEOUT: (503, _SERVER),
     ErrorCode.MODEL_LOADING: (503, _SERVER),

@@ -70,6 +70,7 @@ class Dispatcher:
             self._room,
             model,
             request.request_id,
+            request.owner,
             lambda instance: self._submit(instance, request),
             "generation.retried",
             # An attempt ends as soon as the request was taken.

@@ -22,6 +22,7 @@ from lmx.router.cors import ORIGIN, Cors, is_preflight
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
 from lmx.router.json_answer import json_text
+from lmx.router.rate_limits import ADMISSION, RateLimiter
 from lmx.router.services import SERVICES
 from lmx.router.traffic import CLIENT_LEFT, RECORD, Record, Traffic
 
@@ -117,6 +118,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         if record.job_id is not None:
             response.headers[JOB_ID_HEADER] = record.job_id
             record.job_told = True
+    admission = request.get(ADMISSION)
+    if admission is not None:
+        response.headers.update(admission.headers(time.monotonic()))
     # aiohttp would name itself and Python with their versions.
     response.headers["Server"] = "lmx"
 
@@ -124,9 +128,15 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
     endpoint = endpoint_of(request)
     try:
-        if endpoint is not None:
-            record.owner = check_access(request, endpoint.access, request.app[SERVICES].spec)
-        return await handler(request)
+        if endpoint is None:
+            return await handler(request)
+        services = request.app[SERVICES]
+        record.owner = check_access(request, endpoint.access, services.spec)
+        record.asker = record.owner or request.remote or ""
+        record.key = services.limiter.name_of(record.owner)
+        if not endpoint.is_inference:
+            return await handler(request)
+        return await _within_limits(request, handler, record, services.limiter)
     except LmxError as error:
         access = None if endpoint is None else endpoint.access
         response = error_response(error, record, operator=access is Access.ADMIN)
@@ -150,6 +160,21 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
             ),
             record,
         )
+
+
+async def _within_limits(
+    request: web.Request, handler: Handler, record: Record, limiter: RateLimiter
+) -> web.StreamResponse:
+    admission = limiter.open(record.asker, time.monotonic())
+    if admission is None:
+        return await handler(request)
+    request[ADMISSION] = admission
+    admission.begin(time.monotonic())
+    try:
+        return await handler(request)
+    finally:
+        if not admission.held:
+            admission.end(record.tokens, time.monotonic())
 
 
 def _from_aiohttp(

@@ -53,7 +53,9 @@ async def loaded(
     ):
         raise unavailable(f"lmx's supervisor did not tell of {asked!r} in time.")
     record.model = _model(services, asked).model_id
-    instance = await services.room.acquire(record.model, record.request_id, record.started_at)
+    instance = await services.room.acquire(
+        record.model, record.request_id, record.asker, record.started_at
+    )
     # Its context and memory come with the snapshot that names the worker.
     await supervisor.until(
         lambda now: instance in now.instances() or known_model(now, asked) is None,

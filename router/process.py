@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.specs import RouterSpec
+from lmx.router.access import key_name
 from lmx.router.app import make_app
 from lmx.router.connections import ConnectionLimit, most_connections, open_files_limit
 from lmx.router.event_feed import EventFeed
@@ -28,6 +30,7 @@ from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
 from lmx.router.live_requests import LiveRequests
 from lmx.router.malformed import answer_malformed_requests
+from lmx.router.rate_limits import RateLimiter
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
@@ -82,6 +85,7 @@ class Router:
         self.live = LiveRequests(self.room.place)
         self.jobs = JobStore(Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count)
         self.metrics = RequestMetrics(self._model_ids)
+        self.limiter = _limiter(spec, self.metrics.rate_limited)
         services = Services(
             spec,
             self.supervisor,
@@ -93,6 +97,7 @@ class Router:
             self.live,
             self.jobs,
             EventFeed(self.supervisor),
+            self.limiter,
             started_at=time.monotonic(),
         )
         answer_malformed_requests()
@@ -189,6 +194,12 @@ class Router:
             memory_bytes=self._process.memory_info().rss,
             waiting=self.room.all_waiting,
         )
+
+
+def _limiter(spec: RouterSpec, note: Callable[[str, str], None]) -> RateLimiter:
+    own = {key_name(one.key): one.limits for one in spec.api_keys if one.limits is not None}
+    names = {key_name(one.key): one.name for one in spec.api_keys if one.name}
+    return RateLimiter(spec.key_limits, own, spec.total_limits, names, note)
 
 
 async def serve(spec: RouterSpec) -> None:

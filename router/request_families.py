@@ -56,6 +56,14 @@ def request_families(reading: Reading) -> Iterator[Metric]:
     for key, count in sorted(reading.http.items()):
         http.add_metric(key, count)
     yield http
+    limited = CounterMetricFamily(
+        "lmx_rate_limited_requests",
+        "Requests that a limit refused, by whose it is (`key`, `total`) and what it limits.",
+        labels=["scope", "limit"],
+    )
+    for reason, count in sorted(reading.limited.items()):
+        limited.add_metric(reason, count)
+    yield limited
 
 
 def _outcomes(models: Mapping[str, ModelTally]) -> Iterator[Metric]:

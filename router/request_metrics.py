@@ -13,7 +13,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import FinishReason
-from lmx.router.endpoint import Access, Endpoint
+from lmx.router.endpoint import Endpoint
 from lmx.router.histogram import Histogram
 from lmx.router.measures import DURATION, GAPS, MEASURES
 from lmx.router.traffic import CLIENT_LEFT, Record
@@ -69,11 +69,13 @@ class ModelTally:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was counted until now, for whoever shows it; nothing changes it any more. ``http``:
-    all requests but polls, by method, route and class of status."""
+    all requests but polls, by method, route and class of status. ``limited``: those that were
+    refused by a limit, by whose it was ("key" or "total") and which."""
 
     totals: Totals
     models: dict[str, ModelTally]
     http: dict[tuple[str, str, str], int]
+    limited: dict[tuple[str, str], int]
 
 
 class RequestMetrics:
@@ -88,6 +90,7 @@ class RequestMetrics:
         self._totals = Totals()
         self._models: dict[str, ModelTally] = {}
         self._http: Counter[tuple[str, str, str]] = Counter()
+        self._limited: Counter[tuple[str, str]] = Counter()
 
     def request_ended(self, record: Record, endpoint: Endpoint | None, status: int) -> None:
         """Take a request's end; ``endpoint`` None: it was for no route. Polls don't count."""
@@ -95,8 +98,12 @@ class RequestMetrics:
             self._http[NONE, NONE, _status_class(status)] += 1
         elif not endpoint.quiet:
             self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
-            if endpoint.access is Access.INFERENCE and endpoint.method == "POST":
+            if endpoint.is_inference:
                 self._count(record, status)
+
+    def rate_limited(self, scope: str, limit: str) -> None:
+        """Take that a limit has refused a request."""
+        self._limited[scope, limit] += 1
 
     def job_ended(self, record: Record, counted_prompt_tokens: int) -> None:
         """Take the tokens of a job that went on after its request was answered with a time-out;
@@ -130,6 +137,7 @@ class RequestMetrics:
             replace(self._totals),
             {model_id: _copied(tally) for model_id, tally in self._models.items()},
             dict(self._http),
+            dict(self._limited),
         )
 
     def _count(self, record: Record, status: int) -> None:

@@ -12,6 +12,7 @@ from lmx.router.event_feed import EventFeed
 from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
 from lmx.router.live_requests import LiveRequests
+from lmx.router.rate_limits import RateLimiter
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 from lmx.router.tasks import TaskDispatcher
@@ -33,6 +34,7 @@ class Services:
     live: LiveRequests
     jobs: JobStore
     events: EventFeed
+    limiter: RateLimiter
     started_at: float
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lmx.protocol.control import ModelView
 from lmx.protocol.tasks import Task
@@ -16,6 +17,7 @@ async def perform_on_first(
     services: Services, record: Record, models: Sequence[ModelView], task: Task
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, which ``record`` is told too, and its answer."""
+    task = replace(task, owner=record.asker)
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         record.model = model.model_id

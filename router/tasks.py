@@ -39,6 +39,7 @@ class TaskDispatcher:
             self._room,
             model,
             task.request_id,
+            task.owner,
             lambda instance: self._perform(instance, task),
             "task.retried",
             # An attempt is the whole task: what ended its worker may be the task itself.

@@ -85,6 +85,10 @@ class Record:
     """On the monotonic clock, in seconds."""
     owner: str | None = None
     """Whose key it came with (:func:`lmx.router.access.key_name`)."""
+    asker: str = ""
+    """Who takes turns with others, and has limits: the owner, else the client's address."""
+    key: str | None = None
+    """What the configuration calls the key."""
     job_id: str | None = None
     job_told: bool = False
     """Whether the client has been told the job's id."""
@@ -105,6 +109,11 @@ class Record:
     error: str | None = None
     _output_at: float | None = None
 
+    @property
+    def tokens(self) -> int:
+        """All tokens that were computed for it, cached ones among them."""
+        return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
+
     def note_output(self, now_s: float) -> None:
         """Output has come; ``now_s`` is on the monotonic clock."""
         if self._output_at is None:
@@ -117,6 +126,7 @@ class Record:
         """Return what is known, for the log."""
         known = {
             "owner": self.owner,
+            "key": self.key,
             "job": self.job_id,
             "model": self.model,
             "stream": self.stream,

@@ -12,6 +12,7 @@ import structlog
 
 from lmx.protocol.control import Acquire, Acquired, ModelView, Withdraw
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
+from lmx.protocol.fair_share import has_room
 from lmx.protocol.ordinal import ordinal
 from lmx.router.load_progress import LoadPace, progress_text
 from lmx.router.supervisor_link import SupervisorLink
@@ -40,6 +41,7 @@ class _Waiter:
     arrived_s: float
     deadline_s: float
     request_id: str
+    owner: str
     told: asyncio.Future[str]
 
 
@@ -69,7 +71,8 @@ class _Line:
 class WaitingRoom:
     """Asks the supervisor once for all requests that want a model, and again while some wait.
 
-    A line takes as many as its model's ``max_waiting``, and those that come back from a worker
+    A line takes as many as its model's ``max_waiting``, of no owner so many that others find no
+    room (:mod:`lmx.protocol.fair_share`), and those that come back from a worker
     on its way out, who stood in it before. It is released in the order of arrival, and each in
     it waits until its own deadline. Who leaves frees a place; the last one takes the question
     back, so that nobody gives way for it. A load that has begun goes on: others may want it. Used
@@ -104,13 +107,13 @@ class WaitingRoom:
         model = self._view(model_id)
         return progress_text(model) if model is not None and self.waiting(model_id) else None
 
-    async def acquire(self, model_id: str, request_id: str, arrived_s: float) -> str:
+    async def acquire(self, model_id: str, request_id: str, owner: str, arrived_s: float) -> str:
         """Return the instance in which the model is READY, loading it if need be.
 
         Waits until ``load_wait_s`` after ``arrived_s``, which is on the monotonic clock. Raises
-        QUEUE_FULL when too many wait already, MODEL_LOADING when it takes too long, what the
-        supervisor denied it with, SUPERVISOR_UNAVAILABLE when there is none, or what the room
-        was closed with.
+        QUEUE_FULL when too many wait already, of ``owner`` or of all, MODEL_LOADING when it takes
+        too long, what the supervisor denied it with, SUPERVISOR_UNAVAILABLE when there is none,
+        or what the room was closed with.
         """
         if self._closed is not None:
             raise self._closed
@@ -118,11 +121,12 @@ class WaitingRoom:
         if line is None:
             line = self._lines[model_id] = _Line(model_id)
             line.asking = asyncio.create_task(self._serve(line), name=f"acquire {model_id}")
-        self._check_room(line, arrived_s)
+        self._check_room(line, owner, arrived_s)
         waiter = _Waiter(
             arrived_s,
             arrived_s + self.load_wait_s,
             request_id,
+            owner,
             asyncio.get_running_loop().create_future(),
         )
         # One that comes back from a worker on its way out keeps its place.
@@ -202,17 +206,23 @@ class WaitingRoom:
         await asyncio.sleep(_AGAIN_S)
         return True
 
-    def _check_room(self, line: _Line, arrived_s: float) -> None:
+    def _check_room(self, line: _Line, owner: str, arrived_s: float) -> None:
         model = self._view(line.model_id)
         if model is None:
             return  # The supervisor will say that it is not there any more.
         wait_s = line.pace.remaining_s(model, time.monotonic())
         # Who goes before others that wait comes back: it was they who found room.
         comes_back = bool(line.waiters) and arrived_s < line.waiters[-1].arrived_s
-        if len(line.waiters) >= model.max_waiting and not comes_back:
+        own = sum(waiter.owner == owner for waiter in line.waiters)
+        if not comes_back and not has_room(model.max_waiting, len(line.waiters), own):
+            whose, who = (
+                (len(line.waiters), "as many as may")
+                if len(line.waiters) >= model.max_waiting
+                else (f"{own} of your", "and the places left are kept for others")
+            )
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
-                f"{len(line.waiters)} requests wait for {line.model_id} already, as many as may: "
+                f"{whose} requests wait for {line.model_id} already, {who}: "
                 f"{progress_text(model)}. Try again in about {wait_s:.0f} s.",
                 retry_after_s=wait_s,
             )

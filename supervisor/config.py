@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
 
+from lmx.supervisor.config_limits import RateLimitsConfig
 from lmx.supervisor.config_model import ModelConfig
 from lmx.supervisor.config_security import SecurityConfig
 from lmx.supervisor.config_values import KeepAlive, Name, Names, Seconds, Section, Size
@@ -22,6 +23,7 @@ __all__ = [
     "LogConfig",
     "MemoryConfig",
     "ModelConfig",
+    "RateLimitsConfig",
     "RestartConfig",
     "SecurityConfig",
     "ServerConfig",
@@ -147,6 +149,7 @@ class Config(Section):
     restart: RestartConfig = RestartConfig()
     logs: LogConfig = LogConfig()
     security: SecurityConfig = SecurityConfig()
+    rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
     routing: dict[Name, Names] = Field(default_factory=dict)
     default_model: str | None = None

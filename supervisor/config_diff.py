@@ -76,6 +76,7 @@ RESTART: Final = {
     "window_s": _LIVE,
 }
 SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER}
+RATE_LIMITS: Final = {"per_key": Needs.ROUTER, "total": Needs.ROUTER}
 JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER}
 LOGS: Final = {"level": _BEATS, "max_bytes": _BEATS, "keep": _BEATS}
 MODEL: Final = {
@@ -117,6 +118,7 @@ SECTIONS: Final = {
     "restart": RESTART,
     "logs": LOGS,
     "security": SECURITY,
+    "rate_limits": RATE_LIMITS,
     "jobs": JOBS,
 }
 WHOLE: Final = frozenset({"default_model", "groups", "models", "routing"})

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from lmx.protocol.specs import ApiKey
+from lmx.supervisor.config_limits import LimitsConfig
 from lmx.supervisor.config_values import Key, Section
 
 
-class SecurityConfig(Section):
-    """The keys. ``api_keys``: a request needs one of them; none: no request needs any.
-    ``admin_key``: instead of the one in ``admin.key``."""
+class ApiKeyConfig(Section):
+    """A key for inference. ``name``: what logs and refusals call it. ``limits``: instead of those
+    of every key."""
 
-    api_keys: tuple[Key, ...] = ()
+    key: Key
+    name: str = Field("", max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")
+    limits: LimitsConfig | None = None
+
+
+class SecurityConfig(Section):
+    """The keys. ``api_keys``: a request needs one of them; none: no request needs any. One may
+    stand alone, or with a name and limits. ``admin_key``: instead of the one in ``admin.key``."""
+
+    api_keys: tuple[ApiKeyConfig, ...] = ()
     admin_key: Key | None = None
 
     @property
-    def api_key_texts(self) -> tuple[str, ...]:
-        """The keys as they are sent."""
-        return tuple(key.get_secret_value() for key in self.api_keys)
+    def api_key_specs(self) -> tuple[ApiKey, ...]:
+        """The keys for the router."""
+        return tuple(
+            ApiKey(
+                one.key.get_secret_value(),
+                one.name,
+                None if one.limits is None else one.limits.spec,
+            )
+            for one in self.api_keys
+        )
 
     @property
     def admin_key_text(self) -> str | None:
@@ -31,12 +49,18 @@ class SecurityConfig(Section):
     def _keys_are_a_list(cls, value: Any) -> Any:
         if isinstance(value, str):
             raise ValueError("is a list, also of one key: write [KEY]")
-        return value
+        if not isinstance(value, list | tuple):
+            return value
+        return [one if isinstance(one, dict | Section) else {"key": one} for one in value]
 
     @model_validator(mode="after")
     def _keys_differ(self) -> SecurityConfig:
-        if len(set(self.api_key_texts)) < len(self.api_keys):
+        keys = [one.key for one in self.api_key_specs]
+        if len(set(keys)) < len(keys):
             raise ValueError("api_keys has one key twice")
-        if self.admin_key_text in self.api_key_texts:
+        if self.admin_key_text in keys:
             raise ValueError("admin_key is one of api_keys: who may ask may not administer")
+        names = [one.name for one in self.api_keys if one.name]
+        if len(set(names)) < len(names):
+            raise ValueError("api_keys has one name twice")
         return self

@@ -114,9 +114,11 @@ def router_spec(
         jobs_max_age_s=config.jobs.max_age_s,
         jobs_max_count=config.jobs.max_count,
         logs_dir=str(home.logs),
-        api_keys=config.security.api_key_texts,
         allowed_hosts=server.allowed_hosts,
         cors_origins=server.cors_origins,
+        api_keys=config.security.api_key_specs,
+        key_limits=config.rate_limits.per_key.spec,
+        total_limits=config.rate_limits.total.spec,
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.kv_shape import KvLayers
 from lmx.worker.answers import begin_answer, echo_prompt, tell_found
 from lmx.worker.engine import Engine, Hypothesis, RowRequest, RowStarted, StepOutput
+from lmx.worker.fair_queue import FairQueue
 from lmx.worker.jobs import Job, JobCancelled, JobFailed, JobOutput
 from lmx.worker.kv_admission import KvAdmission
 from lmx.worker.live_job import LiveJob
@@ -45,7 +45,8 @@ class BatchLimits:
 
 
 class Batch:
-    """First come, first served: a job's rows are admitted in order, and no job passes another.
+    """The owners of jobs take turns, and each one's are first come, first served: a job's rows are
+    admitted in order, and no job passes the one whose turn it is, however small it is.
 
     ``outputs`` collects what became final; the caller takes it. Every job that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns
@@ -56,7 +57,7 @@ class Batch:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
-        self._waiting: deque[Job] = deque()
+        self._waiting: FairQueue[Job] = FairQueue()
         self._live: dict[int, LiveJob] = {}
         self._job_of: dict[int, LiveJob] = {}
         self._filling: LiveJob | None = None
@@ -82,14 +83,13 @@ class Batch:
 
     def add(self, job: Job) -> None:
         """Queue a job."""
-        self._waiting.append(job)
+        self._waiting.add(job.owner, job)
 
     def expire(self, now: float) -> None:
         """Fail the jobs that have waited too long for their first row."""
         limit_s = self._limits.max_queue_s
-        # The first has waited longest: nobody passes.
-        while self._waiting and now - self._waiting[0].arrived_s >= limit_s:
-            job = self._waiting.popleft()
+        # The first of each owner has waited longest of its own: nobody passes.
+        for job in self._waiting.take_first(lambda one: now - one.arrived_s >= limit_s):
             message = (
                 f"The request waited {now - job.arrived_s:.0f} s for its turn, and the limit is "
                 f"{limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
@@ -99,18 +99,17 @@ class Batch:
 
     def give_up_waiting(self) -> None:
         """Fail the jobs that have no row: the engine is broken, and none of them broke it."""
-        for job in self._waiting:
+        for job in self._waiting.take_out(lambda _: True):
             self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
-        self._waiting.clear()
 
     def admit(self, engine: Engine) -> None:
         """Give the engine the rows that it has room for now."""
         while engine.can_admit():
             live = self._filling
             if live is None:
-                if not self._waiting or not self._fits(self._waiting[0].rows[0]):
+                if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
                     return
-                job = self._waiting.popleft()
+                job = self._waiting.pop()
                 live = LiveJob.begin(job, time.monotonic())
                 self._live[job.job_id] = self._filling = live
             index, row = live.waiting[0]
@@ -171,11 +170,10 @@ class Batch:
             request_id = live.job.request_id
             self._drop(engine, live)
         else:
-            job = next((job for job in self._waiting if job.job_id == job_id), None)
-            if job is None:
+            waiting = self._waiting.take_out(lambda one: one.job_id == job_id)
+            if not waiting:
                 return  # It ended by itself while the cancellation was under way.
-            where, request_id = "queued", job.request_id
-            self._waiting.remove(job)
+            where, request_id = "queued", waiting[0].request_id
         log.info(
             "stream.cancelled",
             request_id=request_id,

@@ -18,10 +18,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """Compute a piece of a task."""
+    """Compute a piece of a task, when it is its ``owner``'s turn."""
 
     task_id: int
     request: Any
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The only caller of the engine: admits rows first come first served, steps, cancels."""
+"""The only caller of the engine: admits rows, owners in turns, steps, cancels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from lmx.worker.batch import Batch, BatchLimits
 from lmx.worker.engine import Engine
 from lmx.worker.engine_events import EngineEvents
 from lmx.worker.engine_orders import Cancel, CancelTask, Order, Press, RunTask
+from lmx.worker.fair_queue import FairQueue
 from lmx.worker.jobs import Job
 from lmx.worker.outbox import Outbox
 from lmx.worker.progress import ProgressClock
@@ -63,7 +63,7 @@ class EngineThread:
         self.kv_bytes = 0
         # The engine thread's own.
         self._batch = Batch(limits)
-        self._tasks: deque[RunTask] = deque()
+        self._tasks: FairQueue[RunTask] = FairQueue()
         self._memory_read_s = 0.0
         self._stopping = False
         self._closing = threading.Event()
@@ -81,11 +81,11 @@ class EngineThread:
         """End a job before the next step; a job that has ended already is left alone."""
         self._inbox.put(Cancel(job_id, self.steps))
 
-    def submit_task(self, task_id: int, request: Any) -> None:
-        """Queue a task: the engine computes one between two steps. Its result comes through
-        ``computed``."""
+    def submit_task(self, task_id: int, request: Any, owner: str) -> None:
+        """Queue a task: the engine computes one between two steps, ``owner`` by owner. Its result
+        comes through ``computed``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(RunTask(task_id, request))
+        self._inbox.put(RunTask(task_id, request, owner))
 
     def cancel_task(self, task_id: int) -> None:
         """Drop a task that still waits, with the result None; one that runs is left alone."""
@@ -151,7 +151,7 @@ class EngineThread:
             if self._stopping:
                 return
             if self._tasks:
-                self._compute(engine, self._tasks.popleft())
+                self._compute(engine, self._tasks.pop())
             self._batch.admit(engine)
             self._batch.expire(time.monotonic())
             self._count()
@@ -191,7 +191,7 @@ class EngineThread:
                     self._batch.cancel(engine, job_id, step, self.steps)
                     self._count()
                 case RunTask():
-                    self._tasks.append(item)
+                    self._tasks.add(item.owner, item)
                 case CancelTask(task_id):
                     self._cancel_task(task_id)
                 case Press():
@@ -231,9 +231,7 @@ class EngineThread:
         self._events.computed(task_id, result)
 
     def _cancel_task(self, task_id: int) -> None:
-        kept = deque(task for task in self._tasks if task.task_id != task_id)
-        if len(kept) < len(self._tasks):
-            self._tasks = kept
+        if self._tasks.take_out(lambda task: task.task_id == task_id):
             # Whoever waits for the thread to be idle must hear of this end too.
             self._outbox.call(lambda: self._computed(task_id, None))
 

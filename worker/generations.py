@@ -19,6 +19,7 @@ from lmx.protocol.data import (
     Refused,
 )
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.fair_share import has_room
 from lmx.protocol.specs import WorkerSpec
 from lmx.worker.engine import Engine, ModelFacts
 from lmx.worker.engine_thread import EngineThread
@@ -39,7 +40,8 @@ log = structlog.get_logger()
 class Generations:
     """Takes requests through the prompt thread and the engine thread, and their text back out.
 
-    Holds at most ``max_rows + max_queue`` streams, those that were cancelled and still have
+    Holds at most ``max_rows + max_queue`` streams, never so many of one owner that others find no
+    room (:mod:`lmx.protocol.fair_share`), those that were cancelled and still have
     their row included. ``send`` gets a router and a message; ``became_idle`` is called each
     time the last one has ended. ``refusal`` is set by the owner while no stream may begin.
     """
@@ -83,17 +85,28 @@ class Generations:
         engine_s = self._engine_thread.clock.stalled_for_s(now) if self._engine_thread else 0.0
         return max(self._prompts.clock.stalled_for_s(now), engine_s)
 
-    def refusal_now(self) -> Refusal | None:
-        """Return why nothing is taken now, None when there is room."""
-        if self.refusal is None and self.held >= self._spec.max_rows + self._spec.max_queue:
+    def refusal_now(self, owner: str, own_tasks: int = 0) -> Refusal | None:
+        """Return why nothing of ``owner``, who has ``own_tasks`` beside its streams, is taken now;
+        None when there is room."""
+        if self.refusal is not None:
+            return self.refusal
+        places = self._spec.max_rows + self._spec.max_queue
+        own = own_tasks + sum(one.request.owner == owner for one in self._open.values())
+        if not has_room(places, self.held, own):
+            whose = (
+                "The queue of this model is full"
+                if self.held >= places
+                else f"{own} requests of yours run or wait already, and the rest of this model's "
+                "queue is kept for others"
+            )
             return Refusal(
                 ErrorCode.QUEUE_FULL,
-                f"The queue of this model is full ({self._spec.max_queue}): try again later.",
+                f"{whose} ({self._spec.max_queue}): try again later.",
                 self._estimate.retry_after_s(
                     self._engine_thread.rows if self._engine_thread else 0
                 ),
             )
-        return self.refusal
+        return None
 
     def generate(self, router: bytes, request: Generate) -> None:
         """Begin a stream, or refuse it."""
@@ -101,7 +114,7 @@ class Generations:
         if key in self._open:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return
-        refusal = self.refusal_now()
+        refusal = self.refusal_now(request.owner)
         if refusal is not None:
             code, message, retry_after_s = refusal
             self._send(

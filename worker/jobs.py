@@ -36,7 +36,7 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An accepted stream. ``arrived_s``: monotonic clock.
+    """An accepted stream. ``arrived_s``: monotonic clock. ``owner``: who takes turns with others.
 
     Has a row for each answer, all with the same prompt; or one row with a beam search, which
     finds ``answers`` of them.
@@ -48,6 +48,7 @@ class Job:
     rules: TextRules
     answers: int
     arrived_s: float
+    owner: str = ""
 
 
 class Piece(NamedTuple):

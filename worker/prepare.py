@@ -87,7 +87,7 @@ def prepare(
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )
     rules = _text_rules(facts, request, encoded)
-    return Job(job_id, request.request_id, rows, rules, request.search.n, arrived_s)
+    return Job(job_id, request.request_id, rows, rules, request.search.n, arrived_s, request.owner)
 
 
 def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSearch | None:

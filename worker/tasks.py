@@ -40,8 +40,8 @@ class _Open:
 class Tasks:
     """Takes tasks through the prompt thread and, piece by piece, through the engine thread.
 
-    A task has one piece on the engine thread at a time, so that tasks take turns there with
-    each other. They share the limits and the refusals of ``generations``.
+    A task has one piece on the engine thread at a time, so that tasks take turns there, by their
+    owners and then with each other. They share the limits and the refusals of ``generations``.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Tasks:
         if key in self._open:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return
-        refusal = self._generations.refusal_now()
+        own = sum(task.request.owner == request.owner for task in self._open.values())
+        refusal = self._generations.refusal_now(request.owner, own)
         if refusal is not None:
             code, message, retry_after_s = refusal
             refused = Refused(request.stream_id, code, message, retry_after_s=retry_after_s)
@@ -146,7 +147,7 @@ class Tasks:
             self._end(task, TaskFinished(task.request.stream_id, task.prompt_tokens))
             return
         task.computing = True
-        self._engine_thread.submit_task(task.task_id, task.pieces.popleft())
+        self._engine_thread.submit_task(task.task_id, task.pieces.popleft(), task.request.owner)
 
     def _end(self, task: _Open, message: Any) -> None:
         self._forget(task)

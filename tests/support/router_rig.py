@@ -16,7 +16,7 @@ from answer_check import AnswerCheck
 from fake_peers import FakeStream, FakeSupervisor, FakeWorker, fake_peers, ready, until
 
 from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.specs import LogSpec, RouterSpec
+from lmx.protocol.specs import ApiKey, LogSpec, RouterSpec
 from lmx.router.process import Router
 
 MODEL = "org/tiny-model"
@@ -136,7 +136,10 @@ def router_spec(run_dir: RunDirectory, port: int, **fields: Any) -> RouterSpec:
         "beat_interval_s": 0.1,
         "orphan_grace_s": 60.0,
     }
-    return RouterSpec(**(values | fields))
+    values |= fields
+    keys = values.get("api_keys", ())
+    values["api_keys"] = tuple(ApiKey(key) if isinstance(key, str) else key for key in keys)
+    return RouterSpec(**values)
 
 
 def listening_socket() -> socket.socket:

@@ -14,12 +14,14 @@ from multidict import CIMultiDict
 from router_rig import chat_body, router_rig, router_spec
 from structlog.testing import capture_logs
 
+from lmx.protocol.data import Generate, Sampling
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import RouterSpec
-from lmx.router.access import check_access, is_loopback, key_name, own_salt
+from lmx.router.access import check_access, is_loopback, key_name, own_request
 from lmx.router.endpoint import Access, Endpoint
 from lmx.router.routes import ROUTES
+from lmx.router.traffic import Record
 
 ADMIN = "the-admin-key-of-this-test"
 KEYS = ("first-inference-key", "second-inference-key-ключ")
@@ -167,10 +169,16 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(
 
 
 def test_cache_salts_are_each_key_s_own() -> None:
-    assert own_salt("s", "key_a") != own_salt("s", "key_b")
-    assert own_salt("s", "key_a") == own_salt("s", "key_a")
-    assert own_salt("s", None) == "s"
-    assert own_salt("", "key_a") == "", "prefixes are shared unless a salt says otherwise"
+    def salt(given: str, owner: str | None) -> str:
+        record = Record("req_1", 0.0, owner=owner, asker=owner or "127.0.0.1")
+        request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), record)
+        assert (request.request_id, request.owner) == ("req_1", record.asker)
+        return request.cache_salt
+
+    assert salt("s", "key_a") != salt("s", "key_b")
+    assert salt("s", "key_a") == salt("s", "key_a")
+    assert salt("s", None) == "s"
+    assert salt("", "key_a") == "", "prefixes are shared unless a salt says otherwise"
 
 
 def url_path(endpoint: Endpoint) -> str:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.protocol.specs import ApiKey, RateLimits
 from lmx.supervisor.config import Config, GroupConfig
+from lmx.supervisor.config_diff import SECTIONS
+from lmx.supervisor.config_limits import LimitsConfig
 from lmx.supervisor.config_load import load_config, variable_names
 from lmx.supervisor.config_model import PrefixCacheConfig, SpeculationConfig
 
@@ -200,14 +203,14 @@ def test_the_example_documents_every_key_with_its_default() -> None:
     values = yaml.safe_load(text)
     example = load_config(EXAMPLE, {})
     default = Config()
-    for section in ("server", "memory", "timing", "restart", "logs", "security", "jobs"):
+    for section in SECTIONS:
         assert getattr(example, section) == getattr(default, section), section
         documented = set(values[section])
         missing = set(type(getattr(default, section)).model_fields) - documented
         assert all(f"# {key}:" in text for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
     fields = set(type(example.models[0]).model_fields) | set(Config.model_fields)
-    for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig):
+    for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig, LimitsConfig):
         fields |= set(nested.model_fields)
     lines = {line.strip().lstrip("# -").partition(":")[0] for line in text.splitlines()}
     assert fields <= documented | lines
@@ -268,6 +271,13 @@ KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
         ("{api_keys: [12345678901234567890]}", ["security.api_keys.0", "in quotes"]),
         (f"{{api_keys: [{KEY}, {KEY}]}}", ["security", "one key twice"]),
         (f"{{api_keys: [{KEY}], admin_key: {KEY}}}", ["security", "admin_key is one of api_keys"]),
+        (f"{{api_keys: [{KEY}, {{key: {KEY}}}]}}", ["security", "one key twice"]),
+        (
+            f"{{api_keys: [{{key: {KEY}, name: ci}}, {{key: {OTHER}, name: ci}}]}}",
+            ["security", "one name twice"],
+        ),
+        (f"{{api_keys: [{{key: {KEY}, nmae: ci}}]}}", ["security.api_keys.0.nmae", "name, limits"]),
+        ("{api_keys: [{name: ci}]}", ["security.api_keys.0.key", "required"]),
         ("{admin_key: sk-short}", ["security.admin_key", "at least 16"]),
         ("{admin_key: 12345678901234567890}", ["security.admin_key", "in quotes"]),
         (f"{{admin_key: [{KEY}]}}", ["security.admin_key", "string"]),
@@ -293,12 +303,29 @@ def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
     config = load_config(
         None, {"LMX_SECURITY_API_KEYS": f"[{KEY}, {OTHER}]", "LMX_SECURITY_ADMIN_KEY": "k" * 16}
     )
-    assert config.security.api_key_texts == (KEY, OTHER)
+    assert [one.key for one in config.security.api_key_specs] == [KEY, OTHER]
     assert config.security.admin_key_text == "k" * 16
     for text in (f"[{KEY}", f"[{KEY}, sk-short]", KEY):
         with pytest.raises(OperationError) as caught:
             load_config(None, {"LMX_SECURITY_API_KEYS": text})
         assert "sk-" not in caught.value.message
+
+
+def test_a_key_may_have_a_name_and_limits_of_its_own(tmp_path: Path) -> None:
+    config = load(
+        f"security: {{api_keys: [{KEY}, {{key: {OTHER}, name: ci, "
+        "limits: {requests_per_minute: 60, concurrent_requests: 2}}]}\n"
+        "rate_limits: {per_key: {tokens_per_minute: 100000}, total: {concurrent_requests: 8}}",
+        tmp_path,
+    )
+    assert config.security.api_key_specs == (
+        ApiKey(KEY),
+        ApiKey(OTHER, "ci", RateLimits(60, None, 2)),
+    )
+    assert config.rate_limits.per_key.spec == RateLimits(None, 100_000, None)
+    assert config.rate_limits.total.spec == RateLimits(None, None, 8)
+    with pytest.raises(OperationError, match=r"rate_limits\.per_key\.requests_per_minute"):
+        load("rate_limits: {per_key: {requests_per_minute: 0}}", tmp_path)
 
 
 def test_no_shown_configuration_has_a_key(tmp_path: Path) -> None:

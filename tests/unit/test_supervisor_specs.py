@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.specs import PrefixCacheSpec, RouterSpec, SpeculationSpec, WorkerSpec
+from lmx.protocol.specs import ApiKey, PrefixCacheSpec, RouterSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config
 from lmx.supervisor.home import Home
@@ -67,6 +67,6 @@ def test_the_admin_key_is_the_configurations_else_the_files() -> None:
         assert spec().admin_key == "the file's"
         assert spec().api_keys == ()
         assert spec(admin_key=own, api_keys=keys).admin_key == own
-        assert spec(api_keys=keys).api_keys == tuple(keys)
+        assert spec(api_keys=keys).api_keys == tuple(map(ApiKey, keys))
         shown = repr(spec(admin_key=own, api_keys=keys))
         assert not any(key in shown for key in (own, *keys)), "as a log or a traceback has it"

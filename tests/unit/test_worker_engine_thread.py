@@ -471,7 +471,7 @@ async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
 
     recorder.engine.compute = refuse
     for task_id, request in enumerate(["one", "bad", "two"]):
-        recorder.thread.submit_task(task_id, request)
+        recorder.thread.submit_task(task_id, request, "")
     await recorder.until(lambda: len(recorder.results) == 3)
     assert not recorder.ends(job), "a task waits for no row"
     assert (recorder.results[0], recorder.results[2]) == ("one", "two")
@@ -484,8 +484,8 @@ async def test_a_cancelled_task_is_not_computed(start: Start) -> None:
     recorder = await start()
     recorder.submit(prefill_s=0.2, tokens=1)
     await recorder.until(lambda: recorder.thread.rows == 1)
-    recorder.thread.submit_task(1, "a")
-    recorder.thread.submit_task(2, "b")
+    recorder.thread.submit_task(1, "a", "")
+    recorder.thread.submit_task(2, "b", "")
     recorder.thread.cancel_task(2)
     await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
     assert recorder.results == {1: "a", 2: None}

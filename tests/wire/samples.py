@@ -99,8 +99,10 @@ from lmx.protocol.inventory import (
 )
 from lmx.protocol.kv_shape import KvLayers
 from lmx.protocol.specs import (
+    ApiKey,
     LogSpec,
     PrefixCacheSpec,
+    RateLimits,
     RouterSpec,
     SpeculationSpec,
     WorkerSpec,
@@ -314,6 +316,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         assist=Assist(5, 0.5, 3),
         cache_salt="tenant",
         keep_alive_s=60.0,
+        owner="key_0123456789ab",
     ),
     Credit(7, 32),
     Cancel(7),
@@ -338,8 +341,8 @@ SAMPLES: Final[tuple[Any, ...]] = (
     ),
     Pulse("0badcafe", 2),
     # Work that is no generation.
-    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0),
-    Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0),
+    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0"),
+    Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0"),
     Tokenize(
         stream_id=11,
         request_id="req_4",
@@ -351,8 +354,9 @@ SAMPLES: Final[tuple[Any, ...]] = (
         template_kwargs={"enable_thinking": False},
         tool_use=ToolUse(({"type": "function", "function": {"name": "f"}},)),
         pieces=True,
+        owner="key_0",
     ),
-    Detokenize(12, "req_5", 60.0, (1, 2, 3)),
+    Detokenize(12, "req_5", 60.0, (1, 2, 3), "key_0"),
     Vectors(9, (1, 0), 1, bytes(8)),
     Scores(10, (0, 1), (0.5, -1.25)),
     TaskFinished(9, 21),
@@ -411,9 +415,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
         jobs_max_age_s=3600.0,
         jobs_max_count=500,
         logs_dir="/logs",
-        api_keys=("lmx-key-0123",),
         allowed_hosts=("*.example.com",),
         cors_origins=("http://localhost:*",),
+        api_keys=(ApiKey("lmx-key-0123", "ci", RateLimits(60, 1000, 2)),),
+        key_limits=RateLimits(600, 100_000, 8),
+        total_limits=RateLimits(6000, 1_000_000, 64),
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
     ),

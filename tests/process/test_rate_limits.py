@@ -1,0 +1,121 @@
+"""Two keys, one of them greedy: the other is served as if it were alone, and limits go on when the
+configuration is read again and the router replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from rig import Rig, ask, rig, scripted, wait_until
+
+pytestmark = pytest.mark.process
+
+GREEDY, MODEST = "greedy-key-0123456789", "modest-key-0123456789"
+ONE_AT_A_TIME = scripted("one", max_rows=1, concurrency=1, max_queue=200)
+
+
+def config(**security: Any) -> dict[str, Any]:
+    keys = [{"key": GREEDY, "name": "greedy", **security}, MODEST]
+    return {"models": [ONE_AT_A_TIME], "security": {"api_keys": keys}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Rig]:
+    with rig(config()) as lmx:
+        yield lmx
+
+
+async def say(
+    session: aiohttp.ClientSession, url: str, key: str, **script: Any
+) -> tuple[int, dict[str, str], Any]:
+    """Ask without a stream; returns status, headers and answer."""
+    body = ask("one", script, stream=False)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with session.post(f"{url}/chat/completions", json=body, headers=headers) as response:
+        known = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, known, await response.json()
+
+
+async def test_a_hundred_waiting_requests_of_one_key_do_not_keep_another_waiting(
+    server: Rig,
+) -> None:
+    """The model has one row. With a hundred in its queue another key's one request goes next."""
+    url, ends = server.url, list[str]()
+
+    async def tell(who: str, answer: Any) -> None:
+        status, _, body = await answer
+        assert status == 200, body
+        ends.append(who)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        greedy = [
+            asyncio.create_task(tell("greedy", say(session, url, GREEDY, tokens=2, step_s=0.02)))
+            for _ in range(100)
+        ]
+        await asyncio.to_thread(
+            wait_until, lambda: server.worker("one")["requests_queued"] >= 80, "they wait"
+        )
+        before = len(ends)
+        await tell("modest", say(session, url, MODEST, tokens=2))
+        passed = ends.index("modest") - before
+        await asyncio.gather(*greedy)
+    # The row that ran, and those that ended while the request was on its way to the worker.
+    assert passed <= 8, passed
+    assert len(ends) == 101
+
+
+async def test_a_greedy_key_leaves_room_in_a_full_queue(server: Rig) -> None:
+    url = server.url
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        greedy = [
+            asyncio.create_task(say(session, url, GREEDY, tokens=1000, step_s=0.05))
+            for _ in range(230)
+        ]
+        await asyncio.to_thread(
+            wait_until, lambda: server.worker("one")["requests_queued"] >= 170, "the queue is full"
+        )
+        refused = await asyncio.gather(*(task for task in greedy if task.done()))
+        modest = asyncio.create_task(say(session, url, MODEST, tokens=1))
+        listed = server.worker("one")["requests_queued"]
+        await asyncio.sleep(0.2)
+        assert not modest.done(), modest.result()
+        for task in (*greedy, modest):
+            task.cancel()
+        await asyncio.gather(*greedy, modest, return_exceptions=True)
+    assert listed < 200
+    assert all(
+        (status, body["error"]["code"]) == (429, "queue_full") for status, _, body in refused
+    )
+    await asyncio.to_thread(
+        wait_until, lambda: server.worker("one")["requests_active"] == 0, "all have left"
+    )
+
+
+async def test_limits_come_with_a_reload_and_outlive_it(server: Rig) -> None:
+    url = server.url
+    async with aiohttp.ClientSession() as session:
+        status, headers, _ = await say(session, url, GREEDY, tokens=1)
+        assert (status, "x-ratelimit-limit-requests" in headers) == (200, False)
+        server.configure(config(limits={"requests_per_minute": 4, "concurrent_requests": 2}))
+        assert server.cli("reload").returncode == 0
+    async with aiohttp.ClientSession() as session:
+        for left in (3, 2, 1):
+            status, headers, _ = await say(session, url, GREEDY, tokens=1)
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+        # The next router knows what its predecessor's clients had, also where it was killed.
+        assert server.cli("restart", "--router").returncode == 0
+    async with aiohttp.ClientSession() as session:
+        assert (await say(session, url, GREEDY, tokens=1))[0] == 200
+        status, headers, body = await say(session, url, GREEDY, tokens=1)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "the key 'greedy' on requests per minute: limit 4" in body["error"]["message"]
+        assert 1 <= int(headers["retry-after"]) <= 15
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        status, headers, _ = await say(session, url, MODEST, tokens=1)
+        assert (status, "x-ratelimit-limit-requests" in headers) == (200, False)
+    logs = "".join(path.read_text() for path in (server.home / "logs").glob("*.log*"))
+    assert '"key": "greedy"' in logs
+    assert not any(key in logs for key in (GREEDY, MODEST))
