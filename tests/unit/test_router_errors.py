@@ -40,6 +40,7 @@ MAY_PASS = {
     # Too slow, or too many.
     ErrorCode.REQUEST_TIMEOUT,
     ErrorCode.CLIENT_STALLED,
+    ErrorCode.RATE_LIMIT_EXCEEDED,
     ErrorCode.QUEUE_FULL,
     ErrorCode.QUEUE_TIMEOUT,
     ErrorCode.DEADLINE_EXCEEDED,

@@ -352,6 +352,7 @@ def full_text() -> str:
         metrics.request_ended(Record("r", 0.0, model=MODEL, error=code.value), CHAT, 500)
     metrics.request_ended(Record("r", 0.0), CHAT, 404)
     metrics.request_ended(Record("r", 0.0), None, 404)
+    metrics.rate_limited("key", "requests")
     return exposition(
         Scrape("1.2.3", True, STATUS, {"big": 1}, Downloads((DOWNLOAD,)), metrics.read())
     ).decode()
