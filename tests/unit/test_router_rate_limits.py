@@ -144,7 +144,8 @@ def test_no_minute_has_more_than_twice_the_limit_and_nothing_is_lost(
 ) -> None:
     """A bucket that holds a minute's worth gives out at most that and what fills in meanwhile."""
     limits = limiter(RateLimits(requests, tokens), total=RateLimits(2 * requests, 2 * tokens))
-    now_s, times = 0.0, {name: [] for name in "abc"}  # type: dict[str, list[float]]
+    now_s = 0.0
+    times: dict[str, list[float]] = {name: [] for name in "abc"}
     for asker, pause_s, estimate, real in steps:
         now_s += pause_s
         got = ask(limits, asker, now_s, estimate)
