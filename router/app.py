@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from lmx.router.allowed_hosts import HostCheck
 from lmx.router.api_document import API_DOCUMENT, ApiDocument
+from lmx.router.body import LARGE_BODIES
 from lmx.router.cors import Cors
 from lmx.router.endpoint import ENDPOINTS, Endpoint
 from lmx.router.middleware import add_headers, make_middleware
@@ -22,6 +25,7 @@ def make_app(services: Services) -> web.Application:
     )
     app[SERVICES] = services
     app[ENDPOINTS] = {}
+    app[LARGE_BODIES] = asyncio.Lock()
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
     # Last, so that it sees every header there is to read.

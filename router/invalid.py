@@ -47,6 +47,7 @@ _LENGTHS: Final = {
     "string_too_short": "must not be empty",
     "too_short": "must hold at least {min_length} element(s), got {actual_length}",
     "too_long": "must hold at most {max_length} elements, got {actual_length}",
+    "too_many_values": "must hold at most {most} values",
     "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
     "string_too_long": "must hold at most {max_length} characters",
     "keep_alive_form": 'must be seconds, or a duration such as "5m" or "1h30m", or -1 or '

@@ -23,6 +23,9 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
 
+MAX_FREE_VALUES: Final = 50_000
+"""In an object that only a worker or a template understands. Each is looked at here, and sent."""
+
 _STEP_SHOWN: Final = 40
 """Characters of a key that an error's path repeats."""
 
@@ -58,31 +61,47 @@ TEXT_OR_OBJECT: Final = Discriminator(
 
 
 def _sane(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse the numbers that messages and schemas can't carry: beyond 64 bits, or infinite."""
-    # Not recursive, though the depth has a limit; the path is made for the one that is refused.
-    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    """Refuse more than can be looked at in a moment, and the numbers that messages and schemas
+    can't carry: beyond 64 bits, or infinite."""
+    # Not recursive, though the depth has a limit.
+    held = 0
+    left: list[Any] = [value]
     while left:
-        path, found = left.pop()
-        kind = type(found)
-        if kind is dict:
-            left.extend(((path, f".{key}"), item) for key, item in found.items())
-        elif kind is list:
-            left.extend(((path, f"[{index}]"), item) for index, item in enumerate(found))
-        elif (kind is int and not INT64_MIN <= found <= _UINT64_MAX) or (
-            kind is float and math.isinf(found)
-        ):
-            raise PydanticCustomError(
-                NUMBER_SIZE, "number size", {"path": _joined(path), "number": found}
-            )
+        found = left.pop()
+        items = found.values() if type(found) is dict else found
+        held += len(items)
+        if held > MAX_FREE_VALUES:
+            raise PydanticCustomError("too_many_values", "values", {"most": MAX_FREE_VALUES})
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                continue
+            if kind is dict or kind is list:
+                left.append(item)
+            elif (kind is int or kind is float) and not _fits(item):
+                raise PydanticCustomError(
+                    NUMBER_SIZE, "number size", {"path": _path_to(value, item), "number": item}
+                )
     return value
 
 
-def _joined(path: tuple[Any, ...]) -> str:
-    steps: list[str] = []
-    while path:
-        path, step = path
-        steps.append(step[:_STEP_SHOWN])
-    return "".join(reversed(steps))
+def _fits(number: float) -> bool:
+    if isinstance(number, float):
+        return not math.isinf(number)
+    return INT64_MIN <= number <= _UINT64_MAX
+
+
+def _path_to(value: Any, wanted: object) -> str:
+    left: list[tuple[str, Any]] = [("", value)]
+    while left:
+        path, found = left.pop()
+        if found is wanted:
+            return path
+        if type(found) is dict:
+            left.extend((f"{path}.{key[:_STEP_SHOWN]}", item) for key, item in found.items())
+        elif type(found) is list:
+            left.extend((f"{path}[{index}]", item) for index, item in enumerate(found))
+    return ""
 
 
 FreeObject = Annotated[dict[str, Any], AfterValidator(_sane)]

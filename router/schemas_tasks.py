@@ -135,12 +135,16 @@ def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:
     inputs = request.input
     if isinstance(inputs, str):
         inputs = [inputs]
-    texts = tuple(item for item in inputs if isinstance(item, str))
-    tokens: tuple[tuple[int, ...], ...] = tuple(
-        tuple(item) for item in inputs if isinstance(item, list)
-    )
-    if not texts and not tokens:
-        tokens = (tuple(item for item in inputs if isinstance(item, int)),)
+    # One input of tokens, or inputs of one kind: the first says it of all.
+    texts: tuple[str, ...] = ()
+    tokens: tuple[tuple[int, ...], ...] = ()
+    match inputs[0]:
+        case str():
+            texts = tuple(inputs)
+        case list():
+            tokens = tuple(map(tuple, inputs))
+        case _:
+            tokens = (tuple(inputs),)
     return request, Embed(
         0, "", COMPUTE_DEADLINE_S, texts, tokens, request.dimensions, keep_alive_of(request)
     )
