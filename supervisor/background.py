@@ -1,26 +1,21 @@
-"""Starts a supervisor that outlives the terminal, and stops one."""
+"""Starts a supervisor that outlives the terminal."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.supervisor.child import signal_group
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
-from lmx.supervisor.records import ProcessRecord, Records, SupervisorLock, wait_gone
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
-_ORPHAN_GRACE_S: Final = 12.0
 
 
 def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
@@ -70,20 +65,6 @@ def _not_started(home: Home, status: int) -> OperationError:
     return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")
 
 
-def _end_orphans(home: Home, orphans: list[ProcessRecord]) -> int:
-    # With the lock held, so that no supervisor adopts what is being ended.
-    SupervisorLock(home.lock).acquire()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for record in orphans:
-            if record.alive:
-                signal_group(record.pid, number)
-        if wait_gone(orphans, _ORPHAN_GRACE_S):
-            break
-    for path in home.run.path.glob("w-*"):
-        path.unlink(missing_ok=True)
-    return orphans[0].pid
-
-
 def _status_if_running(home: Home) -> dict[str, Any] | None:
     try:
         with ControlClient(home) as client:
@@ -92,20 +73,3 @@ def _status_if_running(home: Home) -> dict[str, Any] | None:
         if error.code is ErrorCode.NOT_RUNNING:
             return None
         raise
-
-
-def stop_background(home: Home) -> int:
-    """Ask the supervisor to stop and wait until it is gone; returns its pid.
-
-    Waits as long as the supervisor lives: its own grace periods end it. What a supervisor that
-    died has left is ended too; the pid is then the first of them.
-    """
-    if not supervisor_runs(home) and (orphans := Records(home.state).orphans()):
-        return _end_orphans(home, orphans)
-    with ControlClient(home) as client:
-        pid: int = client.status()["supervisor"]["pid"]
-        record = ProcessRecord(pid, "up")
-        client.ask(control.StopAll())
-    while record.alive:
-        time.sleep(_POLL_S)
-    return pid

@@ -80,11 +80,12 @@ def start(config: Path | None) -> None:
 def stop() -> None:
     """Stop everything; returns when no process is left.
 
-    Streams may finish first; a second `stop` meanwhile stops at once and cuts them off.
+    Streams may finish first; a second `stop` meanwhile stops at once and cuts them off. A
+    supervisor that hangs or has died is no hindrance: what it left is ended.
     """
-    from lmx.supervisor.background import stop_background
+    from lmx.supervisor import without_supervisor
 
-    pid = stop_background(home())
+    pid = without_supervisor.stop(home(), click.echo)
     click.echo(f"stopped lmx (pid {pid})")
 
 

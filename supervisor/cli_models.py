@@ -89,7 +89,8 @@ def drain(model: str) -> None:
 def kill(model: str) -> None:
     """Kill MODEL's worker now, hung or not; the model comes back.
 
-    Its requests end with an error. The API and the other models go on.
+    Its requests end with an error. The API and the other models go on. Works also while the
+    supervisor hangs or is not there; then MODEL is a model's id.
     """
     from lmx.supervisor.operations import kill_model
 

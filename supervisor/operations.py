@@ -11,11 +11,14 @@ import click
 from lmx.protocol import control, inventory
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.console import LoadProgress, make_console
-from lmx.supervisor.control_client import ControlClient
+from lmx.supervisor.control_client import ControlClient, not_running
 from lmx.supervisor.home import Home
+from lmx.supervisor.lock_holder import Silence, lock_holder, silence
+from lmx.supervisor.records import Records
 from lmx.supervisor.sources import HubSource, SourceError, parse_source
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
+from lmx.supervisor.without_supervisor import kill_worker
 
 _POLL_S: Final = 0.1
 _RESTART_S: Final = 60.0
@@ -89,8 +92,19 @@ def drain_model(home: Home, model: str) -> None:
 
 
 def kill_model(home: Home, model: str) -> None:
-    """SIGKILL a model's worker; does not wait for its return."""
-    click.echo(_ask(home, control.KillModel(model)).message)
+    """SIGKILL a model's worker, also when no supervisor answers; does not wait for its return."""
+    silent = silence(home)
+    if silent is None:
+        try:
+            click.echo(_ask(home, control.KillModel(model)).message)
+            return
+        except OperationError as error:
+            if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
+                raise
+            silent = Silence(lock_holder(home))
+    if silent.holder is None and not Records(home.state).orphans():
+        raise not_running(home)
+    click.echo(kill_worker(home, model, silent))
 
 
 def reset_model(home: Home, model: str) -> None:
