@@ -122,6 +122,9 @@ def print_welcome(console: Console, status: dict[str, Any]) -> None:
     workers = status["workers"]
     shown = [worker for worker in workers if worker["state"] == "ready"] or workers
     console.print(f"\n[bold]lmx {status['supervisor']['version']}[/] serves at [bold]{url}[/]")
+    others = status["router"].get("urls", [])[1:]
+    if others:
+        console.print(f"and at  {', '.join(others)}", markup=False)
     names = ", ".join(worker["model"] for worker in shown)
     console.print(f"models: {names or 'none; add some to lmx.yaml'}")
     if "url" in status["router"]:

@@ -50,12 +50,13 @@ from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_watch import MemoryWatch
 from lmx.supervisor.pins import Pins
 from lmx.supervisor.processes import Processes
+from lmx.supervisor.reachable import own_addresses
 from lmx.supervisor.records import Records, SupervisorLock
 from lmx.supervisor.reload import Reloader, tell_routing_gaps
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.router_state import RouterLimits
 from lmx.supervisor.service_commands import ServiceCommands
-from lmx.supervisor.service_status import memory_status, supervisor_status, with_url
+from lmx.supervisor.service_status import memory_status, supervisor_status, with_urls
 from lmx.supervisor.shutdown import Shutdown
 from lmx.supervisor.sources import HubSource, parse_source
 from lmx.supervisor.startup import come_up
@@ -266,7 +267,7 @@ class Service:
                 "memory_bytes": psutil.Process().memory_info().rss,
                 "home": str(self.home.path),
             },
-            "router": with_url(self.guard.status(), self.config.server.host),
+            "router": with_urls(self.guard.status(), self.config.server.host, own_addresses),
             "workers": self.core.status(now_s),
         }
 

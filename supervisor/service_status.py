@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.core import Core
+from lmx.supervisor.reachable import api_urls
 from lmx.supervisor.system_memory import MemoryReading
 
 
@@ -35,10 +37,13 @@ def memory_status(pressure: MemoryPressure, reading: MemoryReading) -> dict[str,
     }
 
 
-def with_url(router: dict[str, Any], host: str) -> dict[str, Any]:
-    """Return a router's status with where its API is; ``host`` is for while there is none."""
+def with_urls(
+    router: dict[str, Any], host: str, addresses: Callable[[], tuple[str, ...]]
+) -> dict[str, Any]:
+    """Return a router's status with where its API is: ``urls``, and as ``url`` the one to tell
+    people. ``host`` is for while there is no router; ``addresses`` gives the machine's own."""
     host = router["host"] or host
     if not router["port"]:
         return {**router, "host": host}
-    named = f"[{host}]" if ":" in host else host
-    return {**router, "host": host, "url": f"http://{named}:{router['port']}/v1"}
+    urls = api_urls(host, router["port"], addresses)
+    return {**router, "host": host, "url": urls[0], "urls": list(urls)}

@@ -189,6 +189,7 @@ async def test_large_bodies_of_honest_clients_are_taken() -> None:
             status, said = await rig.chat_json(**fields)
             assert status == 200, said
         first = rig.worker.streams[0].request
+        assert first.messages is not None
         assert first.messages[0]["content"] == text
 
 
