@@ -19,6 +19,7 @@ class ErrorCode(StrEnum):
     INVALID_VALUE = "invalid_value"
     UNSUPPORTED_VALUE = "unsupported_value"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    CHAT_TEMPLATE_FAILED = "chat_template_failed"
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
     REQUEST_TIMEOUT = "request_timeout"

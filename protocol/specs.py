@@ -57,7 +57,8 @@ class WorkerSpec:
     how long at most a prompt's prefill keeps running streams from their next token.
     ``prefix_cache`` and ``speculation`` None: off. ``kv_cache_bytes`` is what the KV caches of
     all rows may take, counted with ``kv_layers``; None: not counted. ``max_queue_s``: a request
-    that has waited so long for a row is given up.
+    that has waited so long for a row is given up. ``render_timeout_s``: one whose chat template
+    takes so long is refused.
     """
 
     instance: str
@@ -87,6 +88,7 @@ class WorkerSpec:
     kv_cache_bytes: int | None = None
     kv_layers: tuple[KvLayers, ...] = ()
     max_queue_s: float = 300.0
+    render_timeout_s: float = 10.0
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0
 

@@ -22,6 +22,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INVALID_VALUE: (400, _REQUEST),
     ErrorCode.UNSUPPORTED_VALUE: (400, _REQUEST),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, _REQUEST),
+    # The template is the model's, but other requests get through it: this one never would.
+    ErrorCode.CHAT_TEMPLATE_FAILED: (400, _REQUEST),
     ErrorCode.MALFORMED_REQUEST: (400, _REQUEST),
     ErrorCode.HEADERS_TOO_LARGE: (431, _REQUEST),
     ErrorCode.REQUEST_TIMEOUT: (408, _REQUEST),

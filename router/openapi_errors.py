@@ -29,6 +29,7 @@ _VALUES: Final = (
     ErrorCode.UNSUPPORTED_VALUE,
 )
 _WORK: Final = (
+    ErrorCode.CHAT_TEMPLATE_FAILED,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     ErrorCode.CONVERSION_FAILED,
     ErrorCode.DEADLINE_EXCEEDED,

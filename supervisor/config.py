@@ -106,6 +106,7 @@ class TimingConfig(Section):
     stall_timeout_s: Seconds = 120.0
     start_timeout_s: Seconds = 60.0
     load_stall_timeout_s: Seconds = 180.0
+    render_timeout_s: Seconds = 10.0
     drain_timeout_s: Seconds = 60.0
     term_grace_s: Seconds = 5.0
     abort_grace_s: Seconds = 3.0

@@ -62,6 +62,7 @@ TIMING: Final = {
     "stall_timeout_s": Needs.NEXT_WORKER,
     "start_timeout_s": Needs.NEXT_WORKER,
     "load_stall_timeout_s": Needs.NEXT_WORKER,
+    "render_timeout_s": Needs.NEXT_WORKER,
     "drain_timeout_s": Needs.NEXT_WORKER,
     "term_grace_s": Needs.NEXT_WORKER,
     "abort_grace_s": Needs.NEXT_WORKER,

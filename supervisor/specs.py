@@ -56,6 +56,11 @@ def worker_spec(
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_layers=plan.kv_layers,
         max_queue_s=model.max_queue_s,
+        # Well before the watchdog would end the worker for it.
+        render_timeout_s=min(
+            config.timing.render_timeout_s,
+            (model.stall_timeout_s or config.timing.stall_timeout_s) / 2,
+        ),
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
     )

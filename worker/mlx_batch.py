@@ -43,6 +43,7 @@ from lmx.worker.mlx_speculation import Speculation
 from lmx.worker.mlx_token_text import TokenText
 from lmx.worker.prefill_pace import PrefillPace
 from lmx.worker.prefix_namespace import prefix_namespace
+from lmx.worker.renderer import Renderer
 from lmx.worker.structure import ConstraintCompiler
 from lmx.worker.token_tasks import TokenTasks
 from lmx.worker.tool_calls import marker_ids
@@ -58,6 +59,7 @@ class MlxEngine:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._prefixes: PrefixCache | None = None
+        self._renderer = Renderer(spec.render_timeout_s)
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
         """Load, then generate a few tokens, so that the first request doesn't pay for it."""
@@ -153,6 +155,7 @@ class MlxEngine:
         """Write what is to survive to disk."""
         if self._prefixes is not None:
             self._prefixes.close()
+        self._renderer.close()
 
     def memory_bytes(self) -> int:
         """MLX's own count: buffers in use and buffers kept for reuse."""
@@ -166,7 +169,10 @@ class MlxEngine:
         facts, tokenizer = loaded.facts, loaded.tokenizer
         markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
         self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
-        self._prompts = PromptEncoder(tokenizer, facts)
+        if tokenizer.chat_template:
+            # So that the first request doesn't wait for it.
+            self._renderer.start()
+        self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
         self._token_tasks = TokenTasks(
             tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
         )

@@ -9,9 +9,16 @@ from typing import Any, Final
 
 from lmx.protocol.data import Thinking
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.worker.chat_template import ChatTemplate
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.hermes import with_tools_in_words
 from lmx.worker.history import Message, for_template, with_text_arguments
+from lmx.worker.renderer import (
+    Renderer,
+    RenderingEndedError,
+    TemplateRefusedError,
+    TextTooLongError,
+)
 
 # What the template itself is called with. The names of apply_chat_template's own parameters are
 # reserved too: a template from a request would be code to run.
@@ -29,14 +36,21 @@ _PROBE: Final = "lmx_probe"
 
 
 class PromptEncoder:
-    """Renders and tokenizes. Has the tokenizer to itself: a tokenizer serves one thread."""
+    """Has prompts rendered, in a process of its own, and tokenizes them here.
 
-    def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
+    Has the tokenizer to itself: a tokenizer serves one thread. Tokenizing stays here because a
+    second copy of a vocabulary of 150,000 takes 100 MB and half a second to load, and because it
+    lets go of the GIL.
+    """
+
+    def __init__(self, tokenizer: Any, facts: ModelFacts, renderer: Renderer) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
         signature = inspect.signature(tokenizer.apply_chat_template)
         self._reserved = frozenset(signature.parameters) | _OWN_NAMES
         self._longest_token_bytes = max(len(token.encode()) for token in tokenizer.get_vocab())
+        most_bytes = (facts.context_tokens + 1) * self._longest_token_bytes - 1
+        self._template = ChatTemplate(tokenizer, renderer, most_bytes)
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
         """Return the prompt's tokens: of a conversation, up to where the answer begins.
@@ -44,9 +58,9 @@ class PromptEncoder:
         Messages have text as content, or none. A text gets the special tokens that the
         tokenizer adds by itself; tokens are taken as they are. Raises :class:`RequestError`
         when the model has no template, when the template refuses the messages (its own words
-        are the message), when a text can't fit into the context, when there is no prompt, or
-        for tokens that the model doesn't have. That a prompt is too long by a little is the
-        caller's to find.
+        are the message) or takes too long or too much memory for them, when a text can't fit
+        into the context, when there is no prompt, or for tokens that the model doesn't have.
+        That a prompt is too long by a little is the caller's to find.
         """
         if source.messages is not None:
             return self._encode_messages(source, source.messages)
@@ -58,7 +72,6 @@ class PromptEncoder:
         self, source: PromptSource, messages: Sequence[Mapping[str, Any]]
     ) -> EncodedPrompt:
         text = self._render(source, messages)
-        self._refuse_if_hopeless(text, "messages")
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise RequestError(
@@ -123,36 +136,42 @@ class PromptEncoder:
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
         if (tools or has_calls) and not self._knows_tools:
             conversation, tools = with_tools_in_words(conversation, tools), ()
+        param = "chat_template_kwargs" if source.template_kwargs else "messages"
         try:
-            return self._apply(conversation, tools, kwargs)
-        except Exception as error:
-            # A template is code of the model's, fed with a stranger's values: it may raise
-            # anything, and what it raises is about the request.
-            if has_calls:
-                try:
-                    return self._apply(with_text_arguments(conversation), tools, kwargs)
-                except Exception:  # noqa: S110 - the first error says what is wrong.
-                    pass
+            return self._apply(conversation, tools, kwargs, has_calls)
+        except TemplateRefusedError as error:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
                 f"The model's chat template refuses this request: {error}",
-                param="chat_template_kwargs" if source.template_kwargs else "messages",
+                param=param,
             ) from error
+        except RenderingEndedError as error:
+            raise RequestError(
+                ErrorCode.CHAT_TEMPLATE_FAILED,
+                f"The model's chat template {error}. It is the model's own, in its "
+                "tokenizer_config.json or chat_template.jinja: send other messages or "
+                "chat_template_kwargs, or have the model's template mended.",
+                param=param,
+            ) from error
+        except TextTooLongError as error:
+            raise self._hopeless(error.text_bytes, "messages") from error
 
     def _apply(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         kwargs: Mapping[str, Any],
+        has_calls: bool,
     ) -> str:
-        # No `tools` at all where there are none: templates ask in different ways.
-        shown = {"tools": list(tools)} if tools else {}
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, **{"add_generation_prompt": True, **shown, **kwargs}
-        )
-        # The arguments of a call may have half of a surrogate pair, as an escape: no tokenizer
-        # takes it.
-        return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        try:
+            return self._template.apply(messages, tools, kwargs)
+        except TemplateRefusedError as error:
+            if has_calls:
+                try:
+                    return self._template.apply(with_text_arguments(messages), tools, kwargs)
+                except TemplateRefusedError:
+                    pass  # The first error says what is wrong.
+            raise error
 
     @functools.cached_property
     def _knows_tools(self) -> bool:
@@ -164,8 +183,8 @@ class PromptEncoder:
         }
         tools = [{"type": "function", "function": function}]
         try:
-            return _PROBE in self._apply([{"role": "user", "content": "-"}], tools, {})
-        except Exception:
+            return _PROBE in self._template.apply([{"role": "user", "content": "-"}], tools, {})
+        except (TemplateRefusedError, TextTooLongError, RenderingEndedError):
             # It stumbles over a tool, or over so short a conversation. That it speaks of tools
             # is the next best sign.
             return "tools" in str(self._tokenizer.chat_template)
@@ -185,12 +204,14 @@ class PromptEncoder:
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Refuse what can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in which
         everybody else's prompt waits."""
-        context = self._facts.context_tokens
-        at_least = len(text.encode(errors="replace")) // self._longest_token_bytes
-        if at_least > context:
-            raise RequestError(
-                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"The prompt has at least {at_least} tokens, and the model's context is "
-                f"{context}: shorten the {param}.",
-                param=param,
-            )
+        text_bytes = len(text.encode(errors="replace"))
+        if text_bytes // self._longest_token_bytes > self._facts.context_tokens:
+            raise self._hopeless(text_bytes, param)
+
+    def _hopeless(self, text_bytes: int, param: str) -> RequestError:
+        return RequestError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"The prompt has at least {text_bytes // self._longest_token_bytes} tokens, and the "
+            f"model's context is {self._facts.context_tokens}: shorten the {param}.",
+            param=param,
+        )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_renderer import renderer
 from tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, dynamic_module_utils
@@ -22,7 +23,9 @@ USER = {"role": "user", "content": "hé"}
 
 def encoder(template: str | None, **facts: Any) -> PromptEncoder:
     facts = {"context_tokens": 1000, "vocabulary_size": 260, **facts}
-    return PromptEncoder(make_tokenizer(template), ModelFacts(eos_token_ids=frozenset(), **facts))
+    return PromptEncoder(
+        make_tokenizer(template), ModelFacts(eos_token_ids=frozenset(), **facts), renderer()
+    )
 
 
 def rendered(template: str | None, messages: list[Any], **template_kwargs: Any) -> str:
@@ -59,7 +62,7 @@ def test_what_can_not_fit_is_refused_before_it_is_tokenized(param: str) -> None:
     messages = [{"role": "user", "content": text}]
     source = PromptSource(messages=messages) if param == "messages" else PromptSource(text=text)
     with pytest.raises(RequestError) as caught:
-        PromptEncoder(tokenizer, facts).encode(source)
+        PromptEncoder(tokenizer, facts, renderer()).encode(source)
     error = caught.value
     assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
     assert "at least 10" in error.message
@@ -113,7 +116,7 @@ def test_a_text_gets_what_the_tokenizer_adds() -> None:
         single="<|user|> $A", special_tokens=[("<|user|>", 258)]
     )
     facts = ModelFacts(context_tokens=9, eos_token_ids=frozenset(), vocabulary_size=260)
-    prompts = PromptEncoder(tokenizer, facts)
+    prompts = PromptEncoder(tokenizer, facts, renderer())
     assert prompts.encode(PromptSource(text="hé")).tokens == [258, *plain]
     assert prompts.encode(PromptSource(text="")).tokens == [258]
 

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from one_renderer import renderer
 from tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 from lmx.protocol.data import Thinking, ToolUse
@@ -22,7 +23,9 @@ USER = {"role": "user", "content": "hé"}
 
 def encoder(template: str | None, **facts: Any) -> PromptEncoder:
     facts = {"context_tokens": 1000, "vocabulary_size": 260, **facts}
-    return PromptEncoder(make_tokenizer(template), ModelFacts(eos_token_ids=frozenset(), **facts))
+    return PromptEncoder(
+        make_tokenizer(template), ModelFacts(eos_token_ids=frozenset(), **facts), renderer()
+    )
 
 
 def shown(template: str | None, source: PromptSource, **facts: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from one_renderer import renderer
 from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
@@ -25,7 +26,8 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def tasks(tokenizer: Any) -> TokenTasks:
     facts = ModelFacts(512, frozenset({256}), len(tokenizer))
-    return TokenTasks(tokenizer, len(tokenizer), 512, PromptEncoder(tokenizer, facts).encode)
+    prompts = PromptEncoder(tokenizer, facts, renderer())
+    return TokenTasks(tokenizer, len(tokenizer), 512, prompts.encode)
 
 
 def tokenized(tasks: TokenTasks, **fields: Any) -> Any:

@@ -702,3 +702,51 @@ def test_a_bad_spec_is_told_on_stderr(given: bytes) -> None:
     )
     assert done.returncode == 1
     assert b"WorkerSpec" in done.stderr
+
+
+TRAP = (
+    "{% if messages[0].content == 'loop' %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    "{% elif messages[0].content == 'eat' %}{{ 'x' * 4000000000 }}{% endif %}"
+    "<|user|>{{ messages[0].content }}<|end|><|assistant|>"
+)
+
+
+@pytest.mark.engine
+def test_a_template_that_loops_or_eats_memory_fails_its_request_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    from tiny_models import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "m", "llama")
+    (folder / "chat_template.jinja").write_text(TRAP)
+    worker = start(
+        engine="lmx.worker.mlx_engine:create",
+        model_path=str(folder),
+        max_rows=4,
+        render_timeout_s=1.0,
+    )
+    peer = worker.loaded()
+
+    def generate(stream_id: int, content: str, tokens: int) -> None:
+        message = {"role": "user", "content": content}
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        request = Generate(
+            stream_id, f"r{stream_id}", sampling, 1000, messages=(message,), max_tokens=tokens
+        )
+        peer.say(request)
+
+    generate(1, "a long one", 300)
+    peer.answer(Accepted, 1)
+    for stream_id, (content, says) in enumerate(
+        (("loop", "after 1 s"), ("eat", "1024 MiB of memory")), start=2
+    ):
+        generate(stream_id, content, 3)
+        generate(stream_id + 10, "behind it", 3)
+        refused = peer.answer(Refused, stream_id)
+        assert (refused.code, refused.param) == (ErrorCode.CHAT_TEMPLATE_FAILED, "messages")
+        assert says in refused.message and "chat template" in refused.message
+        peer.answer(Finished, stream_id + 10)
+    peer.answer(Finished, 1)
+    worker.process.terminate()
+    assert worker.exit_status() == 0

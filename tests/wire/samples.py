@@ -391,6 +391,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         kv_cache_bytes=400_000_000,
         kv_layers=(KvLayers(30, 1536, 512, 64),),
         max_queue_s=120.0,
+        render_timeout_s=5.0,
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
     ),
