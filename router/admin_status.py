@@ -41,7 +41,7 @@ async def admin_status(request: web.Request) -> web.Response:
     return json_answer(
         StatusAnswer(
             version=services.spec.version,
-            uptime_seconds=status["supervisor"]["uptime_s"],
+            uptime_seconds=round(time.time() - services.counts.since_s, 3),
             loaded_models=len(loaded),
             models=loaded,
             memory=machine_memory(status["supervisor"]),

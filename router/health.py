@@ -32,7 +32,7 @@ async def health(request: web.Request) -> web.Response:
         version=services.spec.version,
         engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
         system=SystemFigures(
-            uptime_seconds=int(time.monotonic() - services.started_at),
+            uptime_seconds=int(time.time() - services.counts.since_s),
             memory_usage_mb=to_mb(memory_bytes),
             cpu_usage_percent=psutil.cpu_percent(interval=None),
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 
@@ -45,6 +45,26 @@ class Histogram:
         """Return the upper bounds as Prometheus writes them, each with the number of values that
         are not above it; the last is ``+Inf``."""
         return list(zip(_names(tuple(self._bounds)), accumulate(self._counts), strict=True))
+
+    def counts(self) -> dict[str, float]:
+        """Return how many values are in each bucket that has some, by its upper bound."""
+        named = zip(_names(tuple(self._bounds)), self._counts, strict=True)
+        return {name: float(count) for name, count in named if count}
+
+    def begin_with(self, counts: Mapping[str, float], total: float) -> None:
+        """Add what another one with these bounds had; buckets that this one lacks count with its
+        last."""
+        at = {name: index for index, name in enumerate(_names(tuple(self._bounds)))}
+        for name, count in counts.items():
+            self._counts[at.get(name, -1)] += int(count)
+        self._sum += total
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both together; they have the same bounds."""
+        joined = Histogram(self._bounds)
+        joined._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        joined._sum = self._sum + other._sum
+        return joined
 
     def copy(self) -> Histogram:
         """Return what it is now, for another thread."""

@@ -40,8 +40,9 @@ async def admin_metrics(request: web.Request) -> web.Response:
 
 
 async def admin_metrics_json(request: web.Request) -> web.Response:
-    """Return the sums of what is counted since the router started, and those of each model."""
+    """Return the sums of what is counted since lmx started, and those of each model."""
     services = request.app[SERVICES]
+    await services.counts.settled()
     reading = services.metrics.read()
     return json_answer(
         MetricsAnswer(
@@ -59,7 +60,7 @@ async def admin_metrics_json(request: web.Request) -> web.Response:
                 for model_id, tally in reading.models.items()
                 if model_id != NONE
             },
-            uptime_seconds=round(time.monotonic() - services.started_at, 3),
+            uptime_seconds=round(time.time() - services.counts.since_s, 3),
         )
     )
 
@@ -68,6 +69,7 @@ async def _metrics(services: Services) -> web.Response:
     status, downloads = await asyncio.gather(
         _answered(services, GetStatus(), Status), _answered(services, GetDownloads(), Downloads)
     )
+    await services.counts.settled()
     directory = services.supervisor.latest
     models = () if directory is None else directory.models
     scrape = Scrape(

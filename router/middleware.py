@@ -22,8 +22,8 @@ from lmx.router.cors import ORIGIN, Cors, is_preflight
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
 from lmx.router.json_answer import json_text
-from lmx.router.rate_limits import ADMISSION, RateLimiter
-from lmx.router.services import SERVICES
+from lmx.router.rate_limits import ADMISSION
+from lmx.router.services import SERVICES, Services
 from lmx.router.traffic import CLIENT_LEFT, RECORD, Record, Traffic
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
@@ -136,7 +136,7 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
         record.key = services.limiter.name_of(record.owner)
         if not endpoint.is_inference:
             return await handler(request)
-        return await _within_limits(request, handler, record, services.limiter)
+        return await _within_limits(request, handler, record, services)
     except LmxError as error:
         access = None if endpoint is None else endpoint.access
         response = error_response(error, record, operator=access is Access.ADMIN)
@@ -163,12 +163,13 @@ async def _answer(request: web.Request, handler: Handler, record: Record) -> web
 
 
 async def _within_limits(
-    request: web.Request, handler: Handler, record: Record, limiter: RateLimiter
+    request: web.Request, handler: Handler, record: Record, services: Services
 ) -> web.StreamResponse:
-    admission = limiter.open(record.asker, time.monotonic())
+    admission = services.limiter.open(record.asker, time.monotonic())
     if admission is None:
         return await handler(request)
     request[ADMISSION] = admission
+    await services.counts.settled()
     admission.begin(time.monotonic())
     try:
         return await handler(request)

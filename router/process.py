@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -28,6 +27,7 @@ from lmx.router.connections import ConnectionLimit, most_connections, open_files
 from lmx.router.event_feed import EventFeed
 from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
+from lmx.router.kept_counts import KeptCounts
 from lmx.router.live_requests import LiveRequests
 from lmx.router.malformed import answer_malformed_requests
 from lmx.router.rate_limits import RateLimiter
@@ -86,6 +86,7 @@ class Router:
         self.jobs = JobStore(Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count)
         self.metrics = RequestMetrics(self._model_ids)
         self.limiter = _limiter(spec, self.metrics.rate_limited)
+        self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)
         services = Services(
             spec,
             self.supervisor,
@@ -98,7 +99,7 @@ class Router:
             self.jobs,
             EventFeed(self.supervisor),
             self.limiter,
-            started_at=time.monotonic(),
+            self.counts,
         )
         answer_malformed_requests()
         self._retiring = False
@@ -127,8 +128,13 @@ class Router:
         self._server = await asyncio.get_running_loop().create_server(
             limit, sock=self._listener, backlog=_BACKLOG
         )
-        self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
+        self._link_task = asyncio.create_task(self._talk())
         return self._link_task
+
+    async def _talk(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.supervisor.run(self._measure))
+            tasks.create_task(self.counts.run())
 
     async def retire(self) -> None:
         """Leave new connections to another router that has the socket, and return when no
@@ -155,6 +161,7 @@ class Router:
         await self.traffic.idle(_FAREWELL_S)
         self._close_server()
         await self._runner.cleanup()
+        await self.counts.report_last()
         for task in (self._link_task, self._sweep_task):
             if task is not None:
                 task.cancel()

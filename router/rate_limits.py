@@ -7,7 +7,7 @@ ask for a minute's worth at once. Times are of one clock that only goes on, in s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -210,6 +210,8 @@ class RateLimiter:
         self._names = names
         self._note = note
         self._meters: dict[str, Meter] = {}
+        self.changes = 0
+        """Grows with each request that limits apply to: there is something new to tell."""
 
     def name_of(self, asker: str | None) -> str | None:
         """Return what the configuration calls a key."""
@@ -225,6 +227,7 @@ class RateLimiter:
             meters[TOTAL] = self._meter(TOTAL, self._total, now_s)
         if not meters:
             return None
+        self.changes += 1
         name = self.name_of(asker)
         whose = f"the key {name!r}" if name else "this key or address"
         return Admission(meters, whose, self._note)
@@ -234,19 +237,22 @@ class RateLimiter:
         for meter in self._meters.values():
             meter.settle(now_s)
         return {
-            asker: KeyUsage(meter.requests, meter.tokens, meter.running)
+            asker: KeyUsage(asker, meter.requests, meter.tokens, meter.running)
             for asker, meter in self._meters.items()
             if not meter.unused
         }
 
-    def inherit(self, usage: Mapping[str, KeyUsage], now_s: float) -> None:
-        """Take over what was used with the routers before this one: once, at its beginning."""
-        for asker, used in usage.items():
-            limits = self._limits(asker)
+    def inherit(self, usage: Iterable[KeyUsage], now_s: float) -> None:
+        """Take over what was used with the router before this one: once, at its beginning."""
+        for used in usage:
+            limits = self._limits(used.asker)
             if limits != RateLimits():
-                meter = self._meter(asker, limits, now_s)
+                before = Meter(limits, now_s - used.age_s)
+                before.add(used.requests, used.tokens)
+                before.settle(now_s)
+                meter = self._meter(used.asker, limits, now_s)
                 meter.settle(now_s)
-                meter.add(used.requests, used.tokens)
+                meter.add(before.requests, before.tokens)
 
     def note_elsewhere(self, usage: Mapping[str, KeyUsage], now_s: float) -> None:
         """Take how many requests other routers answer now."""

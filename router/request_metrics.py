@@ -1,4 +1,4 @@
-"""What requests have come to, counted since this router started.
+"""What requests have come to: counted since this router started, and by those before it.
 
 Everything is taken from a request's record at its end: nothing here costs a token anything.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.request_counts import Tally
 from lmx.protocol.states import FinishReason
 from lmx.router.endpoint import Endpoint
 from lmx.router.histogram import Histogram
@@ -31,6 +32,7 @@ _BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.
 """Of a request whose answers ended for several reasons, the first of these counts."""
 
 _HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
+_TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 @dataclass(slots=True)
@@ -42,6 +44,12 @@ class Totals:
     streams: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        """Return both together."""
+        return Totals(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Totals))
+        )
 
 
 @dataclass(slots=True)
@@ -65,6 +73,23 @@ class ModelTally:
         """All requests that have ended, whatever became of them."""
         return self.reasons.total() + self.errors.total()
 
+    def plus(self, other: ModelTally) -> ModelTally:
+        """Return both together; the last request is the later one's."""
+        last = max((self, other), key=lambda one: one.used_at_s or 0.0)
+        return ModelTally(
+            self.reasons + other.reasons,
+            self.errors + other.errors,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            last.tokens_per_s,
+            last.used_at_s,
+            {
+                name: histogram.plus(other.histograms[name])
+                for name, histogram in self.histograms.items()
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -73,13 +98,14 @@ class Reading:
     refused by a limit, by whose it was ("key" or "total") and which."""
 
     totals: Totals
-    models: dict[str, ModelTally]
-    http: dict[tuple[str, str, str], int]
-    limited: dict[tuple[str, str], int]
+    models: Mapping[str, ModelTally]
+    http: Mapping[tuple[str, str, str], int]
+    limited: Mapping[tuple[str, str], int]
 
 
 class RequestMetrics:
-    """Counts requests that have ended. Used from one event loop only.
+    """Counts requests that have ended, on top of what :meth:`begin_with` was given last. Used from
+    one event loop only. ``changes`` grows with all that is counted.
 
     ``model_ids`` returns the models that there are, None while that is not known: what was
     counted for others is forgotten, so that models that come and go leave nothing behind.
@@ -91,23 +117,30 @@ class RequestMetrics:
         self._models: dict[str, ModelTally] = {}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._limited: Counter[tuple[str, str]] = Counter()
+        self._earlier = Reading(Totals(), {}, {}, {})
+        self.changes = 0
 
     def request_ended(self, record: Record, endpoint: Endpoint | None, status: int) -> None:
         """Take a request's end; ``endpoint`` None: it was for no route. Polls don't count."""
+        if endpoint is not None and endpoint.quiet:
+            return
+        self.changes += 1
         if endpoint is None:
             self._http[NONE, NONE, _status_class(status)] += 1
-        elif not endpoint.quiet:
+        else:
             self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
             if endpoint.is_inference:
                 self._count(record, status)
 
     def rate_limited(self, scope: str, limit: str) -> None:
         """Take that a limit has refused a request."""
+        self.changes += 1
         self._limited[scope, limit] += 1
 
     def job_ended(self, record: Record, counted_prompt_tokens: int) -> None:
         """Take the tokens of a job that went on after its request was answered with a time-out;
         of the prompt those that were not counted then. The request itself was counted."""
+        self.changes += 1
         totals, tally = self._totals, self._tally(record.model or NONE)
         prompt_tokens = (record.prompt_tokens or 0) - counted_prompt_tokens
         totals.prompt_tokens += prompt_tokens
@@ -119,26 +152,43 @@ class RequestMetrics:
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return how fast the model's last whole answer came, its prompt's time left out; None
         before the first one."""
-        tally = self._models.get(model_id)
-        return None if tally is None else tally.tokens_per_s
+        return self._known(model_id).tokens_per_s
 
     def used(self, model_id: str) -> tuple[int, float | None]:
         """Return how many requests for a model have ended, and when the last one did, by the time
         of day."""
-        tally = self._models.get(model_id)
-        return (0, None) if tally is None else (tally.requests, tally.used_at_s)
+        tally = self._known(model_id)
+        return tally.requests, tally.used_at_s
 
     def read(self) -> Reading:
         """Return all that was counted, with every model that there is."""
         self._forget_others()
-        for model_id in self._model_ids() or ():
-            self._models.setdefault(model_id, ModelTally())
+        there = self._model_ids()
+        if there is None:
+            there = self._earlier.models
+        names = [*self._models, *(name for name in there if name not in self._models)]
+        if NONE in self._earlier.models and NONE not in names:
+            names.append(NONE)
         return Reading(
-            replace(self._totals),
-            {model_id: _copied(tally) for model_id, tally in self._models.items()},
-            dict(self._http),
-            dict(self._limited),
+            self._totals.plus(self._earlier.totals),
+            {name: self._known(name) for name in names},
+            dict(self._http + Counter(self._earlier.http)),
+            dict(self._limited + Counter(self._earlier.limited)),
         )
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """Return what this router has counted itself, to be kept when it ends."""
+        return tallies_of(Reading(self._totals, self._models, self._http, self._limited))
+
+    def begin_with(self, earlier: Iterable[Tally]) -> None:
+        """Take what other routers have counted until now, instead of what was given before."""
+        self._earlier = reading_of(earlier)
+
+    def _known(self, model_id: str) -> ModelTally:
+        own, earlier = self._models.get(model_id), self._earlier.models.get(model_id)
+        if own is None or earlier is None:
+            return _copied(own or earlier or ModelTally())
+        return earlier.plus(own)
 
     def _count(self, record: Record, status: int) -> None:
         code = error_of(record, status)
@@ -210,3 +260,67 @@ def _copied(tally: ModelTally) -> ModelTally:
         errors=tally.errors.copy(),
         histograms={name: histogram.copy() for name, histogram in tally.histograms.items()},
     )
+
+
+# As it travels: each counter under a name, `kind:...`. Names that a later release no longer knows
+# are left out.
+
+
+def tallies_of(reading: Reading) -> tuple[Tally, ...]:
+    """Return all that was counted, as the supervisor keeps it."""
+    common = {name: float(value) for name, value in asdict(reading.totals).items() if value}
+    common |= {f"http:{':'.join(key)}": float(count) for key, count in reading.http.items()}
+    common |= {f"limited:{':'.join(key)}": float(count) for key, count in reading.limited.items()}
+    whole = Tally("", tuple(common), tuple(common.values()))
+    return (whole, *(_model_tally(name, tally) for name, tally in reading.models.items()))
+
+
+def _model_tally(name: str, tally: ModelTally) -> Tally:
+    known = {field: float(getattr(tally, field)) for field in _TOKENS if getattr(tally, field)}
+    known |= {f"reason:{reason}": float(count) for reason, count in tally.reasons.items()}
+    known |= {f"error:{code}": float(count) for code, count in tally.errors.items()}
+    for measure, histogram in tally.histograms.items():
+        if histogram.count:
+            known[f"sum:{measure}"] = histogram.total
+            known |= {f"le:{measure}:{at}": count for at, count in histogram.counts().items()}
+    return Tally(name, tuple(known), tuple(known.values()), tally.used_at_s, tally.tokens_per_s)
+
+
+def reading_of(tallies: Iterable[Tally]) -> Reading:
+    """Return what :func:`tallies_of` was given, as far as this release knows it."""
+    totals, models = Totals(), dict[str, ModelTally]()
+    http: dict[tuple[str, str, str], int] = {}
+    limited: dict[tuple[str, str], int] = {}
+    for tally in tallies:
+        if tally.name:
+            models[tally.name] = _read_model(tally)
+            continue
+        for name, value in tally.by_name().items():
+            match name.split(":"):
+                case [field] if hasattr(totals, field):
+                    setattr(totals, field, int(value))
+                case ["http", method, *route, status]:
+                    http[method, ":".join(route), status] = int(value)
+                case ["limited", scope, limit]:
+                    limited[scope, limit] = int(value)
+    return Reading(totals, models, http, limited)
+
+
+def _read_model(kept: Tally) -> ModelTally:
+    tally = ModelTally(used_at_s=kept.used_at_s, tokens_per_s=kept.tokens_per_s)
+    values = kept.by_name()
+    buckets: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        match name.split(":"):
+            case [field] if field in _TOKENS:
+                setattr(tally, field, int(value))
+            case ["reason", reason]:
+                tally.reasons[reason] = int(value)
+            case ["error", code]:
+                tally.errors[code] = int(value)
+            case ["le", measure, bound]:
+                buckets.setdefault(measure, {})[bound] = value
+    for measure, counts in buckets.items():
+        if measure in tally.histograms:
+            tally.histograms[measure].begin_with(counts, values.get(f"sum:{measure}", 0.0))
+    return tally

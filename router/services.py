@@ -11,6 +11,7 @@ from lmx.protocol.specs import RouterSpec
 from lmx.router.event_feed import EventFeed
 from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
+from lmx.router.kept_counts import KeptCounts
 from lmx.router.live_requests import LiveRequests
 from lmx.router.rate_limits import RateLimiter
 from lmx.router.request_metrics import RequestMetrics
@@ -22,8 +23,6 @@ from lmx.router.waiting_room import WaitingRoom
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``started_at`` is the process's start on the monotonic clock, in seconds."""
-
     spec: RouterSpec
     supervisor: SupervisorLink
     room: WaitingRoom
@@ -35,7 +34,7 @@ class Services:
     jobs: JobStore
     events: EventFeed
     limiter: RateLimiter
-    started_at: float
+    counts: KeptCounts
 
 
 SERVICES: Final = web.AppKey("services", Services)

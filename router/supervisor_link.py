@@ -85,6 +85,11 @@ class SupervisorLink:
         """The last known snapshot, also while the supervisor is gone; None before the first."""
         return self._directory
 
+    @property
+    def epoch(self) -> str | None:
+        """Which supervisor answered last; None before the first."""
+        return self._epoch
+
     async def directory(self) -> Directory:
         """Like :attr:`latest`, but a router that has just started waits for its first snapshot.
 

@@ -15,6 +15,8 @@ from lmx.supervisor.disk_commands import QUESTIONS as DISK_QUESTIONS
 from lmx.supervisor.disk_commands import DiskCommands
 from lmx.supervisor.inventory_commands import QUESTIONS as INVENTORY_QUESTIONS
 from lmx.supervisor.inventory_commands import InventoryCommands
+from lmx.supervisor.router_counts import QUESTIONS as COUNT_QUESTIONS
+from lmx.supervisor.router_counts import RouterCounts
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.service_commands import QUESTIONS, ServiceCommands
 from lmx.supervisor.slots import Asker
@@ -31,6 +33,7 @@ class Inbox:
         service_commands: ServiceCommands,
         inventory_commands: InventoryCommands,
         disk_commands: DiskCommands,
+        router_counts: RouterCounts,
         adoption: Adoption,
         send: Callable[[bytes, Any], None],
         host: Callable[[], str],
@@ -41,6 +44,7 @@ class Inbox:
         self._service_commands = service_commands
         self._inventory_commands = inventory_commands
         self._disk_commands = disk_commands
+        self._router_counts = router_counts
         self._adoption = adoption
         self._send = send
         self._host = host
@@ -77,6 +81,8 @@ class Inbox:
                 self._inventory_commands.answer(Asker(identity, correlation), message, now_s)
             case _ if isinstance(message, DISK_QUESTIONS):
                 self._disk_commands.answer(Asker(identity, correlation), message)
+            case _ if isinstance(message, COUNT_QUESTIONS):
+                self._router_counts.answer(Asker(identity, correlation), message, now_s)
             case _:
                 self._commands.answer(Asker(identity, correlation), message, now_s)
         self._core.flush(now_s)

@@ -49,6 +49,8 @@ class RouterGuard:
         self._retry_at_s: float | None = None
         self._stopping = False
         self.restarts = 0
+        self._served = 0
+        """Requests that routers had which have ended."""
         self.process: RouterProcess | None = None
         self.successor: RouterProcess | None = None
         self._retirement = Retirement(actions)
@@ -136,6 +138,7 @@ class RouterGuard:
     def exited(self, pid: int, now_s: float, status: int | None = None) -> None:
         """Take the observed end of a router, and plan the next one if it was the one. ``status``
         is as ``Popen.returncode`` has it, None when unknowable."""
+        self._served += sum(one.requests_total for one in self._routers() if one.pid == pid)
         if self.successor is not None and self.successor.pid == pid:
             self.successor = None
             self._note("router.not_replaced", "the new router ended at its start", pid)
@@ -190,7 +193,8 @@ class RouterGuard:
             "memory_bytes": router.memory_bytes if router else 0,
             "streams": sum(router.streams for router in self._routers()),
             "waiting": sum(router.waiting for router in self._routers()),
-            "requests_total": router.requests_total if router else 0,
+            "requests_total": self._served
+            + sum(router.requests_total for router in self._routers()),
             "restarts": self.restarts,
             "retiring": len(self._retirement.routers),
         }

@@ -53,6 +53,7 @@ from lmx.supervisor.processes import Processes
 from lmx.supervisor.reachable import own_addresses
 from lmx.supervisor.records import Records, SupervisorLock
 from lmx.supervisor.reload import Reloader, tell_routing_gaps
+from lmx.supervisor.router_counts import RouterCounts
 from lmx.supervisor.router_guard import RouterGuard
 from lmx.supervisor.router_state import RouterLimits
 from lmx.supervisor.service_commands import ServiceCommands
@@ -213,6 +214,7 @@ class Service:
             lambda port: listening.bind(self.config.server, port),
             RouterLimits.of(self.config.timing),
         )
+        self._counts = RouterCounts(self.started_s, self.guard.knows, self._processes.reply)
         self._downloads = Downloads(
             DownloadFile(self.home.downloads), program,
             lambda download, path: self._download_came(added, download, path), self._events.note,
@@ -241,7 +243,7 @@ class Service:
         self._inbox = Inbox(
             self.core, self.guard, Commands(self.core, loading, self._processes.reply),
             self._service_commands, InventoryCommands(added, self._processes.reply),
-            self._disk_commands,
+            self._disk_commands, self._counts,
             self._adoption, self._server.send,
             lambda: self.config.server.host,
         )  # fmt: skip
@@ -296,6 +298,7 @@ class Service:
 
     def _router_exited(self, pid: int, status: int | None) -> None:
         self.guard.exited(pid, time.monotonic(), status)
+        self._counts.router_ended(pid)
         self._shutdown.exited()
 
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:

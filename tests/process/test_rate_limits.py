@@ -94,7 +94,7 @@ async def test_a_greedy_key_leaves_room_in_a_full_queue(server: Rig) -> None:
     )
 
 
-async def test_limits_come_with_a_reload(server: Rig) -> None:
+async def test_limits_come_with_a_reload_and_outlive_it(server: Rig) -> None:
     url = server.url
     async with aiohttp.ClientSession() as session:
         status, headers, _ = await say(session, url, GREEDY, tokens=1)
@@ -105,6 +105,9 @@ async def test_limits_come_with_a_reload(server: Rig) -> None:
         for left in (3, 2, 1):
             status, headers, _ = await say(session, url, GREEDY, tokens=1)
             assert (status, headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+        # The next router knows what its predecessor's clients had, also where it was killed.
+        assert server.cli("restart", "--router").returncode == 0
+    async with aiohttp.ClientSession() as session:
         assert (await say(session, url, GREEDY, tokens=1))[0] == 200
         status, headers, body = await say(session, url, GREEDY, tokens=1)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -52,6 +52,7 @@ from lmx.protocol.data import (
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.ids import new_epoch
+from lmx.protocol.request_counts import CountsKept, ReportCounts
 from lmx.protocol.sockets import Role, open_socket
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
 from lmx.protocol.tasks import Detokenize, Embed, Rerank, Task, Tokenize
@@ -121,6 +122,7 @@ class FakeSupervisor:
 
     def __init__(self, context: zmq.asyncio.Context, run_dir: RunDirectory) -> None:
         self.epoch = new_epoch()
+        self.since_s = time.time()
         self.revision = 0
         self.models: tuple[ModelView, ...] = ()
         self.default_model: str | None = None
@@ -192,7 +194,8 @@ class FakeSupervisor:
         while True:
             identity, payload = await self._control.recv_multipart()
             envelope = decode(payload)
-            self.seen.append(envelope.message)
+            if not isinstance(envelope.message, ReportCounts):  # like beats, and not waited for
+                self.seen.append(envelope.message)
             for answer, correlation in self._answers(identity, envelope):
                 await self._control.send_multipart([identity, encode(answer, correlation)])
 
@@ -206,6 +209,8 @@ class FakeSupervisor:
                 return [(BeatSeen(self.epoch, self.revision), 0)]
             case GetSnapshot() if self.answers_beats:
                 return [(self.snapshot(), envelope.correlation)]
+            case ReportCounts() if self.answers_beats and ReportCounts not in self.replies:
+                return [(CountsKept(1, self.since_s), envelope.correlation)]
             case Acquire() as question:
                 self.acquires.append((identity, envelope.correlation, question))
                 answer = self.acquire_reply(question)

@@ -95,7 +95,7 @@ def test_a_request_that_is_refused_for_its_tokens_costs_nothing() -> None:
     assert ask(limits, "a", 0.0, 60.0).end(60, 0.0) is None
     for _ in range(5):
         assert "tokens" in ask(limits, "a", 0.0, 60.0).message
-    assert limits.usage(0.0)["a"] == KeyUsage(1.0, 60.0, 0)
+    assert limits.usage(0.0)["a"] == KeyUsage("a", 1.0, 60.0)
 
 
 def test_as_many_at_a_time_as_the_limit_says() -> None:
@@ -120,7 +120,7 @@ def test_what_was_used_goes_on_with_the_next_router() -> None:
     before, after = limiter(spec, total=spec), limiter(spec, total=spec)
     ask(before, "a", 0.0, 50.0)
     ask(before, "a", 0.0, 10.0).end(10, 0.0)
-    after.inherit(before.usage(0.0), 0.0)
+    after.inherit(before.usage(0.0).values(), 0.0)
     after.note_elsewhere(before.usage(0.0), 0.0)
     assert "requests per minute" in ask(after, "a", 0.0).message
     assert "all keys together" in ask(after, "b", 0.0).message

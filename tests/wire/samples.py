@@ -98,6 +98,7 @@ from lmx.protocol.inventory import (
     StartDownload,
 )
 from lmx.protocol.kv_shape import KvLayers
+from lmx.protocol.request_counts import CountsKept, KeyUsage, ReportCounts, Tally
 from lmx.protocol.specs import (
     ApiKey,
     LogSpec,
@@ -273,6 +274,23 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Available((AvailableModel("org/tiny", "/cache/tiny", 1_000_000, 1_700_000_000.5, "tiny"),)),
     DeleteModel("org/tiny", True),
     Deleted("org/tiny", 1_000_000),
+    ReportCounts(
+        4711,
+        (Tally("org/tiny", ("prompt_tokens", "le:x:0.5"), (21.0, 2.0), 1_700_000_000.5, 40.5),),
+        (KeyUsage("key_0", 2.5, 100.0, 1, 0.5),),
+        fresh=True,
+        seen=3,
+        ended=(Tally("", ("requests",), (7.0,)),),
+        since_s=1_700_000_000.5,
+    ),
+    CountsKept(
+        3,
+        1_700_000_000.5,
+        (Tally("", ("requests",), (7.0,)),),
+        (Tally("", ("requests",), (1.0,)),),
+        (KeyUsage("key_0", running=1),),
+        (KeyUsage("key_0", 2.5, 100.0, age_s=0.5),),
+    ),
     # Router to worker, and back.
     Generate(
         stream_id=7,
