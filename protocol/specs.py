@@ -112,6 +112,17 @@ class ApiKey:
     limits: RateLimits | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RescueSpec:
+    """What a router runs, as a child of its own, when it has heard no supervisor for ``silence_s``:
+    it wakes or ends one that hangs, and starts another where nobody else does. ``environment`` is
+    what the router's own lacks."""
+
+    command: tuple[str, ...]
+    silence_s: float
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
@@ -124,7 +135,8 @@ class RouterSpec:
     ``logs_dir`` is where the processes log. ``allowed_hosts``: names that it answers under beside
     the machine's own. ``cors_origins``: the pages of other origins that may use it. Both as in
     :mod:`lmx.protocol.web_origins`. ``key_limits`` are those of each key, or of each
-    client's address where there are no keys; ``total_limits`` those of all together."""
+    client's address where there are no keys; ``total_limits`` those of all together. ``rescue``
+    None: nobody looks after a supervisor that is silent."""
 
     router_id: str
     run_dir: str
@@ -151,5 +163,6 @@ class RouterSpec:
     api_keys: tuple[ApiKey, ...] = ()
     key_limits: RateLimits = RateLimits()
     total_limits: RateLimits = RateLimits()
+    rescue: RescueSpec | None = None
     beat_interval_s: float = 1.0
     orphan_grace_s: float = 300.0

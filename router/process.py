@@ -34,6 +34,7 @@ from lmx.router.rate_limits import RateLimiter
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import Services
 from lmx.router.supervisor_link import SupervisorLink
+from lmx.router.supervisor_watch import SupervisorWatch
 from lmx.router.tasks import TaskDispatcher
 from lmx.router.traffic import Traffic
 from lmx.router.waiting_room import WaitingRoom
@@ -116,12 +117,15 @@ class Router:
         self._process = psutil.Process()
         self._link_task: asyncio.Task[None] | None = None
         self._sweep_task: asyncio.Task[None] | None = None
+        self._watch = SupervisorWatch(self.supervisor, spec.rescue, spec.beat_interval_s)
+        self._watch_task: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> asyncio.Task[None]:
         """Serve HTTP and talk to the supervisor. The task returned ends only by a bug."""
         self.jobs.start()
         self._sweep_task = asyncio.create_task(self._sweep())
+        self._watch_task = asyncio.create_task(self._watch.run())
         await self._runner.setup()
         assert self._runner.server is not None
         limit = ConnectionLimit(self._runner.server, most_connections(open_files_limit()))
@@ -140,6 +144,7 @@ class Router:
         """Leave new connections to another router that has the socket, and return when no
         request is under way. Connections that are kept get one more answer at most."""
         self._retiring = True
+        await _ended(self._watch_task)
         self._close_server()
         await asyncio.sleep(_LINGER_S)
         await self.traffic.idle(None)
@@ -152,6 +157,7 @@ class Router:
         backlog and be cut off, instead of a 503.
         """
         self.traffic.close()
+        await _ended(self._watch_task)
         if not await self.traffic.idle(grace_s):
             _log.warning("router.cut_off", requests=self.traffic.under_way)
         error = GenerationError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.")
@@ -163,10 +169,7 @@ class Router:
         await self._runner.cleanup()
         await self.counts.report_last()
         for task in (self._link_task, self._sweep_task):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await _ended(task)
         await asyncio.to_thread(self.jobs.close, _WRITTEN_S)
         self.workers.close()
         self.supervisor.close()
@@ -207,6 +210,13 @@ def _limiter(spec: RouterSpec, note: Callable[[str, str], None]) -> RateLimiter:
     own = {key_name(one.key): one.limits for one in spec.api_keys if one.limits is not None}
     names = {key_name(one.key): one.name for one in spec.api_keys if one.name}
     return RateLimiter(spec.key_limits, own, spec.total_limits, names, note)
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def serve(spec: RouterSpec) -> None:

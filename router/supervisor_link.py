@@ -51,7 +51,7 @@ class SupervisorEvents(Protocol):
 class SupervisorLink:
     """Owns the control and events sockets, the directory and the questions in flight.
 
-    Used from one event loop only.
+    ``missed_beats`` in a row had no answer. Used from one event loop only.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class SupervisorLink:
         self._epoch: str | None = None
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
+        self.missed_beats = 0
         self._answers = asyncio.Event()
         self._questions = Questions(lambda payload: send_nowait(self._control, payload))
         self._snapshot_task: asyncio.Task[None] | None = None
@@ -174,6 +175,7 @@ class SupervisorLink:
         while True:
             # Not sent means not connected; the silence that follows says so.
             send_nowait(self._control, encode(measure()))
+            self.missed_beats += 1
             if not self.alive:
                 self._answers.clear()
                 self.fail_questions(unavailable("lmx's supervisor does not answer any more."))
@@ -214,6 +216,7 @@ class SupervisorLink:
 
     def _heard_of(self, epoch: str) -> None:
         self._seen_at = time.monotonic()
+        self.missed_beats = 0
         self._answers.set()
         if self._epoch is not None and self._epoch != epoch:
             # Another supervisor answers: it has never heard of what its predecessor was asked.

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
+from lmx.supervisor.descendants import unmarked
 from lmx.supervisor.home import Home
 from lmx.supervisor.log_view import last_lines
 
@@ -28,16 +30,7 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
             ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx-supervisor status`"
         )
     home.prepare()
-    command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached"]
-    if config_path is not None:
-        command += ["--config", str(config_path)]
-    log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    finally:
-        os.close(log)
+    child = spawn_background(home, config_path)
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
@@ -50,6 +43,23 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
         ErrorCode.NOT_RUNNING,
         f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
     )
+
+
+def spawn_background(
+    home: Home, config_path: Path | None, options: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start ``up`` detached, and wait for nothing. Raises ``OSError``."""
+    command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached", "--background"]
+    if config_path is not None:
+        command += ["--config", str(config_path)]
+    log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, env=unmarked(os.environ),
+        )  # fmt: skip
+    finally:
+        os.close(log)
 
 
 def _not_started(home: Home, status: int) -> OperationError:

@@ -64,9 +64,13 @@ def start_child(
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment as children have it. The router has the keys from its spec, and nobody
     else needs them."""
-    return {
-        name: value for name, value in environment.items() if not name.startswith("LMX_SECURITY_")
-    }
+    hidden = keys(environment)
+    return {name: value for name, value in environment.items() if name not in hidden}
+
+
+def keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that children don't have."""
+    return {name: value for name, value in environment.items() if name.startswith("LMX_SECURITY_")}
 
 
 def signal_group(pid: int, number: int) -> bool:

@@ -35,6 +35,9 @@ def main() -> None:
 @main.command()
 @config_option
 @click.option("--detached", is_flag=True, hidden=True, help="Log to the log file only.")
+@click.option("--background", is_flag=True, hidden=True, help="Nobody else looks after it.")
+@click.option("--asker", "asker_id", hidden=True, help="The process that wants it.")
+@click.option("--because", default="", hidden=True, help="Why it is started.")
 @click.option("--lock-fd", type=int, hidden=True, help="The lock, held by this process already.")
 @click.option("--listen-fd", type=int, hidden=True, help="The listening socket, inherited.")
 @click.option("--down", multiple=True, hidden=True, help="A model that stays down.")
@@ -43,6 +46,9 @@ def main() -> None:
 def up(
     config: Path | None,
     detached: bool,
+    background: bool,
+    asker_id: str | None,
+    because: str,
     lock_fd: int | None,
     listen_fd: int | None,
     down: tuple[str, ...],
@@ -56,10 +62,13 @@ def up(
 
     from lmx.supervisor.foreground import run_foreground
     from lmx.supervisor.handover import Handover
-    from lmx.supervisor.invocation import Invocation
+    from lmx.supervisor.invocation import Invocation, Successor
 
     handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
-    invocation = Invocation(config, detached, lambda: read_config(config), handover)
+    successor = None if asker_id is None else Successor(asker_id, because)
+    invocation = Invocation(
+        config, detached, lambda: read_config(config), handover, background, successor
+    )
     run_foreground(invocation, home(), version("lmx"))
 
 
@@ -76,6 +85,19 @@ def start(config: Path | None) -> None:
     click.echo(f"lmx is running (pid {status['supervisor']['pid']}) at {url}")
     if others:
         click.echo(f"also at {', '.join(others)}")
+
+
+@main.command(hidden=True)
+@config_option
+@click.option("--guarded", required=True, help="Who starts a dead supervisor again.")
+@click.option("--silence", "silence_s", type=float, required=True, help="For how long it was.")
+@command
+def rescue(config: Path | None, guarded: str, silence_s: float) -> None:
+    """See to a supervisor that is silent. Routers run this."""
+    from lmx.supervisor.invocation import Guarded
+    from lmx.supervisor.rescue import run_rescue
+
+    run_rescue(home(), config, Guarded(guarded), silence_s)
 
 
 @main.command()

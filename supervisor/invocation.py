@@ -7,12 +7,15 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.specs import RescueSpec
+from lmx.supervisor.child import keys
 from lmx.supervisor.config import Config
 from lmx.supervisor.handover import Handover
 
@@ -20,20 +23,56 @@ _CHECK_S: Final = 8.0
 """Less than the CLI waits for an answer."""
 
 
+class Guarded(Enum):
+    """Who starts a supervisor again that has died: nobody, for who sits at its terminal sees it;
+    lmx itself; launchd or systemd."""
+
+    FOREGROUND = "foreground"
+    BACKGROUND = "background"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """What a supervisor was started for: ``because``, for people, while the process of lmx with
+    this id lived, which asked for it."""
+
+    asker_id: str
+    because: str
+
+
 @dataclass(frozen=True, slots=True)
 class Invocation:
     """``config`` is the file that was named on the command line. ``handover`` is None unless
-    this program was put in another one's place."""
+    this program was put in another one's place. ``background``: `start` started it, so that no
+    terminal and no service manager looks after it. ``successor`` is None unless it was started
+    because the supervisor before it had died or was ended."""
 
     config: Path | None
     detached: bool
     read_config: Callable[[], Config]
     handover: Handover | None = None
+    background: bool = False
+    successor: Successor | None = None
 
     def arguments(self, handover: Handover) -> list[str]:
         """Return the command line of the program that goes on from ``handover``."""
+        return [*_program(), "up", *self._config_option(), *self._options(), *handover.options]
+
+    def rescue(self, silence_s: float, environment: Mapping[str, str]) -> RescueSpec:
+        """Return what routers run when the supervisor is silent for so long. ``environment`` is
+        this process's."""
+        if self.background:
+            kind = Guarded.BACKGROUND
+        else:
+            kind = Guarded.SERVICE if self.detached else Guarded.FOREGROUND
+        options = ["--guarded", kind.value, "--silence", f"{silence_s:g}"]
+        command = [*_program(), "rescue", *self._config_option(absolute=True), *options]
+        return RescueSpec(tuple(command), silence_s, dict(keys(environment)))
+
+    def _options(self) -> list[str]:
         detached = ["--detached"] if self.detached else []
-        return [*_program(), "up", *self._config_option(), *detached, *handover.options]
+        return [*detached, "--background"] if self.background else detached
 
     def replace_program(self, handover: Handover) -> NoReturn:
         """Put a new program in this one's place; pid, parent and children stay. Only once the
@@ -66,8 +105,10 @@ class Invocation:
                 + said.decode("utf-8", "replace").strip()[-2000:],
             )
 
-    def _config_option(self) -> list[str]:
-        return [] if self.config is None else ["--config", str(self.config)]
+    def _config_option(self, *, absolute: bool = False) -> list[str]:
+        if self.config is None:
+            return []
+        return ["--config", str(self.config.absolute() if absolute else self.config)]
 
 
 def _program() -> list[str]:

@@ -30,6 +30,7 @@ from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
+from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
 from lmx.supervisor.model_facts import ModelFacts, read_facts
@@ -71,11 +72,13 @@ class Processes:
         ledger: Ledger,
         worker_left: Callable[[Worker, int], None],
         admin_key: str,
+        invocation: Invocation,
         worker_exited: Callable[[str, int | None], None],
         router_exited: Callable[[int, int | None], None],
     ) -> None:
         self._config = config
         self._admin_key = admin_key
+        self._invocation = invocation
         self._home = home
         self._version = version
         self._records = records
@@ -193,8 +196,9 @@ class Processes:
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
         router_id = new_instance_id()
         spec = router_spec(
-            self._config, self._home, router_id, listener, self._version, self._admin_key
-        )
+            self._config, self._home, router_id, listener, self._version, self._admin_key,
+            self._invocation.rescue(self._config.timing.beat_timeout_s, os.environ),
+        )  # fmt: skip
         child = start_child(
             "lmx.router",
             (router_id,),

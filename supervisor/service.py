@@ -28,7 +28,7 @@ from lmx.supervisor.config import Config
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.core import Core
 from lmx.supervisor.deletion import Deletion
-from lmx.supervisor.descendants import Descendants
+from lmx.supervisor.descendants import Descendants, marked
 from lmx.supervisor.disk_commands import DiskCommands
 from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.download_records import Download, DownloadFile
@@ -101,6 +101,10 @@ class Service:
         self._lock.acquire(None if inherited is None else inherited.lock_fd)
         if inherited is not None:
             reap_children()
+        successor = self._invocation.successor
+        if successor is not None and not marked(self.home, successor.asker_id):
+            log.info("supervisor.not_needed", asker_id=successor.asker_id)  # it was stopped
+            return None
         return await self._run()
 
     @property
@@ -162,6 +166,9 @@ class Service:
                 "supervisor.ready", None, f"lmx {self.version}", home=str(self.home.path),
                 budget_bytes=self.core.ledger.budget_bytes, models=len(self.core.slots),
             )  # fmt: skip
+            if self._invocation.successor is not None:
+                because = self._invocation.successor.because
+                self._events.note("supervisor.took_over", None, because)
             done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if done == {asked[1]}:
                 return await self._hand_over()
@@ -196,7 +203,8 @@ class Service:
             self.config, self.home, self.version, records, self._watch, self._server,
             self._fetching, self._events, pins, holds, self._disk,
             self._descendants, Measured(self.home.measured), ledger, self._worker_left,
-            read_admin_key(self.home.admin_key), self._worker_exited, self._router_exited,
+            read_admin_key(self.home.admin_key), self._invocation, self._worker_exited,
+            self._router_exited,
         )  # fmt: skip
         added = AddedModels(AddedFile(self.home.added_models))
         self.core = Core(

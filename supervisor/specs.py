@@ -8,6 +8,7 @@ from pathlib import Path
 from lmx.protocol.specs import (
     LogSpec,
     PrefixCacheSpec,
+    RescueSpec,
     RouterSpec,
     SpeculationSpec,
     WorkerSpec,
@@ -95,6 +96,7 @@ def router_spec(
     listener: socket.socket,
     version: str,
     admin_key: str,
+    rescue: RescueSpec,
 ) -> RouterSpec:
     """Return the router's spec; the socket's descriptor must be inherited under its number."""
     server, timing = config.server, config.timing
@@ -124,6 +126,7 @@ def router_spec(
         api_keys=config.security.api_key_specs,
         key_limits=config.rate_limits.per_key.spec,
         total_limits=config.rate_limits.total.spec,
+        rescue=rescue,
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
     )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
 from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+from lmx.protocol.errors import OperationError
+from lmx.supervisor.control_client import ControlClient
+from lmx.supervisor.home import Home
 
 pytestmark = pytest.mark.process
 
@@ -99,5 +108,83 @@ def test_stop_ends_one_that_is_just_starting() -> None:
         assert done.returncode == 0, done.stderr
         reaped(lmx)
         assert lmx.processes() == []
+    finally:
+        lmx.close()
+
+
+@contextmanager
+def kept_stopped(pid: int) -> Iterator[None]:
+    """Have a process be stopped again whenever it is woken, until it is gone."""
+    over = threading.Event()
+
+    def stop_again() -> None:
+        while not over.wait(0.02):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop_again)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def supervisor_pid(lmx: Rig) -> int | None:
+    """The pid of the supervisor that answers, None if none does."""
+    with contextlib.suppress(OperationError), ControlClient(Home(lmx.home), 1.0) as client:
+        pid: int = client.status()["supervisor"]["pid"]
+        return pid
+    return None
+
+
+def other_supervisor(lmx: Rig, pid: int) -> int:
+    """Wait for a supervisor that is another one; returns its pid."""
+
+    def other() -> int | None:
+        found = supervisor_pid(lmx)
+        return found if found not in (None, pid) else None
+
+    new: int = wait_until(other, "another supervisor answers", 60)
+    return new
+
+
+def test_a_stopped_supervisor_is_woken() -> None:
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        pid = lmx.wait_state("alpha", "ready")["pid"]
+        os.kill(supervisor_of(lmx), signal.SIGSTOP)
+        wait_until(lambda: supervisor_pid(lmx) == supervisor_of(lmx), "it answers again", 60)
+        assert lmx.worker("alpha")["pid"] == pid
+        assert lmx.log_events("supervisor", "supervisor.woken")
+
+
+async def test_a_supervisor_that_hangs_or_dies_is_replaced_and_adopts_what_runs() -> None:
+    lmx = Rig({"models": [scripted("alpha"), scripted("beta")]})
+    try:
+        done = lmx.cli("start", "--config", str(lmx.config_path), timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        pids = {name: lmx.wait_state(name, "ready")["pid"] for name in ("alpha", "beta")}
+        url, router = lmx.url, lmx.status()["router"]["pid"]
+        first = lmx.status()["supervisor"]["pid"]
+        async with http() as session:
+            stream = Stream(session, url, ask("alpha", {"tokens": 2000, "step_s": 0.02}))
+            await stream.has_text(50)
+            with kept_stopped(first):
+                second = await asyncio.to_thread(other_supervisor, lmx, first)
+            os.kill(second, signal.SIGKILL)
+            third = await asyncio.to_thread(other_supervisor, lmx, second)
+            for name, pid in pids.items():
+                assert lmx.wait_state(name, "ready")["pid"] == pid
+            assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
+            (event,) = lmx.events("supervisor.took_over")
+            assert "died" in event.detail
+            assert stream.errors == []
+            await stream.hang_up()
+        # It is no stray: `stop` ends it as any other, and nobody brings it back.
+        os.kill(third, signal.SIGKILL)
+        assert lmx.cli("stop", timeout_s=60).returncode == 0
+        assert lmx.processes() == []
+        assert supervisor_pid(lmx) is None
     finally:
         lmx.close()

@@ -6,7 +6,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.specs import ApiKey, PrefixCacheSpec, RouterSpec, SpeculationSpec, WorkerSpec
+from lmx.protocol.specs import (
+    ApiKey,
+    PrefixCacheSpec,
+    RescueSpec,
+    RouterSpec,
+    SpeculationSpec,
+    WorkerSpec,
+)
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config
 from lmx.supervisor.home import Home
@@ -62,7 +69,7 @@ def test_the_admin_key_is_the_configurations_else_the_files() -> None:
 
         def spec(**security: Any) -> RouterSpec:
             config = Config.model_validate({"security": security})
-            return router_spec(config, home, "r", listener, "1", "the file's")
+            return router_spec(config, home, "r", listener, "1", "the file's", RescueSpec((), 1.0))
 
         assert spec().admin_key == "the file's"
         assert spec().api_keys == ()

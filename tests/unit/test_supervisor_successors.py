@@ -44,6 +44,9 @@ def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
     assert told == {
         "config": tmp_path / "lmx.yaml",
         "detached": True,
+        "background": False,
+        "asker_id": None,
+        "because": "",
         "lock_fd": 7,
         "listen_fd": 8,
         "down": ("a", "b/c"),
