@@ -24,11 +24,15 @@ def candidates(
 
     An id, alias or source stands for its model alone, whatever its kind, and goes before a
     route of that name. Of a route the models of another kind than ``kind`` (None: any will do)
-    are left out. Raises :class:`RequestError` where there is none, as
+    are left out. A request that names none gets the default model, and where that is of another
+    kind those of this kind, if there are any. Raises :class:`RequestError` where there is none, as
     :meth:`lmx.router.directory.Directory.resolve` does.
     """
     if name is None:
         name = directory.snapshot.default_model
+        others = _instead_of_default(directory, name, kind)
+        if others:
+            return ranked(others, directory.snapshot.free_bytes)
     listed = None if name is None or directory.knows(name) else route_models(directory, name)
     if listed is None:
         if name is not None and not directory.knows(name):
@@ -44,6 +48,18 @@ def candidates(
             param="model",
         )
     return ranked(fit, directory.snapshot.free_bytes)
+
+
+def _instead_of_default(
+    directory: Directory, default: str | None, kind: ModelKind | None
+) -> list[ModelView]:
+    """Return the models that answer a request of ``kind`` without a name where the default model
+    can't. One whose kind is not known yet is a chat model for all that anybody knows."""
+    if kind is None or default is None or not directory.knows(default):
+        return []
+    if (directory.resolve(default).kind or ModelKind.CHAT) is kind:
+        return []
+    return [model for model in directory.models if model.kind is kind]
 
 
 def route_models(directory: Directory, name: str) -> tuple[ModelView, ...] | None:

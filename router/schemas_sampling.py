@@ -37,7 +37,7 @@ class SamplingFields(Strict):
     """None means the same as leaving a field out: the model's own default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: _PositiveShare | None = None
+    top_p: _Share | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     min_p: _Share | None = None
     typical_p: _PositiveShare | None = None
@@ -62,10 +62,12 @@ class SamplingFields(Strict):
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:
-    """Return how tokens are drawn. Raises :class:`RequestError` for a wrong ``logit_bias``."""
+    """Return how tokens are drawn; ``top_p`` 0 means the likeliest, as ``temperature`` 0 does.
+    Raises :class:`RequestError` for a wrong ``logit_bias``."""
+    greedy = fields.top_p == 0
     return Sampling(
-        temperature=fields.temperature,
-        top_p=fields.top_p,
+        temperature=0.0 if greedy else fields.temperature,
+        top_p=None if greedy else fields.top_p,
         top_k=None if fields.top_k is None else max(0, fields.top_k),
         min_p=fields.min_p,
         typical_p=fields.typical_p,
@@ -96,7 +98,7 @@ def search_of(fields: SamplingFields) -> Search:
             "as `best_of` says. Raise it, or leave it out.",
             param="best_of",
         )
-    sampled = bool(fields.temperature)
+    sampled = bool(fields.temperature) and fields.top_p != 0
     return Search(
         n=given,
         best_of=made,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from lmx.protocol.data import Generate
+from lmx.protocol.data import Assist, Generate
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.specs import SpeculationSpec, WorkerSpec
 from lmx.protocol.states import FinishReason, ToolChoice
 from lmx.worker.engine import (
     BeamSearch,
@@ -64,6 +64,7 @@ def prepare(
     )
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
     beam = _beam(request, spec, sampling)
+    _check_assist(request.assist, spec.speculation)
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
     make_constraint = engine.constrain(
         ConstraintSource(
@@ -88,6 +89,28 @@ def prepare(
     )
     rules = _text_rules(facts, request, encoded)
     return Job(job_id, request.request_id, rows, rules, request.search.n, arrived_s, request.owner)
+
+
+def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
+    """Refuse what is said of guessing ahead to a model that does not, or does it another way."""
+    by_draft = speculation is not None and speculation.draft_path is not None
+    usable = {
+        "num_assistant_tokens": speculation is not None,
+        "assistant_confidence_threshold": by_draft,
+        "max_ngram_size": speculation is not None and not by_draft,
+    }
+    for name, is_usable in usable.items():
+        if getattr(assist, name) is not None and not is_usable:
+            how = (
+                "does not guess tokens ahead (`speculation` in its configuration)"
+                if speculation is None
+                else f"guesses tokens ahead by {'a draft model' if by_draft else 'prompt lookup'}"
+            )
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{name}` has no meaning for this model, which {how}: leave it out.",
+                param=name,
+            )
 
 
 def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSearch | None:

@@ -123,13 +123,16 @@ PARAMETERS: dict[str, tuple[dict[str, Any], ...]] = {
     "n": ({"n": 2, "best_of": 2},),
     "best_of": ({"best_of": 2},),
     "length_penalty": ({"best_of": 2, "length_penalty": 0.5},),
-    # They change how fast an answer comes, never what it is: a model that doesn't guess ahead
-    # takes them too.
     "num_assistant_tokens": ({"num_assistant_tokens": 3},),
     "assistant_confidence_threshold": ({"assistant_confidence_threshold": 0.4},),
     "max_ngram_size": ({"max_ngram_size": 3},),
 }
 """Values of the parameters in the documents' tables, also from the ends of their ranges."""
+
+NEED_SPECULATION = frozenset(
+    {"num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"}
+)
+"""Valid for a model that guesses ahead alone, as the document says: the others refuse them."""
 
 PARAMETER_TABLES = (
     "Chat Completion Parameters", "Completion Parameters", "Request", "Generic",

@@ -432,6 +432,14 @@ def test_the_rest_of_what_a_worker_is_sent() -> None:
     )
 
 
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_a_top_p_of_nothing_is_greedy(parse: Any) -> None:
+    fields = {"top_p": 0, "temperature": 1.5}
+    generate = parse(chat(**fields) if parse is parse_chat else {"prompt": "x", **fields})[1]
+    sampling = (generate if parse is parse_chat else generate[0]).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, None)
+
+
 MIXED = st.fixed_dictionaries(
     {},
     optional={

@@ -114,6 +114,21 @@ def test_the_default_may_be_a_route_and_no_default_is_an_error() -> None:
     assert "auto" in caught.value.message
 
 
+def test_without_a_name_the_kind_that_is_asked_for_goes_before_the_default() -> None:
+    rank = cold("r", kind=ModelKind.RERANK)
+    known = directory(A, B, E, rank, default="a", free=100)
+    assert [chosen(known, None, kind) for kind in (CHAT, EMBEDDING, ModelKind.RERANK, None)] == [
+        ["a"], ["e"], ["r"], ["a"],
+    ]  # fmt: skip
+    assert chosen(directory(E, A, B, default="e", free=100), None) == ["a", "b"]
+    # Where there is none of the kind the default tells that, and what it is for.
+    assert chosen(directory(A, default="a"), None, EMBEDDING) == ["a"]
+    # One whose files nobody has seen yet is most likely a chat model.
+    unknown = cold("u")
+    assert chosen(directory(unknown, A, E, default="u"), None) == ["u"]
+    assert chosen(directory(unknown, E, default="u"), None, EMBEDDING) == ["e"]
+
+
 NAMES = ("m0", "m1", "m2", "m3")
 
 
@@ -161,6 +176,10 @@ def test_the_rule_for_any_models_and_routes(
     assert len(set(ids(found))) == len(found), "one pass: none is tried twice"
     asked = name if name is not None else known.snapshot.default_model
     assert asked is not None
+    if name is None and known.knows(asked) and found != (known.resolve(asked),):
+        assert (known.resolve(asked).kind or CHAT) is not kind
+        assert {model.kind for model in found} == {kind}
+        return
     if known.knows(asked):
         assert found == (known.resolve(asked),)
         return

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
-from lmx.protocol.data import Generate, Sampling, Search, TokenBias
+from lmx.protocol.data import Assist, Generate, Sampling, Search, TokenBias
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.specs import LogSpec, WorkerSpec
+from lmx.protocol.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.worker.engine import ModelFacts, RowSampling
 from lmx.worker.prepare import prepare
 from lmx.worker.progress import ProgressClock
@@ -170,3 +170,33 @@ def test_beams_without_places_name_the_field_that_asks_for_them(search: Search, 
         prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
     assert caught.value.param == param
     assert f"`{param}` 3" in caught.value.message
+
+
+LOOKUP = SpeculationSpec()
+DRAFT = SpeculationSpec(draft_path="/models/draft")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "assist", "param"),
+    [
+        (None, Assist(num_assistant_tokens=3), "num_assistant_tokens"),
+        (None, Assist(assistant_confidence_threshold=0.4), "assistant_confidence_threshold"),
+        (None, Assist(max_ngram_size=3), "max_ngram_size"),
+        (LOOKUP, Assist(assistant_confidence_threshold=0.4), "assistant_confidence_threshold"),
+        (DRAFT, Assist(max_ngram_size=3), "max_ngram_size"),
+        (None, Assist(), None),
+        (LOOKUP, Assist(num_assistant_tokens=3, max_ngram_size=3), None),
+        (DRAFT, Assist(assistant_confidence_threshold=0.4), None),
+    ],
+)
+def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
+    speculation: SpeculationSpec | None, assist: Assist, param: str | None
+) -> None:
+    spec = dataclasses.replace(SPEC, speculation=speculation)
+    request = Generate(1, "r", Sampling(), 1, prompt="x", assist=assist)
+    if param is None:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+        return
+    with pytest.raises(RequestError) as caught:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)
