@@ -44,3 +44,26 @@ def test_litellm(scripted_client: OpenAI, packages: Path) -> None:
 def test_instructor(scripted_client: OpenAI, packages: Path) -> None:
     found = run(scripted_client, packages, "instructor_client.py", CALLS, ANSWERS)
     assert found == {"tools": ["Oslo"], "schema": ["Oslo"], "parts": ["Oslo"]}
+
+
+# What is skipped needs what these models do not have (images, audio, PDF files, the content parts of
+# another API) or a recording of a server.
+NOT_FOR_TEXT = {
+    "test_pdf_inputs",
+    "test_audio_inputs",
+    "test_image_inputs",
+    "test_image_tool_message",
+    "test_pdf_tool_message",
+    "test_anthropic_inputs",
+    "test_stream_time",
+}
+
+
+def test_the_standard_tests_of_langchain(scripted_client: OpenAI, packages: Path) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    output = run_python(packages, "langchain_standard.py", url, key, "good", "scripted")
+    found = json.loads(output.strip().split("\n")[-1])
+    ended: dict[str, str] = found["ended"]
+    assert {name for name, how in ended.items() if how == "failed"} == set(), found["reasons"]
+    assert {name for name, how in ended.items() if how == "skipped"} == NOT_FOR_TEXT
+    assert len(ended) > 45
