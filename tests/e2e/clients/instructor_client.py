@@ -1,45 +1,51 @@
-"""instructor against lmx: a model by a tool call, and one by a JSON schema, streamed in parts."""
+"""instructor against lmx: a model by a tool call, its default, and one by a JSON schema, streamed
+in parts; a good model, a scripted one, and a small real one."""
 
 import json
 import sys
+from collections.abc import Iterable
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-base_url, api_key, model, calls, answers = sys.argv[1:]
+base_url, api_key, scripted, good, answers, real_url, real = sys.argv[1:]
+ASK = [{"role": "user", "content": "What is the weather in Oslo?"}]
+ASK_BOTH = [{"role": "user", "content": "What is the weather in Paris and in Oslo?"}]
 
 
 class Weather(BaseModel):
     """The weather of a city."""
 
-    city: str
+    city: str = Field(max_length=40)
 
 
-def ask(mode: instructor.Mode, directive: str, *, partial: bool = False) -> list[str]:
-    client = instructor.from_openai(
-        OpenAI(base_url=base_url, api_key=api_key, max_retries=0), mode=mode
+def client(mode=instructor.Mode.TOOLS, url=base_url):
+    made = OpenAI(base_url=url, api_key=api_key, max_retries=0)
+    # The default mode is what most of its users have.
+    if mode is instructor.Mode.TOOLS:
+        return instructor.from_openai(made).chat.completions
+    return instructor.from_openai(made, mode=mode).chat.completions
+
+
+def ask(create, model, messages=ASK, made=Weather, **settings):
+    return create(
+        model=model, messages=messages, response_model=made, max_retries=1, **settings
     )
-    messages = [{"role": "user", "content": directive}]
-    create = client.chat.completions
-    if partial:
-        return [
-            part.city
-            for part in create.create_partial(
-                model=model, messages=messages, response_model=Weather, max_retries=1
-            )
-            if part.city
-        ]
-    made = create.create(model=model, messages=messages, response_model=Weather, max_retries=1)
-    return [made.city]
 
 
-print(
-    json.dumps(
-        {
-            "tools": ask(instructor.Mode.TOOLS, calls),
-            "schema": ask(instructor.Mode.JSON_SCHEMA, answers),
-            "parts": ask(instructor.Mode.JSON_SCHEMA, answers, partial=True)[-1:],
-        }
-    )
+schema = instructor.Mode.JSON_SCHEMA
+scripts = [{"role": "user", "content": answers}]
+parallel = ask(
+    client(instructor.Mode.PARALLEL_TOOLS).create, good, ASK_BOTH, Iterable[Weather]
 )
+found = {
+    "tools": ask(client().create, good).city,
+    "tool parts": [one.city for one in ask(client().create_partial, good)][-1],
+    "parallel": [one.city for one in parallel],
+    "schema": ask(client(schema).create, scripted, scripts).city,
+    "parts": [one.city for one in ask(client(schema).create_partial, scripted, scripts)][-1],
+    # No limit of tokens: the call ends by itself.
+    "real": isinstance(ask(client(url=real_url).create, real, temperature=1.0, seed=1), Weather),
+}
+print(json.dumps(found))
