@@ -42,8 +42,8 @@ def test_instructor(scripted_client: OpenAI, client: OpenAI, packages: Path) -> 
     assert len(found) == 4
 
 
-# What is skipped needs what these models do not have (images, audio, PDF files, the content parts of
-# another API) or a recording of a server.
+# What is skipped needs what these models do not have (images, audio, PDF files, the content parts
+# of another API) or a recording of a server.
 NOT_FOR_TEXT = {
     "test_pdf_inputs",
     "test_audio_inputs",

@@ -64,7 +64,7 @@ class Query(BaseModel):
 
 
 TOOLS = [openai.pydantic_function_tool(one) for one in (GetWeather, GetStockPrice, Query)]
-LOOSE: dict[str, Any] = {
+LOOSE: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -94,7 +94,9 @@ def both(client: OpenAI, **settings: Any) -> tuple[str | None, list[tuple[str, A
         for call in whole.message.tool_calls or ()
         if call.type == "function"
     ]
-    content, reason, names, texts = "", None, {}, {}
+    content, reason = "", None
+    names: dict[int, str | None] = {}
+    texts: dict[int, str] = {}
     for chunk in client.chat.completions.create(model=MODEL, stream=True, **settings):
         for choice in chunk.choices:
             content += choice.delta.content or ""
@@ -149,7 +151,8 @@ def test_each_choice_of_tools(
 
 def test_a_named_function_is_another_than_the_one_that_fits(scripted_client: OpenAI) -> None:
     settings: dict[str, Any] = {"tools": TOOLS, "tool_choice": named("GetStockPrice")}
-    _, ((name, arguments),), _ = both(scripted_client, messages=says(ASK), **settings)
+    _, calls, _ = both(scripted_client, messages=says(ASK), **settings)
+    name, arguments = calls[0]
     assert name == "GetStockPrice"
     assert set(arguments) == {"ticker", "exchange"}
 
@@ -159,8 +162,9 @@ def test_parse_reads_calls_of_pydantic_models(scripted_client: OpenAI, choice: A
     text = "Look up in a query all 'id' of my orders that were fulfilled"
     settings: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice}
     parsed = scripted_client.chat.completions.parse(model=MODEL, messages=says(text), **settings)
-    (call,) = parsed.choices[0].message.tool_calls or ()
-    query = call.function.parsed_arguments
+    calls = parsed.choices[0].message.tool_calls or []
+    assert len(calls) == 1
+    query = calls[0].function.parsed_arguments
     assert isinstance(query, Query)
     assert (query.table_name, query.columns[0]) == (Table.orders, "id")
     with scripted_client.chat.completions.stream(

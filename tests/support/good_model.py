@@ -1,7 +1,7 @@
 """An engine that writes what a good model would: the calls and the JSON that a request asks for.
 
 ``engine="good_model:create"`` in a worker's spec, with this folder on PYTHONPATH. All but the
-model is real: prompt, tokenizer (a token for each byte), grammars, output parser. Each token that
+model is real: tokenizer (a token for each byte), grammars, output parser. Each token that
 it writes must be one that the request's grammar allows, EOS too, else its row fails.
 
 It knows what to write by words: a tool is called when the last thing said has a word of the
@@ -29,7 +29,6 @@ from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.detokenize import IncrementalDetokenizer
 from lmx.worker.engine import (
     Constraint,
-    ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
     LoadReporter,
@@ -40,7 +39,7 @@ from lmx.worker.engine import (
     RowToken,
     StepOutput,
 )
-from lmx.worker.mlx_prompt import PromptEncoder
+from lmx.worker.hermes import with_tools_in_words
 from lmx.worker.structure import ConstraintCompiler
 
 GREETING: Final = "Hello, how are you today?"
@@ -107,7 +106,6 @@ class GoodModel(ScriptedEngine):
             _CONTEXT_TOKENS, frozenset({_EOS}), vocabulary_size=300, tool_parser="json_tools"
         )
         self._tokenizer = make_tokenizer(CHAT_TEMPLATE)
-        self._prompts = PromptEncoder(self._tokenizer, facts)
         self._compiler = ConstraintCompiler(
             self._tokenizer, 300, facts.eos_token_ids, None, facts.tool_parser
         )
@@ -117,9 +115,19 @@ class GoodModel(ScriptedEngine):
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
         self._asked = source
-        return self._prompts.encode(source)
+        if source.messages is None:
+            return EncodedPrompt(source.tokens or self._tokenizer.encode(source.text))
+        tools = source.tool_use.known if source.tool_use else ()
+        conversation = with_tools_in_words([dict(one) for one in source.messages], tools)
+        return EncodedPrompt(
+            self._tokenizer.encode(
+                self._tokenizer.apply_chat_template(
+                    conversation, tokenize=False, add_generation_prompt=True
+                )
+            )
+        )
 
-    def constrain(self, source: ConstraintSource) -> ConstraintMaker:
+    def constrain(self, source: ConstraintSource) -> Any:
         maker = self._compiler.compile(source)
         text = answer(self._asked.messages or (), self._asked.tool_use, source.structure)
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), _EOS]
@@ -181,11 +189,12 @@ def _calls(said: str, role: str, use: ToolUse) -> list[tuple[str, dict[str, Any]
         fitting = sorted(fitting or tools, key=lambda one: one["name"] not in said)[:1]
     elif role != "user":
         return []
-    calls = []
-    for function in fitting:
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
-        for place in _places(said)[: None if not use.one_call else 1] or [""]:
-            calls.append((function["name"], _Writer(said, schema, place).write(schema)))
+    calls = [
+        (function["name"], _Writer(said, schema, place).write(schema))
+        for function in fitting
+        for schema in [function.get("parameters") or {"type": "object", "properties": {}}]
+        for place in _places(said) or [""]
+    ]
     return calls[:1] if use.one_call else calls
 
 

@@ -29,16 +29,12 @@ def client(mode=instructor.Mode.TOOLS, url=base_url):
 
 
 def ask(create, model, messages=ASK, made=Weather, **settings):
-    return create(
-        model=model, messages=messages, response_model=made, max_retries=1, **settings
-    )
+    return create(model=model, messages=messages, response_model=made, max_retries=1, **settings)
 
 
 schema = instructor.Mode.JSON_SCHEMA
 scripts = [{"role": "user", "content": answers}]
-parallel = ask(
-    client(instructor.Mode.PARALLEL_TOOLS).create, good, ASK_BOTH, Iterable[Weather]
-)
+parallel = ask(client(instructor.Mode.PARALLEL_TOOLS).create, good, ASK_BOTH, Iterable[Weather])
 found = {
     "tools": ask(client().create, good).city,
     "tool parts": [one.city for one in ask(client().create_partial, good)][-1],

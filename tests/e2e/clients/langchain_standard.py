@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -74,7 +75,9 @@ if __name__ == "__main__":
     os.environ["LMX_MODEL"], os.environ["LMX_OTHER_MODEL"] = sys.argv[3:]
     outcomes = Outcomes()
     # Nothing of the settings of lmx's own tests, and no files written beside this one.
-    options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", os.path.dirname(__file__), "-o",
-               "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session", "-p", "no:cacheprovider", "-p", "no:xdist"]  # fmt: skip
+    settings = ["asyncio_mode=auto", "asyncio_default_test_loop_scope=session"]
+    options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(Path(__file__).parent)]
+    options += [f"--override-ini={one}" for one in settings]
+    options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
     pytest.main([__file__, *options], plugins=[outcomes])
     print("\n" + json.dumps({"ended": outcomes.ended, "reasons": outcomes.reasons}))
