@@ -50,6 +50,7 @@ class ErrorCode(StrEnum):
     WORKER_KILLED = "worker_killed"
     WORKER_OUT_OF_MEMORY = "worker_out_of_memory"
     WORKER_LOST = "worker_lost"
+    ROUTER_HUNG = "router_hung"
     ENGINE_ERROR = "engine_error"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     SYNC_TIMEOUT = "sync_timeout"

@@ -1,7 +1,8 @@
 """``python -m lmx.router``: reads a RouterSpec from stdin, serves HTTP on the socket it names.
 
 Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no
-RouterSpec, else 1. SIGABRT writes every thread's stack to the log and aborts.
+RouterSpec, else 1. SIGABRT writes every thread's stack to the log and aborts; SIGUSR2 tells the
+clients of a loop that hangs before that.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from lmx.protocol.codec import decode
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.logs import LogFile, configure_logs
 from lmx.protocol.specs import RouterSpec
+from lmx.router.farewell import block_signal
 from lmx.router.process import serve
 
 
 def main() -> int:
     """Run the router; return the exit status."""
+    block_signal()
     try:
         spec = decode(sys.stdin.buffer.read()).message
     except ProtocolError as error:

@@ -21,7 +21,11 @@ def make_app(services: Services) -> web.Application:
     spec = services.spec
     cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
     app = web.Application(
-        middlewares=[make_middleware(services.traffic, spec.max_requests, HostCheck(spec), cors)]
+        middlewares=[
+            make_middleware(
+                services.traffic, spec.max_requests, HostCheck(spec), cors, services.farewell
+            )
+        ]
     )
     app[SERVICES] = services
     app[ENDPOINTS] = {}

@@ -53,6 +53,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.WORKER_HUNG: (500, _SERVER),
     ErrorCode.WORKER_KILLED: (503, _SERVER),
     ErrorCode.WORKER_LOST: (503, _SERVER),
+    ErrorCode.ROUTER_HUNG: (503, _SERVER),
     ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
     ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),

@@ -21,6 +21,7 @@ from lmx.router.allowed_hosts import HostCheck
 from lmx.router.cors import ORIGIN, Cors, is_preflight
 from lmx.router.endpoint import Access, endpoint_of
 from lmx.router.errors import http_error
+from lmx.router.farewell import Farewell
 from lmx.router.json_answer import json_text
 from lmx.router.rate_limits import ADMISSION
 from lmx.router.services import SERVICES, Services
@@ -38,7 +39,7 @@ _log = structlog.get_logger()
 
 
 def make_middleware(
-    traffic: Traffic, max_requests: int, hosts: HostCheck, cors: Cors
+    traffic: Traffic, max_requests: int, hosts: HostCheck, cors: Cors, farewell: Farewell
 ) -> Middleware:
     """Return the one middleware: request id, who may ask by name and by web page, errors, refusal
     while ending and of more than ``max_requests`` at a time, access log."""
@@ -48,6 +49,7 @@ def make_middleware(
         record = Record(accept_request_id(request.headers.get(REQUEST_ID_HEADER)), time.monotonic())
         request[RECORD] = record
         status = _CLIENT_LEFT_STATUS
+        farewell.begin(request)
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             try:
                 # A request that is refused at the end is not counted: it would hold up the end.
@@ -75,6 +77,7 @@ def make_middleware(
                 record.error = record.error or CLIENT_LEFT
                 raise
             finally:
+                farewell.end(request)
                 _log_request(request, record, status)
                 if not is_preflight(request):
                     metrics = request.app[SERVICES].metrics

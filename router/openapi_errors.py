@@ -13,7 +13,7 @@ _ALWAYS: Final = (
     ErrorCode.HOST_NOT_ALLOWED,
     ErrorCode.INTERNAL,
 )
-_CLOSING: Final = (ErrorCode.SHUTTING_DOWN,)
+_CLOSING: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.ROUTER_HUNG)
 _KEY: Final = (ErrorCode.INVALID_AUTHENTICATION,)
 _ADMIN_KEY: Final = (*_KEY, ErrorCode.PERMISSION_DENIED)
 _BODY: Final = (

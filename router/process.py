@@ -25,6 +25,7 @@ from lmx.router.access import key_name
 from lmx.router.app import make_app
 from lmx.router.connections import ConnectionLimit, most_connections, open_files_limit
 from lmx.router.event_feed import EventFeed
+from lmx.router.farewell import Farewell, hung_error, watch_in_thread
 from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
 from lmx.router.kept_counts import KeptCounts
@@ -88,6 +89,7 @@ class Router:
         self.metrics = RequestMetrics(self._model_ids)
         self.limiter = _limiter(spec, self.metrics.rate_limited)
         self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)
+        self.farewell = Farewell()
         services = Services(
             spec,
             self.supervisor,
@@ -101,6 +103,7 @@ class Router:
             EventFeed(self.supervisor),
             self.limiter,
             self.counts,
+            self.farewell,
         )
         answer_malformed_requests()
         self._retiring = False
@@ -149,18 +152,20 @@ class Router:
         await asyncio.sleep(_LINGER_S)
         await self.traffic.idle(None)
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, error: GenerationError | None = None) -> None:
         """Refuse new requests, let those under way end within ``grace_s``, end the rest.
 
-        Streams that are left get an error event with the code ``shutting_down``. New connections
-        are taken to the end: the supervisor has the socket too, so clients would wait in its
-        backlog and be cut off, instead of a 503.
+        Streams that are left get ``error`` as an event, by default ``shutting_down``. New
+        connections are taken to the end: the supervisor has the socket too, so clients would wait
+        in its backlog and be cut off, instead of a 503.
         """
         self.traffic.close()
         await _ended(self._watch_task)
         if not await self.traffic.idle(grace_s):
             _log.warning("router.cut_off", requests=self.traffic.under_way)
-        error = GenerationError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later.")
+        error = error or GenerationError(
+            ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later."
+        )
         self.workers.give_up_all(error)
         self.room.close(error)
         self.supervisor.fail_questions(error)
@@ -222,22 +227,26 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 async def serve(spec: RouterSpec) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
-    SIGUSR1: another router takes over; this one ends with its last request. SIGINT is ignored: a
-    terminal's Ctrl-C reaches the whole process group, and what it means is the supervisor's to
-    say. So is SIGHUP: there is nothing to reload. Raises when a part of the router fails.
+    SIGUSR1: another router takes over; this one ends with its last request. SIGUSR2: the
+    supervisor hears nothing of it; clients are told (:mod:`lmx.router.farewell`) and it ends.
+    SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means is
+    the supervisor's to say. So is SIGHUP: there is nothing to reload. Raises when a part of the
+    router fails.
     """
     raise_file_limit()
-    told_to_stop, told_to_retire = asyncio.Event(), asyncio.Event()
+    told_to_stop, told_to_retire, taken_for_hung = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
     loop.add_signal_handler(signal.SIGUSR1, told_to_retire.set)
     router = Router(spec, socket.socket(fileno=spec.listen_fd))
+    watch_in_thread(router.farewell, loop, taken_for_hung.set)
     link = await router.start()
     _log.info("router.serving", host=spec.host, port=spec.port)
     waiting = [
         asyncio.create_task(told_to_stop.wait()),
+        asyncio.create_task(taken_for_hung.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
         asyncio.create_task(_retired(router, told_to_retire)),
         link,
@@ -250,7 +259,10 @@ async def serve(spec: RouterSpec) -> None:
         # process ends, and the supervisor starts another.
         task.result()
     _log.info("router.stopping", requests=router.traffic.under_way)
-    await router.stop(spec.shutdown_grace_s)
+    if taken_for_hung.is_set():
+        await router.stop(0.0, hung_error())
+    else:
+        await router.stop(spec.shutdown_grace_s)
     _log.info("router.stopped")
 
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from lmx.protocol.specs import RouterSpec
 from lmx.router.event_feed import EventFeed
+from lmx.router.farewell import Farewell
 from lmx.router.generation import Dispatcher
 from lmx.router.job_store import JobStore
 from lmx.router.kept_counts import KeptCounts
@@ -35,6 +36,7 @@ class Services:
     events: EventFeed
     limiter: RateLimiter
     counts: KeptCounts
+    farewell: Farewell
 
 
 SERVICES: Final = web.AppKey("services", Services)

@@ -11,6 +11,9 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 
+EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
+"""Whether a request is answered by whole events, one write for one or more."""
+
 DONE: Final = b"data: [DONE]\n\n"
 
 _PING: Final = b": ping\n\n"
@@ -41,6 +44,7 @@ class EventStream:
         # its next request into the closing. It costs a stream one connection on a LAN.
         self.response.force_close()
         self._request = request
+        request[EVENT_STREAM] = True
         self._stall_timeout_s = stall_timeout_s
 
     @property

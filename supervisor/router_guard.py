@@ -29,12 +29,15 @@ _POLICY: Final = restart.RestartPolicy(
 
 _BIND_AGAIN_S: Final = 0.1
 
+_FAREWELL_S: Final = 3.0
+"""For a router that hangs to tell its clients: a thread of it may still live."""
+
 
 class RouterGuard:
     """The routers' state; a single writer like the core. ``process`` serves; ``successor`` was
     started to replace it and has not said Hello yet; those that were replaced end their
-    requests. ``beat_timeout_s`` without a beat means that the router hangs: SIGABRT (it dumps
-    its stacks), then SIGKILL after ``abort_grace_s``."""
+    requests. ``beat_timeout_s`` without a beat means that the router hangs: SIGUSR2 (it tells its
+    clients, if it can), SIGABRT (it dumps its stacks), then SIGKILL after ``abort_grace_s``."""
 
     def __init__(
         self, actions: RouterActions, bind: Callable[[int], socket.socket], limits: RouterLimits
@@ -264,8 +267,17 @@ class RouterGuard:
         limit_s = self.limits.beat_timeout_s if router.heard else self.limits.start_timeout_s
         if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
             log.error("router.hung", router_pid=router.pid)
+            # One that has said nothing yet has no clients either.
+            farewell_s = _FAREWELL_S if router.heard else 0.0
+            if router.heard:
+                self._actions.signal_router(router.pid, signal.SIGUSR2)
+                # One that was stopped acts on nothing else.
+                self._actions.signal_router(router.pid, signal.SIGCONT)
+            router.abort_at_s = now_s + farewell_s
+            router.kill_at_s = router.abort_at_s + self.limits.abort_grace_s
+        if router.abort_at_s is not None and now_s >= router.abort_at_s:
+            router.abort_at_s = None
             self._actions.signal_router(router.pid, signal.SIGABRT)
-            router.kill_at_s = now_s + self.limits.abort_grace_s
 
     def _start_again(self, now_s: float) -> None:
         try:

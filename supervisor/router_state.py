@@ -49,6 +49,7 @@ class RouterProcess:
     waiting: int = 0
     requests_total: int = 0
     memory_bytes: int = 0
+    abort_at_s: float | None = None
     kill_at_s: float | None = None
 
     @property

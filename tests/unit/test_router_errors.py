@@ -56,6 +56,7 @@ MAY_PASS = {
     # lmx itself comes back, or made a mistake.
     ErrorCode.SUPERVISOR_UNAVAILABLE,
     ErrorCode.SHUTTING_DOWN,
+    ErrorCode.ROUTER_HUNG,
     ErrorCode.JOB_INTERRUPTED,
     ErrorCode.JOBS_UNAVAILABLE,
     ErrorCode.PROTOCOL_ERROR,

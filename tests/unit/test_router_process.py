@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,15 @@ class Started:
 
 
 @contextlib.asynccontextmanager
-async def router_process(run_dir: RunDirectory, **fields: Any) -> AsyncIterator[Started]:
+async def router_process(
+    run_dir: RunDirectory, *, program: Sequence[str] = ("-m", "lmx.router"), **fields: Any
+) -> AsyncIterator[Started]:
     with listening_socket() as listener:
         port = listener.getsockname()[1]
         spec = router_spec(run_dir, port, listen_fd=listener.fileno(), **fields)
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "lmx.router",
-            stdin=asyncio.subprocess.PIPE, pass_fds=[listener.fileno()],
+            sys.executable, *program, stdin=asyncio.subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:
             assert process.stdin is not None
@@ -204,6 +206,114 @@ async def test_sigint_is_ignored_and_sigabrt_leaves_stacks() -> None:
         started.process.send_signal(signal.SIGABRT)
         assert await asyncio.wait_for(started.process.wait(), 10) == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in started.log.read_text()
+
+
+HANGING = """
+import pathlib, sys, time
+from lmx.router import process
+from lmx.router.__main__ import main
+
+measure = process.Router._measure
+
+def hang(router):
+    while pathlib.Path(sys.argv[1]).exists():
+        HOW
+    return measure(router)
+
+process.Router._measure = hang
+sys.exit(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def slow_reader(started: Started) -> AsyncIterator[asyncio.StreamReader]:
+    """A client that takes nothing of its stream after the first bytes."""
+    port = int(started.url.rpartition(":")[2])
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+    body = json.dumps(chat_body(stream=True, max_tokens=9)).encode()
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("how", ["pass", "time.sleep(0.05)"])
+async def test_a_router_whose_loop_hangs_tells_its_clients(how: str, tmp_path: Path) -> None:
+    flood = "x" * 200_000
+
+    async def script(fake: FakeStream) -> None:
+        await fake.accept()
+        await fake.say("so far")
+        if fake.request.max_tokens == 9:
+            with contextlib.suppress(asyncio.CancelledError):
+                for _ in range(60):
+                    await fake.say(flood)
+
+    hangs = tmp_path / "hangs"
+    program = ("-c", HANGING.replace("HOW", how), str(hangs))
+    async with (
+        fake_peers() as (context, run_dir),
+        supervised(context, run_dir, script) as (_, worker),
+        router_process(run_dir, program=program) as started,
+        aiohttp.ClientSession() as http,
+    ):
+        await settled(started, http)
+        streamed = await started.post(http, stream=True)
+        first = await streamed.content.readuntil(b"so far")
+        whole = asyncio.create_task(started.post(http))
+        await worker.stream(1)
+        async with slow_reader(started) as slow:
+            await worker.stream(2)
+            hangs.touch()
+            await asyncio.sleep(0.3)  # A beat: the loop hangs in the next one.
+            began_s = time.monotonic()
+            started.process.send_signal(signal.SIGUSR2)
+            # Whole events to the end, and the end of the body in HTTP's form too.
+            lines = data_lines(first + await streamed.read())
+            assert json.loads(lines[-1])["error"]["code"] == "router_hung"
+            refused = await whole
+            assert refused.status == 503
+            assert (await refused.json())["error"]["code"] == "router_hung"
+            assert refused.headers["X-Request-Id"]
+            assert int(refused.headers["Retry-After"]) >= 1
+            # Who had not taken what came before is cut off, within no event of another's.
+            assert b"router_hung" not in await slow.read()
+            await asyncio.wait_for(started.process.wait(), 20)
+        assert started.process.returncode == -signal.SIGABRT
+        assert time.monotonic() - began_s < 20
+        log = started.log.read_text()
+        assert "router.hangs" in log
+        assert "in hang" in log
+
+
+async def test_a_router_that_is_only_taken_for_hung_ends_its_streams_and_exits() -> None:
+    async def endless(fake: FakeStream) -> None:
+        await fake.accept()
+        await fake.say("so far")
+
+    async with (
+        fake_peers() as (context, run_dir),
+        supervised(context, run_dir, endless) as (_, worker),
+        router_process(run_dir) as started,
+        aiohttp.ClientSession() as http,
+    ):
+        await settled(started, http)
+        response = await started.post(http, stream=True)
+        await worker.stream()
+        started.process.send_signal(signal.SIGSTOP)
+        for number in (signal.SIGUSR2, signal.SIGCONT):
+            started.process.send_signal(number)
+        lines = data_lines(await response.read())
+        assert json.loads(lines[-1])["error"]["code"] == "router_hung"
+        assert await asyncio.wait_for(started.process.wait(), 20) == 0
 
 
 async def test_it_serves_503_without_a_supervisor_and_ends_as_an_orphan() -> None:

@@ -20,6 +20,7 @@ TIMING = TimingConfig(
     drain_timeout_s=60, shutdown_grace_s=10, beat_timeout_s=15, abort_grace_s=3, start_timeout_s=20
 )
 USR1, TERM, KILL, ABRT = signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT
+USR2, CONT = signal.SIGUSR2, signal.SIGCONT
 
 
 class FakeRouters:
@@ -240,7 +241,26 @@ def test_a_router_has_longer_for_its_start_than_for_a_beat(
     guard.tick(33.0, 0.0)
     assert actions.signals == []
     guard.tick(34.1, 0.0)
-    assert actions.signals == [(101, ABRT)]
+    assert actions.signals == [(101, USR2), (101, CONT)]
+
+
+def test_a_router_that_hangs_tells_its_clients_then_its_stacks_then_it_is_killed(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.beat(control.RouterBeat(101, 0, 0, 1), 1.0)
+    seen: list[tuple[int, int]] = []
+    for now_s in range(30):
+        before = len(actions.signals)
+        guard.tick(float(now_s), 0.0)
+        seen += [(now_s, number) for _, number in actions.signals[before:]]
+    assert seen[:4] == [(17, USR2), (17, CONT), (20, ABRT), (23, KILL)]
+    # It has none as long as it has said nothing.
+    guard.exited(101, 30.0, -signal.SIGKILL)
+    guard.tick(60.0, 0.0)
+    actions.signals.clear()
+    guard.tick(90.0, 0.0)
+    assert actions.signals == [(102, ABRT)]
 
 
 def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(
