@@ -197,6 +197,15 @@ class Cancel:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The worker renders and tokenizes this request now, or cuts this task into pieces. If it ends
+    before its verdict, this request may have done it; those that only wait have not."""
+
+    stream_id: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """The prompt fits and waits for (or has) a row. Exactly one Accepted or Refused comes."""
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import structlog
 
 from lmx.protocol.control import ModelView
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.router.directory import ready_instance
 from lmx.router.waiting_room import WaitingRoom
 
@@ -24,6 +24,16 @@ ENDED: Final = SAID_NOTHING | {
 }
 """For a request that the worker had not taken, its end is most likely another one's doing. It may
 be this one's all the same, which must not go through worker after worker."""
+
+_MAY_BE_ITS_DOING: Final = frozenset(
+    {
+        ErrorCode.WORKER_LOST,
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.WORKER_HUNG,
+        ErrorCode.WORKER_OUT_OF_MEMORY,
+    }
+)
+"""Of a request that its worker was preparing, a hang or a crash most likely is."""
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Before each further attempt. The first goes at once: a worker that gives way to another model
@@ -47,8 +57,9 @@ async def on_worker(
 
     An attempt that meets a worker on its way out is made again through the waiting room, where
     the request keeps its place; ``retried_event`` is logged. After an error in
-    ``once_more_after`` it is made once more. So an attempt may only fail in these ways as long as
-    nothing of it has been given out. Raises what the last one raised, or the waiting room.
+    ``once_more_after`` that is not final it is made once more. So an attempt may only fail in
+    these ways as long as nothing of it has been given out. Raises what the last one raised, or
+    the waiting room.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
@@ -63,7 +74,7 @@ async def on_worker(
             return await attempt(instance), waited_s
         except LmxError as error:
             late = time.monotonic() - arrived_s >= room.load_wait_s
-            if error.code in once_more_after and once_more:
+            if error.code in once_more_after and once_more and not error.final:
                 once_more = False
             elif error.code is not ErrorCode.MODEL_UNLOADED:
                 raise
@@ -74,3 +85,11 @@ async def on_worker(
         await asyncio.sleep(pause_s)
         waited_s += pause_s
     raise AssertionError("the last attempt returns or raises")
+
+
+def blamed(error: LmxError, *, preparing: bool) -> LmxError:
+    """Return the error for a request that had no verdict when its worker ended; final where the
+    worker was ``preparing`` it, so that it doesn't hang the next one too."""
+    if not preparing or error.code not in _MAY_BE_ITS_DOING:
+        return error
+    return GenerationError(error.code, error.message, param=error.param, final=True)

@@ -12,15 +12,16 @@ from typing import Final
 
 from lmx.protocol.control import ModelView
 from lmx.protocol.data import Accepted, Generate
-from lmx.protocol.errors import ErrorCode, GenerationError
-from lmx.router.attempts import ENDED, on_worker
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.router.attempts import ENDED, blamed, on_worker
 from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_link import WorkerLink
 from lmx.router.worker_links import WorkerLinks
 from lmx.router.worker_stream import Batch, WorkerStream
 
-_ACCEPT_DEADLINE_S: Final = 60.0
-"""For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes."""
+_ACCEPT_DEADLINE_S: Final = 180.0
+"""For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes.
+Longer than the supervisor waits before it ends a worker that hangs, and says so."""
 
 
 class Generation:
@@ -90,11 +91,18 @@ class Dispatcher:
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:
-                accepted = await stream.accepted(_ACCEPT_DEADLINE_S)
-            except TimeoutError as error:
-                raise GenerationError(
-                    ErrorCode.WORKER_LOST,
-                    f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
-                ) from error
+                accepted = await _verdict(stream)
+            except LmxError as error:
+                raise blamed(error, preparing=stream.preparing) from error
             undo.pop_all()
         return link, stream, accepted
+
+
+async def _verdict(stream: WorkerStream) -> Accepted:
+    try:
+        return await stream.accepted(_ACCEPT_DEADLINE_S)
+    except TimeoutError as error:
+        raise GenerationError(
+            ErrorCode.WORKER_LOST,
+            f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
+        ) from error

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from lmx.protocol.control import ModelView
-from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.tasks import Embed, Rerank, Task
-from lmx.router.attempts import SAID_NOTHING, on_worker
+from lmx.router.attempts import SAID_NOTHING, blamed, on_worker
 from lmx.router.waiting_room import WaitingRoom
 from lmx.router.worker_links import WorkerLinks
-from lmx.router.worker_task import TaskAnswer
+from lmx.router.worker_task import TaskAnswer, WorkerTask
 
 COMPUTE_DEADLINE_S: Final = 600.0
 """For thousands of inputs on a CPU. A worker that is stuck is found sooner, by its progress."""
@@ -51,14 +51,20 @@ class TaskDispatcher:
         link = self._workers.link_to(instance)
         pending = link.submit_task(lambda number: replace(task, stream_id=number), _inputs(task))
         try:
-            return await pending.answer(task.deadline_s + _ANSWER_GRACE_S)
-        except TimeoutError as error:
-            raise GenerationError(
-                ErrorCode.WORKER_LOST,
-                f"The model's worker did not answer in {task.deadline_s:g} s.",
-            ) from error
+            return await _answer(pending, task.deadline_s)
+        except LmxError as error:
+            raise blamed(error, preparing=pending.preparing) from error
         finally:
             link.close_task(pending)
+
+
+async def _answer(pending: WorkerTask, deadline_s: float) -> TaskAnswer:
+    try:
+        return await pending.answer(deadline_s + _ANSWER_GRACE_S)
+    except TimeoutError as error:
+        raise GenerationError(
+            ErrorCode.WORKER_LOST, f"The model's worker did not answer in {deadline_s:g} s."
+        ) from error
 
 
 def _inputs(task: Task) -> int:

@@ -12,7 +12,7 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.codec import decode, encode
-from lmx.protocol.data import Accepted, Cancel, Credit, Generate, Outputs, Pulse, Refused
+from lmx.protocol.data import Accepted, Cancel, Credit, Generate, Outputs, Preparing, Pulse, Refused
 from lmx.protocol.errors import (
     ErrorCode,
     GenerationError,
@@ -154,6 +154,8 @@ class WorkerLink:
                 # Of an unknown stream: it was cancelled meanwhile, here and in what follows.
                 if (stream := self._streams.get(message.stream_id)) is not None:
                     stream.feed_accepted(message)
+            case Preparing():
+                self._begun(message.stream_id)
             case Refused():
                 self._end(message.stream_id, _refusal(message))
             case Vectors() | Scores() | TaskFinished() | Tokenized() | Detokenized():
@@ -180,6 +182,12 @@ class WorkerLink:
                 stream.feed_finished(finished)
         for failed in outputs.failed:
             self._end(failed.stream_id, GenerationError(failed.code, failed.message))
+
+    def _begun(self, number: int) -> None:
+        if (stream := self._streams.get(number)) is not None:
+            stream.preparing = True
+        elif (task := self._pending.get(number)) is not None:
+            task.preparing = True
 
     def _feed_task(self, message: Part | Last) -> None:
         task = self._pending.get(message.stream_id)

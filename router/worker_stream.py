@@ -48,6 +48,8 @@ class WorkerStream:
         self._answers = answers
         self._open = set(range(answers))
         self._accepted: Accepted | None = None
+        self.preparing = False
+        """Whether the worker has begun with the request: what ends it may be its doing."""
         self._deltas: list[Delta] = []
         self._ended: list[ChoiceEnded] = []
         self._finished: Finished | None = None

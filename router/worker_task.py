@@ -31,6 +31,8 @@ class WorkerTask:
         self._last: Last | None = None
         self._error: LmxError | None = None
         self._ended = asyncio.Event()
+        self.preparing = False
+        """Whether the worker has begun with the task: what ends it may be its doing."""
 
     @property
     def ended(self) -> bool:

@@ -15,6 +15,7 @@ from lmx.protocol.data import (
     Failed,
     Finished,
     Generate,
+    Preparing,
     Pulse,
     Refused,
 )
@@ -126,6 +127,7 @@ class Generations:
         self._open[key] = opened
         arrived_s = time.monotonic()
         self._prompts.run(
+            lambda: self._tell_preparing(opened),
             lambda: self._prepare(opened, arrived_s),
             lambda future: self._prepared(opened, future),
         )
@@ -195,6 +197,10 @@ class Generations:
             counts[router] = counts.get(router, 0) + 1
         for router, streams in counts.items():
             self._send(router, Pulse(instance, streams))
+
+    def _tell_preparing(self, opened: OpenStream) -> None:
+        if not opened.gone:
+            self._send(opened.router, Preparing(opened.request.stream_id))
 
     def _prepare(self, opened: OpenStream, arrived_s: float) -> Job | None:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.

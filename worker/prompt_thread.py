@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lmx.worker.progress import ProgressClock
 
 _T = TypeVar("_T")
+
+
+class _Call(NamedTuple):
+    begins: Callable[[], None]
+    function: Callable[[], Any]
+    done: Callable[[asyncio.Future[Any]], None]
 
 
 class PromptThread:
@@ -18,17 +25,38 @@ class PromptThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompt")
+        self._waiting: deque[_Call] = deque()
+        self._busy = False
         self.clock = ProgressClock()
 
-    def run(self, function: Callable[[], _T], done: Callable[[asyncio.Future[_T]], None]) -> None:
-        """Call ``function`` on the thread, then ``done`` on the loop. The caller bounds how many
-        calls wait."""
+    def run(
+        self,
+        begins: Callable[[], None],
+        function: Callable[[], _T],
+        done: Callable[[asyncio.Future[_T]], None],
+    ) -> None:
+        """Call ``begins`` on the loop when the turn has come, right before ``function`` on the
+        thread, then ``done`` on the loop. The caller bounds how many calls wait."""
         self.clock.begin(time.monotonic())
+        self._waiting.append(_Call(begins, function, done))
+        if not self._busy:
+            self._next()
 
-        def finished(future: asyncio.Future[_T]) -> None:
-            self.clock.advance(time.monotonic())
-            self.clock.end()
-            done(future)
-
+    def _next(self) -> None:
+        call = self._waiting.popleft()
+        self._busy = True
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._executor, function).add_done_callback(finished)
+        try:
+            # Before the thread has it: code that keeps the GIL would keep the word back, too.
+            call.begins()
+        finally:
+            future = loop.run_in_executor(self._executor, call.function)
+            future.add_done_callback(lambda done: self._finished(call, done))
+
+    def _finished(self, call: _Call, future: asyncio.Future[Any]) -> None:
+        self._busy = False
+        self.clock.advance(time.monotonic())
+        self.clock.end()
+        if self._waiting:
+            self._next()
+        call.done(future)

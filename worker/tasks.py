@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from lmx.protocol.data import Pulse, Refused
+from lmx.protocol.data import Preparing, Pulse, Refused
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.tasks import Embed, Rerank, Task, TaskFinished
 from lmx.worker.engine import Engine, TaskPlan
@@ -83,7 +83,11 @@ class Tasks:
         task = _Open(router, next(self._ids), request, deadline)
         self._open[key] = self._by_id[task.task_id] = task
         self.requests_total += 1
-        self._prompts.run(lambda: self._plan(task), lambda future: self._planned(task, future))
+        self._prompts.run(
+            lambda: self._tell_preparing(task),
+            lambda: self._plan(task),
+            lambda future: self._planned(task, future),
+        )
 
     def cancel(self, router: bytes, stream_id: int) -> None:
         """Forget a task; a piece that is being computed is not waited for."""
@@ -121,6 +125,10 @@ class Tasks:
         for router in {router for router, _ in self._open}:
             tasks = sum(owner == router for owner, _ in self._open)
             self._send(router, Pulse(instance, tasks))
+
+    def _tell_preparing(self, task: _Open) -> None:
+        if not task.gone:
+            self._send(task.router, Preparing(task.request.stream_id))
 
     def _plan(self, task: _Open) -> TaskPlan | None:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.

@@ -202,3 +202,27 @@ def test_what_a_worker_forked_ends_with_it(how: str) -> None:
         wait_until(lambda: not any(child.is_running() for child in children), "they are gone")
         if how != "dead supervisor":
             lmx.wait_state("alpha", "ready")
+
+
+async def test_a_prompt_that_hangs_its_worker_is_not_tried_on_the_next_one() -> None:
+    """What waits behind it is: it has done nothing."""
+    config = {"models": [scripted("alpha", stall_timeout_s=1.0)]}
+    with rig(config) as lmx:
+        first = lmx.wait_state("alpha", "ready")
+        async with http() as session:
+            body = ask("alpha", {"encode_s": 600}) | {"stream": False}
+            hanging = asyncio.ensure_future(session.post(f"{lmx.url}/chat/completions", json=body))
+            await asyncio.to_thread(
+                wait_until,
+                lambda: lmx.worker("alpha")["requests_queued"] == 1,
+                "it is being prepared",
+            )
+            behind = Stream(session, lmx.url, ask("alpha", {"tokens": 3}))
+            async with await hanging as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"]) == (500, "worker_hung")
+                assert response.headers["X-Should-Retry"] == "false"
+            await behind.ended()
+            assert (behind.text, behind.errors) == ("word word word ", [])
+        second = await asyncio.to_thread(lmx.wait_state, "alpha", "ready")
+        assert (second["restarts"], second["pid"] != first["pid"]) == (1, True)

@@ -44,6 +44,7 @@ from lmx.protocol.data import (
     Finished,
     Generate,
     Outputs,
+    Preparing,
     Pulse,
     Refused,
     Timings,
@@ -238,6 +239,10 @@ class FakeStream:
     async def send(self, message: Any) -> None:
         """Send any message to this stream's router."""
         await self._worker.send(self.identity, message)
+
+    async def prepare(self) -> None:
+        """Begin with the prompt."""
+        await self.send(Preparing(self.request.stream_id))
 
     async def accept(self, prompt_tokens: int = 7) -> None:
         """Take the request."""

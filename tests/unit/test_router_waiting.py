@@ -293,6 +293,65 @@ async def test_a_request_that_no_worker_had_taken_survives_one_crash(
         assert (await request)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("cause", "code", "status"),
+    [
+        (ExitCause.HANG, "worker_hung", 500),
+        (ExitCause.CRASH, "worker_crashed", 500),
+        (ExitCause.OUT_OF_MEMORY, "worker_out_of_memory", 503),
+    ],
+)
+async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
+    cause: ExitCause, code: str, status: int
+) -> None:
+    """Those that waited behind it are."""
+    begun = asyncio.Event()
+
+    async def hang(fake: FakeStream) -> None:
+        if fake.request.max_tokens == 1:
+            await fake.prepare()
+            begun.set()
+
+    async with router_rig() as rig:
+        first = rig.add_worker("00000100", hang)
+        second = rig.add_worker("00000101", answer)
+        await publish(rig, ready("big", "00000100"))
+
+        async def ask_for_trouble() -> tuple[int, Any, Any]:
+            async with rig.chat(model="big", max_tokens=1) as response:
+                return response.status, response.headers, await response.json()
+
+        bad = asyncio.create_task(ask_for_trouble())
+        await begun.wait()
+        good = asyncio.create_task(rig.chat_json(model="big", max_tokens=2))
+        await until(lambda: len(first.streams) == 2)
+        rig.supervisor.acquire_reply = partial(_always, Acquired("big", "00000101"))
+        link = rig.router.workers.link_to("00000100")
+        await until(lambda: any(stream.preparing for stream in link._streams.values()))
+        await publish(rig, ready("big", "00000101"))
+        await rig.supervisor.exited("00000100", "big", cause, "no token for 120 s")
+        found, headers, body = await bad
+        assert (found, body["error"]["code"]) == (status, code)
+        assert (headers["X-Should-Retry"], headers.get("Retry-After")) == ("false", None)
+        assert (await good)[0] == 200
+        assert [stream.request.max_tokens for stream in second.streams] == [2]
+
+
+async def test_a_request_without_a_verdict_is_not_asked_again_once_its_worker_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.generation._ACCEPT_DEADLINE_S", 0.3)
+
+    async def begin(fake: FakeStream) -> None:
+        await fake.prepare()
+
+    async with router_rig(begin) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert len(rig.worker.streams) == 1
+
+
 async def test_no_attempt_is_made_after_the_deadline() -> None:
     async def late(fake: FakeStream) -> None:
         await asyncio.sleep(0.3)  # longer than the request may wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from fake_peers import until
 
-from lmx.protocol.data import Generate, Pulse, Refused, Sampling
+from lmx.protocol.data import Generate, Preparing, Pulse, Refused, Sampling
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import ModelKind
@@ -86,6 +87,7 @@ class Rig:
             engine="", engine_options={}, memory_limit_bytes=0, max_rows=1, max_queue=max_queue,
         )  # fmt: skip
         self.sent: list[tuple[bytes, Any]] = []
+        self.preparing: list[int] = []
         self.idle = 0
         self.engine = Engine()
         self.loaded_with: ModelFacts | None = None
@@ -97,7 +99,10 @@ class Rig:
         self.thread = EngineThread(lambda: self.engine, BatchLimits(1, 300.0), self, loop)
 
     def send(self, router: bytes, message: Any) -> None:
-        self.sent.append((router, message))
+        if isinstance(message, Preparing):
+            self.preparing.append(message.stream_id)
+        else:
+            self.sent.append((router, message))
 
     def became_idle(self) -> None:
         self.idle += 1
@@ -325,3 +330,28 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
     assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
+
+
+async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: Start) -> None:
+    """What hangs the prompt thread is known by it, and so is what only waits behind it."""
+    rig = await start()
+    goes_on = threading.Event()
+    seen: list[tuple[str, list[int]]] = []
+
+    def encode(source: Any) -> Any:
+        seen.append((source.text, list(rig.preparing)))
+        goes_on.wait(20)
+        raise ZeroDivisionError
+
+    rig.engine.encode = encode
+    for number in (1, 2, 3):
+        request = Generate(number, "r", Sampling(), 8, prompt=str(number))
+        rig.generations.generate(ROUTER, request)
+    await until(lambda: seen)
+    assert (seen, rig.preparing) == ([("1", [1])], [1])
+    rig.generations.cancel(ROUTER, 2)
+    goes_on.set()
+    await rig.end_of(3)
+    assert seen == [("1", [1]), ("3", [1, 3])]
+    rig.embed(4, "a")
+    await until(lambda: rig.preparing == [1, 3, 4])

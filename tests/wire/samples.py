@@ -68,6 +68,7 @@ from lmx.protocol.data import (
     Finished,
     Generate,
     Outputs,
+    Preparing,
     Pulse,
     Refused,
     Sampling,
@@ -359,6 +360,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),),
     ),
     Pulse("0badcafe", 2),
+    Preparing(7),
     # Work that is no generation.
     Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0"),
     Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0"),
