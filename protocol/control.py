@@ -308,7 +308,8 @@ class Route:
 class Snapshot:
     """All of the supervisor's public state. Each change publishes a whole new one, so a
     missed one heals with the next; ``revision`` grows by one within an ``epoch``.
-    ``free_bytes``: of the budget what nobody has reserved."""
+    ``free_bytes``: of the budget what nobody has reserved. ``no_loads``: why no model at all can
+    be loaded just now, for people; None: models can."""
 
     epoch: str
     revision: int
@@ -317,6 +318,7 @@ class Snapshot:
     stopping: bool = False
     routes: tuple[Route, ...] = ()
     free_bytes: int = 0
+    no_loads: str | None = None
 
 
 @message

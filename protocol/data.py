@@ -151,7 +151,8 @@ class Generate:
     the same ``cache_salt`` share cached prefixes. ``keep_alive_s``: for how long the model is to
     stay loaded after this request, when no other comes; 0: not at all, negative: forever, None:
     as it is configured. ``owner`` says whose it is, without saying who that is: owners take turns
-    where requests wait.
+    where requests wait. ``memory_wait_s``: for how long at most it waits for a row while the
+    machine is short of memory; None: as at other times.
     """
 
     stream_id: int
@@ -176,6 +177,7 @@ class Generate:
     cache_salt: str = ""
     keep_alive_s: float | None = None
     owner: str = ""
+    memory_wait_s: float | None = None
 
 
 @message

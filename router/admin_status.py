@@ -24,7 +24,7 @@ from lmx.router.answer_admin import (
     StatusAnswer,
     UnloadedModel,
 )
-from lmx.router.health import unhealthy_reason
+from lmx.router.health import no_loads, unhealthy_reason
 from lmx.router.json_answer import json_answer, to_gb
 from lmx.router.operating import is_loaded_line, live_status, requests_of
 from lmx.router.request_metrics import RequestMetrics
@@ -92,7 +92,7 @@ async def admin_health(request: web.Request) -> web.Response:
     reason = unhealthy_reason(supervisor.latest, supervisor_alive=supervisor.alive)
     status = 200 if reason is None else 503
     if reason is None:
-        reason = await _shortage(services.supervisor)
+        reason = await _shortage(services.supervisor) or no_loads(supervisor.latest)
     version = services.spec.version
     if reason is None:
         answer = HealthAnswer(status="ok", version=version)

@@ -94,9 +94,10 @@ class SystemFigures(Answer):
 
 
 class ServerHealth(Answer):
-    """GET /health. ``reason``: why it is unhealthy, else null."""
+    """GET /health. ``degraded``: what is loaded answers, and nothing else can be loaded.
+    ``reason``: why it is not healthy, else null."""
 
-    status: Literal["healthy", "unhealthy"]
+    status: Literal["healthy", "degraded", "unhealthy"]
     reason: str | None
     timestamp: int
     version: str

@@ -6,8 +6,10 @@ endpoint's matter.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from lmx.protocol.control import ModelView
@@ -67,12 +69,13 @@ class Dispatcher:
         meets a worker on its way out, or that is not there any more, is sent again, through the
         waiting room: nothing has been produced for it yet.
         """
+        until_s = time.monotonic() + self._room.load_wait_s
         (link, stream, accepted), load_s = await on_worker(
             self._room,
             model,
             request.request_id,
             request.owner,
-            lambda instance: self._submit(instance, request),
+            lambda instance: self._submit(instance, request, until_s),
             "generation.retried",
             # An attempt ends as soon as the request was taken.
             ENDED,
@@ -84,10 +87,12 @@ class Dispatcher:
             generation.close()
 
     async def _submit(
-        self, instance: str, request: Generate
+        self, instance: str, request: Generate, until_s: float
     ) -> tuple[WorkerLink, WorkerStream, Accepted]:
         link = self._workers.link_to(instance)
-        stream = link.submit(request)
+        # What waits for memory waits for as long in a worker as it would have for one.
+        left_s = max(0.0, until_s - time.monotonic())
+        stream = link.submit(replace(request, memory_wait_s=left_s))
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:

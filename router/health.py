@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import psutil
 from aiohttp import web
@@ -16,7 +17,8 @@ from lmx.router.services import SERVICES
 
 
 async def health(request: web.Request) -> web.Response:
-    """Return 200 when the supervisor lives and some model can serve, else 503 with a reason."""
+    """Return 200 when the supervisor lives and some model can serve, else 503 with a reason.
+    Degraded is what still answers for the loaded models, and can load no other."""
     services = request.app[SERVICES]
     directory = services.supervisor.latest
     reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
@@ -26,8 +28,8 @@ async def health(request: web.Request) -> web.Response:
     engines = engine_summaries(directory)
     loaded = sum(engine.status == "loaded" for engine in engines)
     answer = ServerHealth(
-        status="healthy" if reason is None else "unhealthy",
-        reason=reason,
+        status=_status(directory, reason),
+        reason=reason or no_loads(directory),
         timestamp=int(time.time()),
         version=services.spec.version,
         engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
@@ -52,6 +54,9 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
         return "lmx is starting"
     if directory.snapshot.stopping:
         return "lmx is shutting down"
+    hindrance = no_loads(directory)
+    if hindrance is not None and not any(is_loaded(model) for model in directory.models):
+        return f"no model is loaded, and {hindrance}"
     if not directory.models:
         return "no model is configured"
     if not any(can_serve(model) for model in directory.models):
@@ -61,6 +66,22 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
         ]
         return f"no model can serve ({'; '.join(problems)})"
     return None
+
+
+def no_loads(directory: Directory | None) -> str | None:
+    """Return why no model at all can be loaded just now, None if models can."""
+    return None if directory is None else directory.snapshot.no_loads
+
+
+def _status(
+    directory: Directory | None, reason: str | None
+) -> Literal["healthy", "degraded", "unhealthy"]:
+    if reason is None:
+        return "healthy" if no_loads(directory) is None else "degraded"
+    if directory is None or directory.snapshot.stopping:
+        return "unhealthy"
+    # Without a supervisor what is loaded answers on, as it does while nothing can be loaded.
+    return "degraded" if any(is_loaded(model) for model in directory.models) else "unhealthy"
 
 
 def engine_summaries(directory: Directory | None) -> list[EngineSummary]:

@@ -376,8 +376,9 @@ class Core:
     def snapshot(self, now_s: float) -> control.Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
         return self._public.snapshot(
-            self._configured(), self.config, self.ledger.free_bytes, now_s, stopping=self.stopping
-        )
+            self._configured(), self.config, self.ledger.free_bytes, now_s,
+            stopping=self.stopping, no_loads=self._placer.hindrance or self._life.hindrance,
+        )  # fmt: skip
 
     def status(self, now_s: float) -> list[dict[str, Any]]:
         """Return every model as ``lmx-supervisor status --json`` shows it."""

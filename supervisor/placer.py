@@ -43,6 +43,17 @@ class Placer:
         self._life = life
         self._actions = actions
 
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing at all can be started, None if something can. No figures: they change each
+        second."""
+        if self.pressure is MemoryPressure.NONE:
+            return None
+        return (
+            f"the machine is short of memory ({self.pressure.value} pressure): nothing is loaded, "
+            "and idle models go"
+        )
+
     def place(self, now_s: float) -> None:
         """Have start what can, give way what must, and tell of what waits."""
         if self._life.stopping:

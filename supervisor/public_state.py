@@ -35,6 +35,7 @@ class PublicState:
         now_s: float,
         *,
         stopping: bool,
+        no_loads: str | None,
     ) -> control.Snapshot:
         """Return the slots as routers see them."""
         places = positions(slots, now_s)
@@ -44,12 +45,14 @@ class PublicState:
         return control.Snapshot(
             self._epoch, self.revision, config.default_model_id, views, stopping,
             routes=_routes(config), free_bytes=free_bytes,
+            no_loads=no_loads,
         )  # fmt: skip
 
     def flush(self, snapshot: control.Snapshot) -> None:
         """Publish a snapshot if it says something new; how long to wait is nothing new."""
         facts = (
             snapshot.stopping,
+            snapshot.no_loads,
             snapshot.default_model,
             snapshot.routes,
             snapshot.free_bytes // _FREE_STEP_BYTES,

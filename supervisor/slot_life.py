@@ -51,7 +51,8 @@ _MADE_ROOM = (ExitCause.EVICTED, ExitCause.EXPIRED)
 
 class SlotLife:
     """Starts and ends workers of slots. The slots are their owner's; ``by_instance`` says whose
-    worker is whose. ``became_ready`` is called before requests are told of a new worker."""
+    worker is whose. ``hindrance``: why the system let no process start, the last time.
+    ``became_ready`` is called before requests are told of a new worker."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class SlotLife:
         self.by_instance: dict[str, Slot] = {}
         self.stopping = False
         self.swaps_total = 0
+        self.hindrance: str | None = None
         self._ledger = ledger
         self._actions = actions
         self._epoch = epoch
@@ -127,11 +129,14 @@ class SlotLife:
             pid = self._actions.spawn(slot.model, instance, path, kind, plan)
         except (OSError, TypeError, ValueError, OverflowError) as error:
             self._ledger.release(instance)
+            if isinstance(error, OSError):
+                self.hindrance = f"no worker can be started: {error}"
             message = f"can't start a worker for {slot.model.id}: {error}"
             self.failures.give_up(
                 slot, UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message), now_s
             )
             return
+        self.hindrance = None
         limits = self.limits(slot.model)
         slot.worker = lifecycle.spawned(instance, slot.model.id, pid, limits, now_s)
         slot.state, slot.spawned_at_s = SlotState.OCCUPIED, now_s

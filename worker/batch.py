@@ -96,6 +96,15 @@ class Batch:
                 "less to do."
             )
             self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
+        if not self.paused:
+            return
+        for job in self._waiting.take_out(lambda one: _outwaited(one, now)):
+            message = (
+                f"The machine is short of memory, and the request waited {now - job.arrived_s:.0f} "
+                "s for it to get better: nothing was made. It waits no longer than for a model "
+                "that is to be loaded (server.load_wait_s). Try again later."
+            )
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.INSUFFICIENT_MEMORY, message))
 
     def give_up_waiting(self) -> None:
         """Fail the jobs that have no row: the engine is broken, and none of them broke it."""
@@ -273,3 +282,7 @@ class Batch:
         self._places.pop(row_id, None)
         self._searching.discard(row_id)
         self._kv.end(row_id)
+
+
+def _outwaited(job: Job, now: float) -> bool:
+    return job.memory_wait_s is not None and now - job.arrived_s >= job.memory_wait_s

@@ -37,6 +37,7 @@ class TextRules:
 @dataclass(frozen=True, slots=True)
 class Job:
     """An accepted stream. ``arrived_s``: monotonic clock. ``owner``: who takes turns with others.
+    ``memory_wait_s``: how long it may wait for a row while the machine is short of memory.
 
     Has a row for each answer, all with the same prompt; or one row with a beam search, which
     finds ``answers`` of them.
@@ -49,6 +50,7 @@ class Job:
     answers: int
     arrived_s: float
     owner: str = ""
+    memory_wait_s: float | None = None
 
 
 class Piece(NamedTuple):

@@ -88,7 +88,10 @@ def prepare(
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )
     rules = _text_rules(facts, request, encoded)
-    return Job(job_id, request.request_id, rows, rules, request.search.n, arrived_s, request.owner)
+    return Job(
+        job_id, request.request_id, rows, rules, request.search.n, arrived_s, request.owner,
+        request.memory_wait_s,
+    )  # fmt: skip
 
 
 def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:

@@ -129,6 +129,7 @@ class FakeSupervisor:
         self.default_model: str | None = None
         self.routes: tuple[Route, ...] = ()
         self.free_bytes = 0
+        self.no_loads: str | None = None
         self.seen: list[Any] = []
         self.acquires: list[tuple[bytes, int, Acquire]] = []
         self.answers_beats = True
@@ -155,10 +156,11 @@ class FakeSupervisor:
         default: str | None = None,
         routes: tuple[Route, ...] = (),
         free_bytes: int = 0,
+        no_loads: str | None = None,
     ) -> None:
         """Have these models, and tell the router (unless ``publishes`` is off)."""
         self.models, self.default_model = models, default
-        self.routes, self.free_bytes = routes, free_bytes
+        self.routes, self.free_bytes, self.no_loads = routes, free_bytes, no_loads
         self.revision += 1
         if self.publishes:
             await self._events.send(encode(self.snapshot()))
@@ -180,6 +182,7 @@ class FakeSupervisor:
             self.models,
             routes=self.routes,
             free_bytes=self.free_bytes,
+            no_loads=self.no_loads,
         )
 
     async def reply(self, index: int, message: Acquired | Denied) -> None:

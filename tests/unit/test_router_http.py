@@ -315,6 +315,32 @@ async def test_health_without_supervisor_or_models_is_503() -> None:
         assert "supervisor" in body["reason"]
 
 
+async def test_health_is_degraded_while_nothing_can_be_loaded() -> None:
+    async with router_rig() as rig:
+        why = "the machine is short of memory"
+        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["status"], body["reason"]) == (200, "degraded", why)
+        await rig.supervisor.publish(cold("m"), no_loads=why)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["status"], why in body["reason"]) == (503, "unhealthy", True)
+        await rig.supervisor.publish(ready(MODEL, INSTANCE))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        rig.supervisor.answers_beats = False
+        await until(lambda: not rig.router.supervisor.alive)
+        status, body = await get_health(rig)
+        assert (status, body["status"]) == (503, "degraded"), "what is loaded answers on"
+
+
+async def test_a_worker_is_told_how_long_a_request_may_wait_for_memory() -> None:
+    async with router_rig(load_wait_s=7.0) as rig:
+        await rig.chat_json()
+        (stream,) = rig.worker.streams
+        assert 0.0 < (stream.request.memory_wait_s or 0.0) <= 7.0
+
+
 async def test_requests_on_kept_connections_are_refused_while_ending() -> None:
     async with router_rig() as rig:
         await rig.chat_json()

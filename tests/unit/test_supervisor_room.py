@@ -262,8 +262,22 @@ def test_under_pressure_nothing_begins_and_idle_models_go_one_by_one() -> None:
     assert rig.core.swaps_total == 0
     rig.at(50.0)
     assert rig.slot("d").state is SlotState.QUEUED
+    assert "short of memory" in (rig.core.snapshot(50.0).no_loads or "")
     rig.core.set_pressure(MemoryPressure.NONE, 51.0)
+    assert rig.core.snapshot(51.0).no_loads is None
     assert rig.state("d") == "starting"
+
+
+def test_routers_are_told_that_no_process_can_be_started() -> None:
+    rig = CoreRig({"a": 100})
+    rig.actions.spawn_error = OSError(30, "Read-only file system")
+    rig.ask("a")
+    rig.core.flush(1.0)
+    assert "Read-only" in (rig.actions.published[-1].no_loads or "")
+    rig.actions.spawn_error = None
+    rig.ask("a")
+    rig.core.flush(2.0)
+    assert rig.actions.published[-1].no_loads is None
 
 
 def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:

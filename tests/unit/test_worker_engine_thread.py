@@ -85,6 +85,7 @@ class Recorder:
         n: int = 1,
         beam: BeamSearch | None = None,
         rules: TextRules | None = None,
+        memory_wait_s: float | None = None,
         **script: Any,
     ) -> int:
         job_id = next(self._ids)
@@ -94,7 +95,9 @@ class Recorder:
             for index in range(1 if beam else n)
         )
         rules = rules or TextRules(eos=frozenset({0}), stop=stop)
-        self.thread.submit(Job(job_id, f"req-{job_id}", rows, rules, n, time.monotonic()))
+        now_s = time.monotonic()
+        job = Job(job_id, f"req-{job_id}", rows, rules, n, now_s, memory_wait_s=memory_wait_s)
+        self.thread.submit(job)
         return job_id
 
     def of(self, job_id: int) -> list[JobOutput]:
@@ -548,6 +551,23 @@ async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: 
     assert not recorder.ends(second), "it runs beside it"
     assert recorder.engine.calls["regrow"] == 1
     assert isinstance(await recorder.end(second), JobFinished)
+
+
+async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
+    start: Start,
+) -> None:
+    recorder = await start(max_rows=4)
+    running = recorder.submit(tokens=400, step_s=0.005)
+    await recorder.until(lambda: recorder.text(running))
+    recorder.thread.press(MemoryPressure.SOFT)
+    patient = recorder.submit(tokens=3)
+    other = recorder.submit(tokens=3, memory_wait_s=0.1)
+    end = await recorder.end(other)
+    assert (type(end), end.code) == (JobFailed, ErrorCode.INSUFFICIENT_MEMORY)
+    assert "load_wait_s" in end.message
+    assert not recorder.ends(running)
+    recorder.thread.press(MemoryPressure.NONE)
+    assert isinstance(await recorder.end(patient), JobFinished)
 
 
 async def test_hard_pressure_fails_the_newest_of_the_largest(start: Start) -> None:

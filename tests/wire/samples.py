@@ -240,6 +240,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         True,
         (Route("auto", ("org/tiny", "big")),),
         77_000_000,
+        "memory is short",
     ),
     WorkerExited("0badcafe", "org/tiny", ExitCause.SIGNAL, "signal 9"),
     # CLI to supervisor.
@@ -337,6 +338,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         cache_salt="tenant",
         keep_alive_s=60.0,
         owner="key_0123456789ab",
+        memory_wait_s=12.5,
     ),
     Credit(7, 32),
     Cancel(7),
