@@ -153,6 +153,8 @@ class Generate:
     as it is configured. ``owner`` says whose it is, without saying who that is: owners take turns
     where requests wait. ``memory_wait_s``: for how long at most it waits for a row while the
     machine is short of memory; None: as at other times.
+    ``whole``: nobody reads the answer before its end, so that one that turns out not to satisfy its
+    schema may be made once more.
     """
 
     stream_id: int
@@ -178,6 +180,7 @@ class Generate:
     keep_alive_s: float | None = None
     owner: str = ""
     memory_wait_s: float | None = None
+    whole: bool = False
 
 
 @message
@@ -209,11 +212,14 @@ class Preparing:
 @message
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The prompt fits and waits for (or has) a row. Exactly one Accepted or Refused comes."""
+    """The prompt fits and waits for (or has) a row. Exactly one Accepted or Refused comes.
+
+    ``remarks`` say, for people, what is done otherwise than it was asked for."""
 
     stream_id: int
     prompt_tokens: int
     queued: int
+    remarks: tuple[str, ...] = ()
 
 
 @message

@@ -52,6 +52,7 @@ class ErrorCode(StrEnum):
     WORKER_LOST = "worker_lost"
     ROUTER_HUNG = "router_hung"
     ENGINE_ERROR = "engine_error"
+    SCHEMA_NOT_MET = "schema_not_met"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     SYNC_TIMEOUT = "sync_timeout"
     REQUEST_CANCELLED = "request_cancelled"

@@ -77,6 +77,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: GenerationUsage
     timings: Timings
+    warnings: list[str] | None = None
 
 
 class CalledFunctionPiece(Answer):
@@ -126,3 +127,4 @@ class ChatCompletionChunk(Answer):
     choices: list[ChatChunkChoice]
     usage: GenerationUsage | None = None
     timings: Timings | None = None
+    warnings: list[str] | None = None

@@ -48,6 +48,7 @@ class TextCompletion(Answer):
     choices: list[TextChoice]
     usage: GenerationUsage
     timings: Timings
+    warnings: list[str] | None = None
 
 
 class TextCompletionChunk(Answer):
@@ -62,3 +63,4 @@ class TextCompletionChunk(Answer):
     choices: list[TextPiece]
     usage: GenerationUsage | None = None
     timings: Timings | None = None
+    warnings: list[str] | None = None

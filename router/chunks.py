@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -64,11 +64,14 @@ class ChunkWriter:
     with it where no usage chunk follows.
     """
 
-    def __init__(self, identity: Identity, form: Form, shape: ChoiceShape) -> None:
+    def __init__(
+        self, identity: Identity, form: Form, shape: ChoiceShape, warnings: Sequence[str] = ()
+    ) -> None:
         self._form = form
         self._shape = shape
         self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
         self._usage = b',"usage":null' if form.include_usage else b""
+        self._warnings = b',"warnings":' + orjson.dumps(warnings) if warnings else b""
         self._open = form.choices
         self._last_end = b""
         # In JSON a quote within a string is escaped, so that this is found in one place only.
@@ -112,9 +115,9 @@ class ChunkWriter:
     def last(self, finished: Finished, clocked: Clocked) -> bytes:
         """Return the last choice's finish reason, and the usage chunk where one is asked for.
 
-        The timings are in whichever comes last.
+        The timings, and the warnings, are in whichever comes last.
         """
-        timings = b',"timings":' + orjson.dumps(timings_object(finished, clocked))
+        timings = b',"timings":' + orjson.dumps(timings_object(finished, clocked)) + self._warnings
         if not self._form.include_usage:
             return self._last_end + timings + b"}\n\n"
         usage = orjson.dumps(usage_object(finished.usage))

@@ -56,6 +56,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.ROUTER_HUNG: (503, _SERVER),
     ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
+    ErrorCode.SCHEMA_NOT_MET: (500, _SERVER),
     ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),
     ErrorCode.SYNC_TIMEOUT: (504, _SERVER),
     ErrorCode.REQUEST_CANCELLED: (409, _REQUEST),
@@ -98,6 +99,8 @@ _NOT_AGAIN: Final = frozenset(
         ErrorCode.WORKER_CRASHED,
         ErrorCode.WORKER_HUNG,
         ErrorCode.ENGINE_ERROR,
+        # The model's doing, which was asked twice where nobody had read its answer.
+        ErrorCode.SCHEMA_NOT_MET,
         # Until a person has done something.
         ErrorCode.MODEL_QUARANTINED,
         ErrorCode.MODEL_DRAINED,

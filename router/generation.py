@@ -28,13 +28,14 @@ Longer than the supervisor waits before it ends a worker that hangs, and says so
 
 class Generation:
     """A generation that a worker has accepted, when ``queued`` were before it. ``load_s`` is how
-    long its model was waited for."""
+    long its model was waited for, ``remarks`` say what is done otherwise than it was asked for."""
 
     def __init__(
         self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
     ) -> None:
         self.prompt_tokens = accepted.prompt_tokens
         self.queued = accepted.queued
+        self.remarks = accepted.remarks
         self.load_s = load_s
         self._link = link
         self._stream = stream

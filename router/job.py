@@ -60,7 +60,8 @@ class Job:
     Gathers all that is made, so that the record has it, also of a stream, and what there was of
     one that was cut; but no logprobs of a stream, which its client has had: to write out those of
     a long one takes most of a second. ``answer`` is the whole of it, as JSON, and ``clocked`` its
-    times, once :meth:`take` has returned a batch that is ``finished``. Sends nothing to the
+    times, once :meth:`take` has returned a batch that is ``finished``; ``warnings`` say what is
+    done otherwise than it was asked for, once it has begun. Sends nothing to the
     client.
     """
 
@@ -78,6 +79,7 @@ class Job:
         self.form = form
         self.record = record
         self.answer = b""
+        self.warnings: tuple[str, ...] = ()
         self.clocked = Clocked(0.0, 0.0, 0.0)
         self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
         record.job_id = identity.completion_id
@@ -123,6 +125,7 @@ class Job:
         source = await self.live.interruptible(opened.enter_async_context(opening))
         self._task = asyncio.current_task()
         self.record.prompt_tokens = self.live.prompt_tokens = source.prompt_tokens
+        self.warnings = source.remarks
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
             self._put(JobState.QUEUED)
@@ -223,6 +226,7 @@ class Job:
             ],
             "usage": usage,
             "timings": timings,
+            **({"warnings": self.warnings} if self.warnings else {}),
         }
 
     def _put(self, state: JobState, **known: Any) -> None:

@@ -67,7 +67,7 @@ _FIELDS: Final[dict[str, str]] = {
     "regex": "A regular expression that the whole answer matches",
     "choice": "The answer is one of these",
     "grammar": "A grammar that the answer follows: Lark or GBNF",
-    "schema": "A JSON schema",
+    "schema": "A JSON schema. What no grammar enforces of it is checked when the answer is whole",
     "strict": "Accepted: a schema is always enforced",
     # Tools and reasoning.
     "tools": "Functions that the model may call",

@@ -26,6 +26,7 @@ class PromptGroup:
         self.prompt_tokens = 0
         self.load_s = 0.0
         self.queued = 0
+        self.remarks: tuple[str, ...] = ()
         self._answers_each = answers_each
         self._waiting = prompts
         self._running = prompts
@@ -76,6 +77,8 @@ class PromptGroup:
         self.prompt_tokens += generation.prompt_tokens
         self.load_s = max(self.load_s, generation.load_s)
         self.queued = max(self.queued, generation.queued)
+        # All prompts have one form.
+        self.remarks = generation.remarks
         self._waiting -= 1
         if not self._waiting and not self._verdict.done():
             self._verdict.set_result(None)

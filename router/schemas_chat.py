@@ -76,6 +76,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
         keep_alive_s=keep_alive_of(request),
+        whole=not request.stream,
     )
 
 

@@ -146,6 +146,7 @@ def parse_completion(
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
         keep_alive_s=keep_alive_of(request),
+        whole=not request.stream,
     )
     return request, tuple(
         replace(whole, prompt=prompt)

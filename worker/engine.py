@@ -113,8 +113,25 @@ class ConstraintSource:
     thinking_open: bool
 
 
-ConstraintMaker = Callable[[], Constraint]
-"""Makes one row's constraint of what was compiled once for all rows of a request."""
+AnswerCheck = Callable[[str], str | None]
+"""Returns what is wrong with an answer that is whole, None when nothing is. Any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintMaker:
+    """Makes one row's constraint of what was compiled once for all rows of a request.
+
+    ``check`` is for what the constraint does not enforce; ``remarks``, for people, say what is
+    enforced otherwise than it was asked for.
+    """
+
+    make: Callable[[], Constraint]
+    check: AnswerCheck | None = None
+    remarks: tuple[str, ...] = ()
+
+    def __call__(self) -> Constraint:
+        """Return a row's constraint, at its beginning."""
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)

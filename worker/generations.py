@@ -22,6 +22,7 @@ from lmx.protocol.data import (
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.fair_share import has_room
 from lmx.protocol.specs import WorkerSpec
+from lmx.worker.answer_review import AnswerReview
 from lmx.worker.engine import Engine, ModelFacts
 from lmx.worker.engine_thread import EngineThread
 from lmx.worker.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
@@ -170,7 +171,10 @@ class Generations:
                     opened.take(output, outgoing.to(opened.router))
                 continue
             if opened is not None and isinstance(output, JobFinished | JobFailed):
-                self._end(opened, output, outgoing.to(opened.router))
+                if isinstance(output, JobFinished) and opened.review is not None:
+                    self._review(opened, opened.review, output)
+                else:
+                    self._end(opened, output, outgoing.to(opened.router))
             if self._engine_thread is not None:
                 self._engine_thread.clock.end()
         outgoing.send(self._send)
@@ -202,7 +206,7 @@ class Generations:
         if not opened.gone:
             self._send(opened.router, Preparing(opened.request.stream_id))
 
-    def _prepare(self, opened: OpenStream, arrived_s: float) -> Job | None:
+    def _prepare(self, opened: OpenStream, arrived_s: float, *, again: bool = False) -> Job | None:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.
         if opened.gone:
             return None
@@ -214,26 +218,97 @@ class Generations:
             opened.job_id,
             self._row_ids.__next__,
             arrived_s,
+            again=again,
         )
 
     def _prepared(self, opened: OpenStream, future: asyncio.Future[Job | None]) -> None:
-        opened.preparing = False
         error = future.exception()
+        opened.preparing = False
         if opened.gone or self._engine_thread is None:
             opened.log_cancelled(self._engine_thread.steps if self._engine_thread else 0)
         elif error is None and (job := future.result()) is not None:
-            self._by_job[opened.job_id] = opened
-            self._engine_thread.submit(job)
+            self._submit(opened, job)
+            opened.prepared(job)
             self.totals.requests += 1
             queued = max(0, self._engine_thread.clock.in_flight - self._spec.max_rows)
             self._send(
                 opened.router,
-                Accepted(opened.request.stream_id, len(job.rows[0].prompt), queued),
+                Accepted(opened.request.stream_id, len(job.rows[0].prompt), queued, job.remarks),
             )
         else:
             self._refuse(opened, error)
         if self.held == 0:
             self._became_idle()
+
+    def _submit(self, opened: OpenStream, job: Job) -> None:
+        assert self._engine_thread is not None
+        self._by_job[opened.job_id] = opened
+        self._engine_thread.submit(job)
+
+    def _review(self, opened: OpenStream, review: AnswerReview, end: JobFinished) -> None:
+        """Check answers that are whole before their ends are told."""
+        del self._by_job[opened.job_id]
+        self._prompts.run(
+            lambda: None if opened.gone else review.fault(),
+            lambda future: self._reviewed(opened, review, end, future),
+        )
+
+    def _reviewed(
+        self,
+        opened: OpenStream,
+        review: AnswerReview,
+        end: JobFinished,
+        future: asyncio.Future[str | None],
+    ) -> None:
+        error = future.exception()
+        if opened.gone:
+            pass
+        elif error is not None:
+            log.error("review.failed", request_id=opened.request.request_id, exc_info=error)
+            message = "The answer could not be checked; see the log."
+            self._end_alone(opened, JobFailed(opened.job_id, ErrorCode.INTERNAL, message))
+        elif (fault := future.result()) is None:
+            self._end_alone(opened, end)
+        elif review.may_repeat:
+            log.info("review.repeated", request_id=opened.request.request_id, reason=fault)
+            opened.repeat(next(self._job_ids))
+            arrived_s = time.monotonic() - end.timings.queue_s - end.timings.prefill_s
+            self._prompts.run(
+                lambda: self._prepare(opened, arrived_s - end.timings.decode_s, again=True),
+                lambda again: self._prepared_again(opened, again),
+            )
+        else:
+            twice = " twice" if review.again else ""
+            message = (
+                f"The model's answer was no good{twice}: {fault}. Ask again with another prompt, "
+                "or with a schema that is easier to satisfy."
+            )
+            code = ErrorCode.SCHEMA_NOT_MET
+            self._end_alone(opened, JobFailed(opened.job_id, code, message))
+        if self.held == 0:
+            self._became_idle()
+
+    def _prepared_again(self, opened: OpenStream, future: asyncio.Future[Job | None]) -> None:
+        error = future.exception()
+        job = None if error else future.result()
+        if opened.gone:
+            pass
+        elif job is not None:
+            self._submit(opened, job)
+        else:
+            log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
+            message = "The prompt could not be made once more; see the log."
+            self._end_alone(opened, JobFailed(opened.job_id, ErrorCode.INTERNAL, message))
+        if self.held == 0:
+            self._became_idle()
+
+    def _end_alone(self, opened: OpenStream, end: JobFinished | JobFailed) -> None:
+        outgoing = Outgoing()
+        part = outgoing.to(opened.router)
+        if isinstance(end, JobFinished):
+            opened.release(part)
+        self._end(opened, end, part)
+        outgoing.send(self._send)
 
     def _refuse(self, opened: OpenStream, error: BaseException | None) -> None:
         stream_id = opened.request.stream_id

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lmx.protocol.data import Timings, TokenLogprob, ToolCallPart, Usage
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.worker.engine import RowRequest
+from lmx.worker.engine import AnswerCheck, RowRequest
 from lmx.worker.output_parser import OutputParser
 
 
@@ -40,7 +40,8 @@ class Job:
     ``memory_wait_s``: how long it may wait for a row while the machine is short of memory.
 
     Has a row for each answer, all with the same prompt; or one row with a beam search, which
-    finds ``answers`` of them.
+    finds ``answers`` of them. ``check``: what an answer must satisfy beside its constraint.
+    ``remarks``: what is done otherwise than it was asked for, for people.
     """
 
     job_id: int
@@ -51,6 +52,8 @@ class Job:
     arrived_s: float
     owner: str = ""
     memory_wait_s: float | None = None
+    check: AnswerCheck | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Piece(NamedTuple):

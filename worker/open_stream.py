@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import structlog
 
 from lmx.protocol.data import ChoiceEnded, Generate
-from lmx.worker.jobs import AnswerEnded, JobFailed, JobFinished, Piece
+from lmx.worker.answer_review import AnswerReview
+from lmx.worker.jobs import AnswerEnded, Job, JobFailed, JobFinished, Piece
 from lmx.worker.outgoing import RouterOutputs
 from lmx.worker.ranking import Ranking
 from lmx.worker.streams import Stream
@@ -19,7 +20,8 @@ log = structlog.get_logger()
 class OpenStream:
     """A request that was taken, until its end has been sent.
 
-    ``preparing``: its prompt is being made. ``gone``: it was cancelled meanwhile.
+    ``preparing``: its prompt is being made. ``gone``: it was cancelled meanwhile. ``review``:
+    where answers are checked when they are whole.
     """
 
     router: bytes
@@ -29,6 +31,7 @@ class OpenStream:
     ranking: Ranking | None
     preparing: bool = True
     gone: bool = False
+    review: AnswerReview | None = None
 
     @classmethod
     def begin(cls, router: bytes, job_id: int, request: Generate) -> OpenStream:
@@ -43,25 +46,53 @@ class OpenStream:
             Ranking(search.n, search.best_of) if ranked else None,
         )
 
+    def prepared(self, job: Job) -> None:
+        """Its prompt has been made, and it waits for the engine."""
+        self.preparing = False
+        if job.check is not None:
+            self.review = AnswerReview(
+                job.check, whole=self.request.whole and not self.request.search.beam
+            )
+
+    def repeat(self, job_id: int) -> None:
+        """Forget what its answers were: others are made."""
+        assert self.review is not None
+        self.job_id = job_id
+        self.review = self.review.next()
+        if self.ranking is not None:
+            self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
+
+    def release(self, part: RouterOutputs) -> None:
+        """Add what was held back for a review, which has found nothing, to ``part``."""
+        assert self.review is not None
+        for item in self.review.held():
+            self._give(item, part)
+
     def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
         """Add what may be sent of ``output``, and of what waited for it, to ``part``."""
         for item in (output,) if self.ranking is None else self.ranking.add(output):
-            if isinstance(item, Piece):
-                # Tokens without text are in the usage; nobody reads an empty delta.
-                if item.text or item.call or item.logprobs:
-                    delta = self.stream.add(item)
-                    if delta is not None:
-                        part.deltas.append(delta)
+            if self.review is None:
+                self._give(item, part)
             else:
-                part.deltas += self.stream.end(item.answer)
-                part.ended.append(
-                    ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
-                )
+                for reviewed in self.review.take(item):
+                    self._give(reviewed, part)
 
     def flush(self, part: RouterOutputs) -> None:
         """Add all that waits, of every answer: the stream was lost."""
         for index in range(self.request.search.n):
             part.deltas += self.stream.end(index)
+
+    def _give(self, item: Piece | AnswerEnded, part: RouterOutputs) -> None:
+        if isinstance(item, AnswerEnded):
+            part.deltas += self.stream.end(item.answer)
+            part.ended.append(
+                ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
+            )
+        # Tokens without text are in the usage; nobody reads an empty delta.
+        elif item.text or item.call or item.logprobs:
+            delta = self.stream.add(item)
+            if delta is not None:
+                part.deltas.append(delta)
 
     def log_end(self, end: JobFinished | JobFailed) -> None:
         """Log how it ended."""

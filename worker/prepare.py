@@ -35,6 +35,9 @@ _NOT_WITH_BEAMS: Final[dict[str, object]] = {
 }
 """What beams can't be held to, and the values that ask nothing."""
 
+_AGAIN_TEMPERATURE: Final = 0.7
+_SEEDS: Final = 2**63 - 1
+
 
 def prepare(
     engine: Engine,
@@ -44,9 +47,13 @@ def prepare(
     job_id: int,
     next_row_id: Callable[[], int],
     arrived_s: float,
+    *,
+    again: bool = False,
 ) -> Job:
     """Render, tokenize, compile and check a request. Raises ``RequestError`` when it can't be
-    met."""
+    met. ``again``: for other answers than it had before, so that they are drawn, with other
+    seeds, also where the likeliest tokens were asked for.
+    """
     encoded = engine.encode(
         PromptSource(
             messages=request.messages,
@@ -63,6 +70,9 @@ def prepare(
         request.max_tokens, spec, len(prompt), facts.context_tokens, param
     )
     sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
+    if again:
+        warmer = max(sampling.temperature, _AGAIN_TEMPERATURE)
+        sampling = replace(sampling, temperature=warmer, seed=~sampling.seed & _SEEDS)
     beam = _beam(request, spec, sampling)
     _check_assist(request.assist, spec.speculation)
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
@@ -71,6 +81,14 @@ def prepare(
             request.structure, request.tool_use, request.thinking, encoded.thinking_open
         )
     )
+    check = make_constraint.check if make_constraint else None
+    if check and request.echo:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`echo` can't be combined with a schema of which a part is checked when the answer is "
+            "whole: leave one of them out.",
+            param="echo",
+        )
     ranked = beam is None and request.search.best_of > request.search.n
     rows = tuple(
         RowRequest(
@@ -89,9 +107,17 @@ def prepare(
     )
     rules = _text_rules(facts, request, encoded)
     return Job(
-        job_id, request.request_id, rows, rules, request.search.n, arrived_s, request.owner,
+        job_id,
+        request.request_id,
+        rows,
+        rules,
+        request.search.n,
+        arrived_s,
+        request.owner,
         request.memory_wait_s,
-    )  # fmt: skip
+        check,
+        make_constraint.remarks if make_constraint else (),
+    )
 
 
 def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:

@@ -11,18 +11,22 @@ from llguidance import LLMatcher, LLParserLimits
 
 from lmx.protocol.data import Structure, ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.states import ToolChoice
+from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker import harmony
 from lmx.worker.closed_objects import closed
 from lmx.worker.constraints import Form, GrammarConstraint
 from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
 from lmx.worker.schema_cost import MOST_SCHEMA_CHARS, too_costly
+from lmx.worker.schema_dialects import SchemaFault
+from lmx.worker.schema_form import SchemaForm, schema_forms
 from lmx.worker.structure_grammar import (
     ONE_LINE_SPACE,
     Grammar,
     invalid,
+    read_schema,
     schema_grammar,
+    space,
     structure_grammar,
     without_prose,
 )
@@ -73,8 +77,10 @@ class ConstraintCompiler:
         use = source.tool_use if source.tool_use and source.tool_use.tools else None
         required = use is not None and use.choice is ToolChoice.REQUIRED
         forms = []
+        schema = None
         if source.structure and not required:
-            forms.append(Form(self._structure(source.structure)))
+            matcher, schema = self._structure(source.structure)
+            forms.append(Form(matcher))
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
             forms.append(Form(self._tools(use, required), open_end=not use.one_call))
         rules = self._rules(source)
@@ -91,16 +97,44 @@ class ConstraintCompiler:
             assert rules
             return ThinkingConstraint(answer, masks, rules, source.thinking_open)
 
-        return make
+        return (
+            ConstraintMaker(make, schema.check, schema.remarks) if schema else ConstraintMaker(make)
+        )
 
-    def _structure(self, structure: Structure) -> LLMatcher:
-        grammar = structure_grammar(structure)
+    def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
+        if structure.kind is StructureKind.JSON_SCHEMA:
+            return self._schema(structure)
+        return self._framed(structure_grammar(structure), structure.param), None
+
+    def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
+        """Return what is enforced of a schema, as much as can be."""
+        refused = None
+        try:
+            for form in schema_forms(read_schema(structure), self._takes):
+                grammar = schema_grammar(form.schema, space(structure))
+                try:
+                    return self._framed(grammar, structure.param), form
+                except RequestError as error:
+                    refused = refused or error
+        except SchemaFault as fault:
+            raise invalid(structure.param, str(fault)) from fault
+        except RecursionError as error:
+            raise invalid(structure.param, "it is nested too deeply") from error
+        assert refused is not None
+        raise refused
+
+    def _takes(self, schema: Mapping[str, Any]) -> bool:
+        """Return whether llguidance takes a small schema."""
+        grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        return not matcher.is_error()
+
+    def _framed(self, grammar: Grammar, param: str) -> LLMatcher:
+        """Compile the grammar of an answer, in what this model writes around one."""
         if self._is_harmony:
             frame = harmony_answer(self._vocabulary.special, "answer")
-            return self._matcher(
-                [{"lark_grammar": frame}, {"name": "answer", **grammar}], structure.param
-            )
-        return self._matcher([grammar], structure.param)
+            return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
+        return self._matcher([grammar], param)
 
     def _tools(self, use: ToolUse, required: bool) -> LLMatcher:
         """Compile the tools that may be called. Arguments that can't be enforced are an error

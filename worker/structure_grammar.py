@@ -13,7 +13,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from lmx.protocol.data import Structure
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import StructureKind
-from lmx.worker.schema_cost import MOST_INTERSECTIONS, VALUES, too_costly
+from lmx.worker.schema_cost import MOST_INTERSECTIONS, VALUES
+from lmx.worker.schema_dialects import FORMATS
 
 Grammar = dict[str, Any]
 """One of llguidance's grammars: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
@@ -28,11 +29,6 @@ ONE_LINE_SPACE: Final = r"\x20"
 _MOST_GRAMMAR_CHARS: Final = 16_384
 _MOST_PATTERN_CHARS: Final = 262_144
 
-# Those that llguidance enforces. To JSON Schema any other one is a remark, and pydantic writes
-# such ("password", "binary").
-_FORMATS: Final = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
@@ -45,9 +41,9 @@ def structure_grammar(structure: Structure) -> Grammar:
     large; whether llguidance takes the grammar is not checked."""
     match structure.kind:
         case StructureKind.JSON_OBJECT:
-            return schema_grammar({"type": "object"}, _space(structure))
+            return schema_grammar({"type": "object"}, space(structure))
         case StructureKind.JSON_SCHEMA:
-            return _schema(structure)
+            return schema_grammar(read_schema(structure), space(structure))
         case StructureKind.REGEX:
             pattern = _at_most(structure, _MOST_PATTERN_CHARS)
             return {"lark_grammar": f"start: /{regex_to_lark(_unanchored(pattern), '')}/"}
@@ -94,24 +90,24 @@ def without_prose(schema: Any) -> Any:
 
 
 def _is_remark(key: str, value: str) -> bool:
-    return key == "format" and value not in _FORMATS
+    return key == "format" and value not in FORMATS
 
 
-def _schema(structure: Structure) -> Grammar:
+def read_schema(structure: Structure) -> dict[str, Any]:
+    """Return the schema of a form. Raises ``RequestError`` for what is none."""
     try:
         schema = json.loads(structure.text)
-        if not isinstance(schema, dict):
-            raise invalid(structure.param, "a JSON schema is a JSON object")
-        if reason := too_costly(without_prose(schema)):
-            raise invalid(structure.param, reason)
-        return schema_grammar(schema, _space(structure))
     except ValueError as error:
         raise invalid(structure.param, f"it is no JSON: {error}") from error
     except RecursionError as error:
         raise invalid(structure.param, "it is nested too deeply") from error
+    if not isinstance(schema, dict):
+        raise invalid(structure.param, "a JSON schema is a JSON object")
+    return schema
 
 
-def _space(structure: Structure) -> str:
+def space(structure: Structure) -> str:
+    """Return the regular expression for a stretch of white space in a form's JSON."""
     return _JSON_SPACE if structure.whitespace is None else structure.whitespace
 
 

@@ -38,12 +38,14 @@ The last message may be a JSON object, all of it optional:
     step_raise_at     the step that makes this token raises: the engine is broken
     fail_at           in place of this token the engine says that the row has failed
     pieces            the pieces themselves, in place of text and tokens
+    again             the pieces when an answer to the same message was made before
 Any other message is answered with a fixed sentence, word by word.
 
 A prompt has a token for each UTF-8 byte of its messages. Rows of one request
 answer alike; a token's logprob is minus its place, over ten. A beam search finds the answer, and
 as many worse ones as it is asked for. The model thinks between <think> and </think>, and calls
-tools in the form json_tools.
+tools in the form json_tools. Nothing is held to a form; what a worker checks of a schema when an
+answer is whole is checked.
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase
+from lmx.protocol.states import LoadPhase, StructureKind
 from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
 from lmx.worker.engine import (
+    ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
     Hypothesis,
@@ -78,6 +81,7 @@ from lmx.worker.engine import (
     TaskPlan,
     TokenScores,
 )
+from lmx.worker.schema_form import schema_forms
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
@@ -109,6 +113,19 @@ class _Row:
     made: int = 0
 
 
+class _Free:
+    """A constraint that allows everything."""
+
+    def mask(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def fork(self) -> _Free:
+        return self
+
+
 class ScriptedEngine:
     """See the module's docstring. ``calls`` counts what was asked of it."""
 
@@ -117,6 +134,7 @@ class ScriptedEngine:
         self._loads = loads
         self._rows: dict[int, _Row] = {}
         self._grown: list[bytes] = []
+        self._answered: set[str] = set()
         self._texts = ["", ""]
         self._token_of: dict[str, int] = {}
         self._grown_bytes = 0
@@ -163,8 +181,11 @@ class ScriptedEngine:
         time.sleep(_directive(contents[-1]).get("encode_s", 0))
         return EncodedPrompt(_bytes("\0".join(contents)))
 
-    def constrain(self, source: ConstraintSource) -> None:
-        return None
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        if source.structure is None or source.structure.kind is not StructureKind.JSON_SCHEMA:
+            return None
+        form = next(schema_forms(json.loads(source.structure.text), lambda _: True))
+        return ConstraintMaker(_Free, form.check, form.remarks)
 
     def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> _Texts:
         return _Texts(self._texts)
@@ -178,6 +199,9 @@ class ScriptedEngine:
     def admit(self, row: RowRequest) -> None:
         last = _text_of(row.prompt).split("\0")[-1]
         directive = _directive(last)
+        if last in self._answered and "again" in directive:
+            directive = {**directive, "pieces": directive["again"]}
+        self._answered.add(last)
         self._rows[row.row_id] = _Row(
             request=row,
             tokens=self._script(directive),

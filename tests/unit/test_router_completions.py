@@ -93,7 +93,15 @@ def test_forms_of_prompts(prompt: Any, each: list[str | tuple[int, ...]]) -> Non
 def test_what_a_worker_is_sent() -> None:
     (plain,) = parse_completion({"prompt": "a"})[1]
     assert plain == Generate(
-        0, "", plain.sampling, 0, prompt="a", max_tokens=16, parse=False, search=Search()
+        0,
+        "",
+        plain.sampling,
+        0,
+        prompt="a",
+        max_tokens=16,
+        parse=False,
+        search=Search(),
+        whole=True,
     )
     (full,) = parse_completion(
         {

@@ -339,10 +339,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
         keep_alive_s=60.0,
         owner="key_0123456789ab",
         memory_wait_s=12.5,
+        whole=True,
     ),
     Credit(7, 32),
     Cancel(7),
-    Accepted(7, 21, 3),
+    Accepted(7, 21, 3, ("as anyOf",)),
     Refused(7, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 > 8192", "messages", 1.5),
     Outputs(
         deltas=(

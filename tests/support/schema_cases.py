@@ -1,0 +1,87 @@
+"""Random schemas and values of few letters, so that they often meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+_NAMES = ("a", "b", "c")
+_TEXTS = ("", "a", "b", "ab", "a1")
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 4),
+    st.sampled_from([0.5, 1.5]),
+    st.sampled_from(_TEXTS),
+)
+VALUES = st.recursive(
+    _scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        # In this order, which is that of the properties.
+        st.fixed_dictionaries({}, optional=dict.fromkeys(_NAMES, inner)),
+    ),
+    max_leaves=6,
+)
+
+_names = st.lists(st.sampled_from(_NAMES), min_size=1, max_size=2, unique=True)
+_patterns = st.sampled_from(["^a", "b$", "^[ab]*$", "^(?=a)[ab]+$", "^(?!a)"])
+
+
+def _keywords(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    by_name = st.dictionaries(st.sampled_from(_NAMES), schemas, min_size=1, max_size=3)
+    several = st.lists(schemas, min_size=1, max_size=3)
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        "type": st.sampled_from(_TYPES) | st.lists(st.sampled_from(_TYPES), min_size=1),
+        "const": _scalars,
+        "enum": st.lists(VALUES, min_size=1, max_size=4),
+        "properties": by_name.map(lambda made: dict(sorted(made.items()))),
+        "required": _names,
+        "additionalProperties": schemas,
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "b"]), schemas),
+        "propertyNames": schemas,
+        "minProperties": st.integers(0, 3),
+        "maxProperties": st.integers(0, 3),
+        "dependentRequired": st.dictionaries(st.sampled_from(_NAMES), _names, max_size=2),
+        "dependentSchemas": st.dictionaries(st.sampled_from(_NAMES), schemas, max_size=1),
+        "prefixItems": st.lists(schemas, min_size=1, max_size=2),
+        "items": schemas,
+        "minItems": st.integers(0, 2),
+        "maxItems": st.integers(0, 3),
+        "uniqueItems": st.booleans(),
+        "contains": schemas,
+        "minContains": st.integers(0, 2),
+        "maxContains": st.integers(1, 2),
+        "minimum": st.integers(-2, 3),
+        "exclusiveMaximum": st.integers(0, 4),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        "minLength": st.integers(0, 2),
+        "maxLength": st.integers(0, 2),
+        "pattern": _patterns,
+        "anyOf": several,
+        "allOf": several,
+        "oneOf": several,
+        "not": schemas,
+        "if": schemas,
+        "then": schemas,
+        "else": schemas,
+        "unevaluatedProperties": schemas,
+        "unevaluatedItems": schemas,
+    }
+    some = st.lists(st.sampled_from(sorted(keywords)), min_size=1, max_size=4, unique=True)
+    return some.flatmap(lambda keys: st.fixed_dictionaries({key: keywords[key] for key in keys}))
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        st.booleans(),
+        st.sampled_from([{"type": one} for one in _TYPES]),
+        _scalars.map(lambda value: {"const": value}),
+        _names.map(lambda names: {"required": names}),
+    ),
+    _keywords,
+    max_leaves=8,
+)
