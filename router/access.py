@@ -25,15 +25,18 @@ def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str 
     """Return who asks: a name for the API key that was used, None where there is none.
 
     Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without the right key,
-    PERMISSION_DENIED (403) for an API key where the admin key is needed. Takes as long for a key
-    that is nearly right as for one that is not. An empty admin key in the spec opens nothing.
+    PERMISSION_DENIED (403) for another key where the admin key is needed. Takes as long for a key
+    that is nearly right as for one that is not. An empty key in the spec opens nothing. The admin
+    key may also come as the others do, as ``Authorization: Bearer``.
     """
     match access:
         case Access.OPEN:
             return None
         case Access.LOCAL if is_loopback(spec.host):
             return None
-        case Access.ADMIN | Access.LOCAL:
+        case Access.METRICS | Access.LOCAL if _is_sent(request, spec.metrics_key):
+            return None
+        case Access.ADMIN | Access.METRICS | Access.LOCAL:
             _require_admin(request, spec)
             return None
         case Access.INFERENCE:
@@ -42,19 +45,20 @@ def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str 
 
 def _require_admin(request: web.Request, spec: RouterSpec) -> None:
     headers = request.headers.getall(ADMIN_HEADER, ())
-    given = headers[0] if len(headers) == 1 else None
+    given = _given_key(request) if not headers else headers[0] if len(headers) == 1 else None
     if given is not None and spec.admin_key and _same(given, spec.admin_key):
         return
     where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
     # In either header: it is known who asks, and that they may not.
-    key = _known_key(request, spec) if given is None else _among(given, _keys(spec))
+    known = {**dict.fromkeys(_keys(spec), "An API key"), spec.metrics_key: "The metrics key"}
+    key = None if not given else _among(given, [one for one in known if one])
     if key is not None:
         raise RequestError(
             ErrorCode.PERMISSION_DENIED,
-            f"An API key is not enough here: send the admin key in the header {ADMIN_HEADER}. "
+            f"{known[key]} is not enough here: send the admin key in the header {ADMIN_HEADER}. "
             f"{where}",
         )
-    fault = "is not right" if given is not None else _absence(headers)
+    fault = "is not right" if headers and given is not None else _absence(headers)
     raise RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
         f"The admin key {fault}: send it in the header {ADMIN_HEADER}. {where}",
@@ -112,6 +116,11 @@ def _given_key(request: web.Request) -> str | None:
 def _known_key(request: web.Request, spec: RouterSpec) -> str | None:
     given = _given_key(request)
     return None if given is None else _among(given, _keys(spec))
+
+
+def _is_sent(request: web.Request, key: str) -> bool:
+    given = _given_key(request)
+    return bool(key) and given is not None and _same(given, key)
 
 
 def _keys(spec: RouterSpec) -> list[str]:

@@ -15,12 +15,13 @@ from lmx.protocol.errors import ErrorCode
 
 class Access(StrEnum):
     """Who may use a route. INFERENCE: who has one of the API keys, everybody where there are
-    none. ADMIN: who has the admin key. LOCAL: everybody where only this machine can ask,
-    elsewhere as ADMIN."""
+    none. ADMIN: who has the admin key. METRICS: who has that or the metrics key. LOCAL:
+    everybody where only this machine can ask, elsewhere as METRICS."""
 
     OPEN = "open"
     INFERENCE = "inference"
     ADMIN = "admin"
+    METRICS = "metrics"
     LOCAL = "local"
 
 

@@ -26,9 +26,10 @@ _KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
     Access.OPEN: [],
     # Either is enough: where no keys are configured, everybody may ask.
     Access.INFERENCE: [{"apiKey": []}, {}],
-    Access.ADMIN: [{"adminKey": []}],
+    Access.ADMIN: [{"adminKey": []}, {"adminKeyAsBearer": []}],
+    Access.METRICS: [{"metricsKey": []}, {"adminKey": []}],
     # On a loopback address everybody may ask.
-    Access.LOCAL: [{"adminKey": []}, {}],
+    Access.LOCAL: [{"metricsKey": []}, {"adminKey": []}, {}],
 }
 
 _RETRY_STATUSES: Final = frozenset({429, 503})
@@ -71,6 +72,8 @@ def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
             },
             "securitySchemes": {
                 "apiKey": {"type": "http", "scheme": "bearer"},
+                "adminKeyAsBearer": {"type": "http", "scheme": "bearer"},
+                "metricsKey": {"type": "http", "scheme": "bearer"},
                 "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER},
             },
         },

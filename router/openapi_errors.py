@@ -63,6 +63,8 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
     codes = {*_ALWAYS, *_CLOSING, *endpoint.errors}
     if endpoint.method != "GET":
         codes.add(ErrorCode.ORIGIN_NOT_ALLOWED)
+    if endpoint.is_inference:
+        codes.add(ErrorCode.RATE_LIMIT_EXCEEDED)
     if endpoint.access is Access.INFERENCE:
         codes.update(_KEY)
     elif endpoint.access is not Access.OPEN:

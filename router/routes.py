@@ -141,7 +141,7 @@ def _operation() -> Iterator[Endpoint]:
         "GET", "/metrics", metrics, Access.LOCAL, "Metrics", "For Prometheus", quiet=True
     )
     yield Endpoint(
-        "GET", "/admin/metrics", admin_metrics, Access.ADMIN, "Metrics", "For Prometheus",
+        "GET", "/admin/metrics", admin_metrics, Access.METRICS, "Metrics", "For Prometheus",
         quiet=True,
     )  # fmt: skip
 
@@ -171,7 +171,8 @@ def _description() -> Iterator[Endpoint]:
 def _watching() -> Iterator[Endpoint]:
     use, tag = Access.ADMIN, "Operation"
     yield Endpoint(
-        "GET", "/admin/metrics/json", admin_metrics_json, use, "Metrics", "For dashboards",
+        "GET", "/admin/metrics/json", admin_metrics_json, Access.METRICS, "Metrics",
+        "For dashboards",
         answer=MetricsAnswer, quiet=True,
     )  # fmt: skip
     yield Endpoint(

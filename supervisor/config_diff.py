@@ -76,7 +76,7 @@ RESTART: Final = {
     "max_failures": _LIVE,
     "window_s": _LIVE,
 }
-SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER}
+SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER, "metrics_key": Needs.ROUTER}
 RATE_LIMITS: Final = {"per_key": Needs.ROUTER, "total": Needs.ROUTER}
 JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER}
 LOGS: Final = {"level": _BEATS, "max_bytes": _BEATS, "keep": _BEATS}

@@ -22,10 +22,12 @@ class ApiKeyConfig(Section):
 
 class SecurityConfig(Section):
     """The keys. ``api_keys``: a request needs one of them; none: no request needs any. One may
-    stand alone, or with a name and limits. ``admin_key``: instead of the one in ``admin.key``."""
+    stand alone, or with a name and limits. ``admin_key``: instead of the one in ``admin.key``.
+    ``metrics_key``: opens the metrics and nothing else; None: no key but the admin key does."""
 
     api_keys: tuple[ApiKeyConfig, ...] = ()
     admin_key: Key | None = None
+    metrics_key: Key | None = None
 
     @property
     def api_key_specs(self) -> tuple[ApiKey, ...]:
@@ -44,6 +46,11 @@ class SecurityConfig(Section):
         """The admin key as it is sent; None: the file's."""
         return None if self.admin_key is None else self.admin_key.get_secret_value()
 
+    @property
+    def metrics_key_text(self) -> str:
+        """The metrics key as it is sent; empty: there is none."""
+        return "" if self.metrics_key is None else self.metrics_key.get_secret_value()
+
     @field_validator("api_keys", mode="before")
     @classmethod
     def _keys_are_a_list(cls, value: Any) -> Any:
@@ -60,6 +67,8 @@ class SecurityConfig(Section):
             raise ValueError("api_keys has one key twice")
         if self.admin_key_text in keys:
             raise ValueError("admin_key is one of api_keys: who may ask may not administer")
+        if self.metrics_key is not None and self.metrics_key_text in (*keys, self.admin_key_text):
+            raise ValueError("metrics_key is another key too: it is for metrics alone")
         names = [one.name for one in self.api_keys if one.name]
         if len(set(names)) < len(names):
             raise ValueError("api_keys has one name twice")

@@ -124,6 +124,7 @@ def router_spec(
         allowed_hosts=server.allowed_hosts,
         cors_origins=server.cors_origins,
         api_keys=config.security.api_key_specs,
+        metrics_key=config.security.metrics_key_text,
         key_limits=config.rate_limits.per_key.spec,
         total_limits=config.rate_limits.total.spec,
         rescue=rescue,

@@ -25,13 +25,19 @@ from lmx.router.traffic import Record
 
 ADMIN = "the-admin-key-of-this-test"
 KEYS = ("first-inference-key", "second-inference-key-ключ")
+METRICS_KEY = "a-key-for-metrics-alone"
 OPEN_PATHS = {"/health", "/v1/health", "/status", "/admin/health"}
 
 
 @pytest.fixture
 def spec(tmp_path: Any) -> RouterSpec:
     return router_spec(
-        RunDirectory(tmp_path), 1, host="192.168.1.2", admin_key=ADMIN, api_keys=KEYS
+        RunDirectory(tmp_path),
+        1,
+        host="192.168.1.2",
+        admin_key=ADMIN,
+        api_keys=KEYS,
+        metrics_key=METRICS_KEY,
     )
 
 
@@ -117,7 +123,10 @@ def test_without_api_keys_everybody_may_infer(spec: RouterSpec) -> None:
         ([admin("\udcffключ")], UNKNOWN),
         ([admin(KEYS[0])], FORBIDDEN),
         ([admin(ADMIN), admin(ADMIN)], UNKNOWN),
-        ([bearer(ADMIN)], UNKNOWN),
+        # As Prometheus, and whoever knows one header alone, sends a key.
+        ([bearer(ADMIN)], None),
+        ([bearer(ADMIN), admin("wrong")], UNKNOWN),
+        ([bearer(METRICS_KEY), admin(ADMIN)], None),
         ([bearer("wrong")], UNKNOWN),
         ([bearer(KEYS[0])], FORBIDDEN),
         ([bearer(KEYS[0]), admin("wrong")], UNKNOWN),
@@ -129,6 +138,22 @@ def test_the_admin_key_and_nothing_else(
     spec: RouterSpec, who: Access, headers: list[tuple[str, str]], code: ErrorCode | None
 ) -> None:
     assert verdict(spec, who, *headers) is code
+
+
+def test_the_metrics_key_opens_the_metrics_and_nothing_else(spec: RouterSpec) -> None:
+    for who in (Access.METRICS, Access.LOCAL):
+        assert verdict(spec, who, bearer(METRICS_KEY)) is None
+        assert verdict(spec, who, admin(ADMIN)) is None
+        assert verdict(spec, who, bearer(ADMIN)) is None
+        assert verdict(spec, who, bearer(KEYS[0])) is FORBIDDEN
+        assert verdict(spec, who, bearer(METRICS_KEY + "x")) is UNKNOWN
+        assert verdict(replace(spec, metrics_key=""), who, bearer(METRICS_KEY)) is UNKNOWN
+        assert verdict(replace(spec, metrics_key=""), who) is UNKNOWN
+    assert verdict(spec, Access.ADMIN, bearer(METRICS_KEY)) is FORBIDDEN
+    assert verdict(spec, Access.ADMIN, admin(METRICS_KEY)) is FORBIDDEN
+    assert verdict(spec, Access.INFERENCE, bearer(METRICS_KEY)) is UNKNOWN
+    metrics = {endpoint.path for endpoint in ROUTES if endpoint.access is Access.METRICS}
+    assert metrics == {"/admin/metrics", "/admin/metrics/json"}
 
 
 def test_an_empty_admin_key_opens_nothing(spec: RouterSpec) -> None:
@@ -195,7 +220,9 @@ def test_what_is_open_is_health_and_its_description() -> None:
 def test_every_admin_path_but_its_health_needs_the_admin_key() -> None:
     for endpoint in ROUTES:
         if endpoint.path.startswith(("/admin/", "/engines")) and endpoint.path != "/admin/health":
-            assert endpoint.access is Access.ADMIN, endpoint.path
+            metrics = endpoint.path.startswith("/admin/metrics")
+            wanted = Access.METRICS if metrics else Access.ADMIN
+            assert endpoint.access is wanted, endpoint.path
 
 
 async def test_every_route_of_the_table_over_http() -> None:

@@ -84,8 +84,10 @@ def test_each_route_says_which_key_it_needs(document: dict[str, Any]) -> None:
                 assert named == set()
             case Access.INFERENCE:
                 assert named == {"apiKey"}
-            case Access.ADMIN | Access.LOCAL:
-                assert named == {"adminKey"}
+            case Access.ADMIN:
+                assert named == {"adminKey", "adminKeyAsBearer"}
+            case Access.METRICS | Access.LOCAL:
+                assert named == {"adminKey", "metricsKey"}
         assert ("401" in operation["responses"]) == bool(named)
 
 
