@@ -249,6 +249,7 @@ class Generations:
         """Check answers that are whole before their ends are told."""
         del self._by_job[opened.job_id]
         self._prompts.run(
+            _told_nothing,
             lambda: None if opened.gone else review.fault(),
             lambda future: self._reviewed(opened, review, end, future),
         )
@@ -274,6 +275,7 @@ class Generations:
             opened.repeat(next(self._job_ids))
             arrived_s = time.monotonic() - end.timings.queue_s - end.timings.prefill_s
             self._prompts.run(
+                _told_nothing,
                 lambda: self._prepare(opened, arrived_s - end.timings.decode_s, again=True),
                 lambda again: self._prepared_again(opened, again),
             )
@@ -344,3 +346,7 @@ class Generations:
                 opened.flush(part)
                 part.failed.append(Failed(stream_id, code, message))
         opened.log_end(end)
+
+
+def _told_nothing() -> None:
+    """The router hears nothing of a turn on the prompt thread after the first."""
