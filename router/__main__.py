@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lmx.protocol.codec import decode
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.heap import map_large_blocks
 from lmx.protocol.logs import LogFile, configure_logs
 from lmx.protocol.specs import RouterSpec
 from lmx.router.farewell import block_signal
@@ -22,6 +23,7 @@ from lmx.router.process import serve
 
 def main() -> int:
     """Run the router; return the exit status."""
+    map_large_blocks()
     block_signal()
     try:
         spec = decode(sys.stdin.buffer.read()).message

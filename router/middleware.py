@@ -14,7 +14,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
-from lmx.protocol.heap import trim_heap
 from lmx.protocol.ids import accept_request_id
 from lmx.router.access import check_access
 from lmx.router.allowed_hosts import HostCheck
@@ -29,8 +28,6 @@ from lmx.router.traffic import CLIENT_LEFT, RECORD, Record, Traffic
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 JOB_ID_HEADER: Final = "X-Job-Id"
-
-_LARGE_BODY_BYTES: Final = 1024 * 1024
 
 _CLIENT_LEFT_STATUS: Final = 499
 """For the log alone, nobody is there to see it; nginx's number for the case."""
@@ -82,9 +79,6 @@ def make_middleware(
                 if not is_preflight(request):
                     metrics = request.app[SERVICES].metrics
                     metrics.request_ended(record, endpoint_of(request), status)
-                if (request.content_length or 0) >= _LARGE_BODY_BYTES:
-                    # Once the body and all that was made of it have gone with the request.
-                    asyncio.get_running_loop().call_soon(trim_heap)
 
     return serve
 

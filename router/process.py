@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from aiohttp import web
 from lmx.protocol.control import RouterBeat, RouterHello
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.heap import trim_heap
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.specs import RouterSpec
 from lmx.router.access import key_name
@@ -27,6 +29,7 @@ from lmx.router.connections import ConnectionLimit, most_connections, open_files
 from lmx.router.event_feed import EventFeed
 from lmx.router.farewell import Farewell, hung_error, watch_in_thread
 from lmx.router.generation import Dispatcher
+from lmx.router.heap_pace import HeapPace
 from lmx.router.job_store import JobStore
 from lmx.router.kept_counts import KeptCounts
 from lmx.router.live_requests import LiveRequests
@@ -50,6 +53,9 @@ _BACKLOG: Final = 1024
 
 _LINGER_S: Final = 1.0
 """For connections that were taken last to send their request."""
+
+_TRIM_INTERVAL_S: Final = 2.0
+"""Between two looks at whether there is freed memory to give back."""
 
 _SWEEP_INTERVAL_S: Final = 60.0
 """Between two looks at which job records are too old."""
@@ -249,6 +255,7 @@ async def serve(spec: RouterSpec) -> None:
         asyncio.create_task(taken_for_hung.wait()),
         asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
         asyncio.create_task(_retired(router, told_to_retire)),
+        asyncio.create_task(_give_back()),
         link,
     ]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -264,6 +271,24 @@ async def serve(spec: RouterSpec) -> None:
     else:
         await router.stop(spec.shutdown_grace_s)
     _log.info("router.stopped")
+
+
+async def _give_back() -> None:
+    """Return freed memory to the system for as long as the process lives, in a thread: the
+    allocator works at it for some hundredths of a second for each 100 MiB."""
+    process = psutil.Process()
+    pace = HeapPace(process.memory_info().rss)
+    while True:
+        await asyncio.sleep(_TRIM_INTERVAL_S)
+        before_bytes, began_s = process.memory_info().rss, time.monotonic()
+        if pace.is_due(before_bytes, began_s):
+            await asyncio.to_thread(trim_heap)
+            now_s = time.monotonic()
+            given_bytes = before_bytes - process.memory_info().rss
+            pace.trimmed(given_bytes, now_s)
+            _log.debug(
+                "router.trimmed", given_back_bytes=given_bytes, took_s=round(now_s - began_s, 3)
+            )
 
 
 async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:

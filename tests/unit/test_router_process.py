@@ -370,3 +370,27 @@ async def test_it_imports_nothing_heavy() -> None:
     )
     output, _ = await process.communicate()
     assert output.strip() == b"[]"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc's allocator is asked to")
+async def test_memory_comes_back_after_slow_readers() -> None:
+    async def flood(fake: FakeStream) -> None:
+        await fake.accept()
+        with contextlib.suppress(asyncio.CancelledError, AssertionError):
+            while not fake.cancelled:
+                await fake.say_within_credit("x" * 20_000)
+
+    async with (
+        fake_peers() as (context, run_dir),
+        supervised(context, run_dir, flood),
+        router_process(run_dir) as started,
+        aiohttp.ClientSession() as http,
+    ):
+        await settled(started, http)
+        memory = psutil.Process(started.process.pid).memory_info
+        base_bytes = memory().rss
+        async with contextlib.AsyncExitStack() as readers:
+            for _ in range(20):
+                await readers.enter_async_context(slow_reader(started))
+            await until(lambda: memory().rss > base_bytes + 120 * 2**20, 30)
+        await until(lambda: memory().rss < base_bytes + 80 * 2**20, 90)
