@@ -48,9 +48,11 @@ _FIELDS: Final[dict[str, str]] = {
     "logit_bias": "Added to tokens: token ids, as strings, to -100 ... 100",
     # Several answers.
     "n": "Answers that are returned. Default: 1",
-    "best_of": "Answers that are made, of which the `n` best are returned. Default: `n`",
+    "best_of": "Answers that are made, of which the `n` best are returned. On /v3 the width of a "
+    "beam search. Default: `n`",
     "use_beam_search": "Find the answers by beam search. Default: false",
-    "length_penalty": "Beams: scores are divided by the length to this power. Default: 1",
+    "length_penalty": "Scores of beams are divided by the length to this power; an error without "
+    "beams. Default: 1",
     # The form of the answer.
     "response_format": "Text, JSON, or JSON that a schema describes, which is enforced",
     "structured_outputs": "One of several forms, which is enforced: vLLM's way",

@@ -67,7 +67,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         max_tokens=request.token_limit,
         stop=request.stop_texts,
         include_stop=request.include_stop(ovms=ovms),
-        search=search_of(request),
+        search=search_of(request, ovms=ovms),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         template_kwargs=request.chat_template_kwargs,
         structure=structure_of(request),

@@ -121,7 +121,7 @@ def parse_completion(
         request = request.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, COMPLETION)
-    search = search_of(request)
+    search = search_of(request, ovms=ovms)
     prompts = request.prompts
     if len(prompts) * search.best_of > MAX_ANSWERS:
         raise RequestError(

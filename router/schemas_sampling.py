@@ -82,12 +82,14 @@ def sampling_of(fields: SamplingFields) -> Sampling:
     )
 
 
-def search_of(fields: SamplingFields) -> Search:
+def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
     """Return how many answers are made, how, and how many of them are given.
 
-    Beams search when they are asked for by name, and as OVMS has it: when more answers are made
-    than given and no temperature above 0 is there to sample them with. Raises
-    :class:`RequestError` when fewer are made than given.
+    Beams search when they are asked for by name, and when more answers are made than given and no
+    temperature above 0 is there to sample them with. ``ovms``: by the rules of /v3, where
+    ``best_of`` above 1 is the width of a beam search whatever else is said. Raises
+    :class:`RequestError` when fewer are made than given, and for a ``length_penalty`` without
+    beams.
     """
     given = fields.n or 1
     made = given if fields.best_of is None else fields.best_of
@@ -99,10 +101,21 @@ def search_of(fields: SamplingFields) -> Search:
             param="best_of",
         )
     sampled = bool(fields.temperature) and fields.top_p != 0
+    beam = bool(fields.use_beam_search) or (made > given and not sampled)
+    if ovms and fields.best_of is not None and fields.best_of > 1:
+        beam = True
+    # What changes nothing may always be said: some clients send every default.
+    if not beam and fields.length_penalty not in (None, 1.0):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`length_penalty` ranks the answers of a beam search, and this is none: leave it out, "
+            "or ask for beams with `use_beam_search: true`.",
+            param="length_penalty",
+        )
     return Search(
         n=given,
         best_of=made,
-        beam=bool(fields.use_beam_search) or (made > given and not sampled),
+        beam=beam,
         length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
     )
 

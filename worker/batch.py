@@ -142,7 +142,7 @@ class Batch:
         for started in result.started:
             if (live := self._job_of.get(started.row_id)) is not None:
                 try:
-                    self._started(engine, live, started)
+                    self._started(engine, live, started, now)
                 except Exception as error:
                     self._fail(engine, live, error)
         for drafts in result.drafts:
@@ -221,11 +221,13 @@ class Batch:
         self._kv.begin(row)
         engine.admit(row)
 
-    def _started(self, engine: Engine, live: LiveJob, started: RowStarted) -> None:
+    def _started(self, engine: Engine, live: LiveJob, started: RowStarted, now: float) -> None:
         if live.started is None:
             live.started = started
         if live.job.rows[0].beam is not None:
             self._searching.add(started.row_id)
+            # It shows no token before its end, but from here on it makes them.
+            live.first_token_s = now
         # The answers of a beam search begin when they are found.
         elif live.job.rules.echo:
             echo_prompt(engine, live.job, live.rows[started.row_id], started, self.outputs)
@@ -238,7 +240,6 @@ class Batch:
         hypotheses: Sequence[Hypothesis],
         now: float,
     ) -> None:
-        live.first_token_s = live.first_token_s or now
         live.rows.pop(row_id)
         self._forget(row_id)
         try:

@@ -1,8 +1,9 @@
 """Beam search over one prompt: several beams that decode as a batch of their own.
 
-A beam's score is made of the model's own logprobs: log-softmax of the raw logits. A constraint
-takes tokens away without raising the others' chances, as in Transformers; no other sampling
-parameter has a part in it.
+A beam's score is made of logprobs: log-softmax of the logits, after penalties, biases and bans
+where there are some, each beam's by its own tokens; that is what sampling at temperature 1 draws
+from. A constraint takes tokens away without raising the others' chances, as in Transformers;
+temperature and filters have no part in it. The scores that are told of tokens are the model's own.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from lmx.worker.beam_ranking import Continuation, choose, considered, is_settled, score
-from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, TokenScores
+from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling, TokenScores
 from lmx.worker.mlx_filters import candidates
 from lmx.worker.mlx_forward import PromptCache, cache_states
 from lmx.worker.mlx_mask import fit_mask, mask_rows
+from lmx.worker.mlx_penalties import LogitEdits, apply_edits
 
 Decode = Callable[[mx.array, PromptCache], mx.array]
 """Feeds a token to each row, [rows, 1], and returns the logits after it, [rows, vocabulary]."""
@@ -34,11 +36,12 @@ class _Beam(NamedTuple):
     tail: _Tail | None
     total: float
     constraint: Constraint | None
+    edits: LogitEdits | None
 
 
 class _Ranking(NamedTuple):
-    """What may follow the running beams. ``logprobs`` are by beam and token; ``tops`` by beam,
-    the likeliest tokens, empty where nobody asked."""
+    """What may follow the running beams. ``logprobs`` are the model's own, by beam and token, and
+    ``tops`` the likeliest tokens, by beam; both empty where nobody asked."""
 
     continuations: Sequence[Continuation]
     logprobs: dict[tuple[int, int], float]
@@ -50,7 +53,8 @@ class BeamGroup:
 
     ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1,
     vocabulary] are those of its end. ``constraint`` is used up as well. At least one token is
-    made, and ``max_tokens`` at most.
+    made, and ``max_tokens`` at most. Of ``sampling``, which is for ``prompt`` too, only what edits
+    logits counts.
     """
 
     def __init__(
@@ -62,15 +66,19 @@ class BeamGroup:
         max_tokens: int,
         constraint: Constraint | None,
         top_logprobs: int | None,
+        sampling: RowSampling,
+        prompt: Sequence[int],
     ) -> None:
         self._forward = forward
+        self._min_tokens = sampling.min_tokens
         self._prompt_cache = prompt_cache
         self._first_logits: mx.array | None = first_logits
         self._beam = beam
         self._max_tokens = max_tokens
         self._top_logprobs = top_logprobs
         self._length = 0
-        self._running = [_Beam(None, 0.0, constraint)]
+        edits = LogitEdits(sampling, prompt) if LogitEdits.needed(sampling) else None
+        self._running = [_Beam(None, 0.0, constraint, edits)]
         self._kept: list[Hypothesis] = []
 
     def step(self) -> Sequence[Hypothesis] | None:
@@ -101,23 +109,40 @@ class BeamGroup:
 
     def _rank(self, logits: mx.array) -> _Ranking:
         logits = logits.astype(mx.float32)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        told = self._top_logprobs is not None
+        edited = self._edited(logits)
+        logprobs = _log_softmax(edited)
+        own = _log_softmax(logits) if told and edited is not logits else logprobs
         values, tokens = candidates(self._masked(logprobs), considered(self._beam))
-        tops = list(candidates(logprobs, self._top_logprobs)) if self._top_logprobs else []
+        own_values = [mx.take_along_axis(own, tokens, axis=-1)] if told else []
+        tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
         # What no logit depends on, such as a cache's offsets, would never be evaluated.
-        mx.eval(values, tokens, tops, cache_states(self._prompt_cache))
-        found = {
-            (beam, token): logprob
+        mx.eval(values, tokens, own_values, tops, cache_states(self._prompt_cache))
+        continuations = [
+            Continuation(self._running[beam].total + logprob, beam, token)
             for beam, row in enumerate(_pairs(tokens, values))
             for token, logprob in row
             if logprob > -float("inf")
-        }
-        continuations = [
-            Continuation(self._running[beam].total + logprob, beam, token)
-            for (beam, token), logprob in found.items()
         ]
+        found = {
+            (beam, token): logprob
+            for each in own_values
+            for beam, row in enumerate(_pairs(tokens, each))
+            for token, logprob in row
+        }
         ranked = _pairs(tops[1], tops[0]) if tops else [()] * len(self._running)
         return _Ranking(continuations, found, ranked)
+
+    def _edited(self, logits: mx.array) -> mx.array:
+        banned = self._length < self._min_tokens
+        edits = {
+            index: beam.edits
+            for index, beam in enumerate(self._running)
+            if beam.edits is not None and (banned or not beam.edits.idle)
+        }
+        if not edits:
+            return logits
+        return apply_edits(logits, list(edits), list(edits.values()), [banned] * len(edits))
 
     def _masked(self, logprobs: mx.array) -> mx.array:
         masks = {}
@@ -155,14 +180,19 @@ class BeamGroup:
         heirs = {beam: index for index, beam in enumerate(parents)}
         running = []
         for index, one in enumerate(chosen):
-            constraint = self._running[one.beam].constraint
-            if constraint is not None and heirs[one.beam] != index:
-                # The last of a beam's successors takes the constraint itself.
-                constraint = constraint.fork()
-            running.append(_Beam(self._extend(one, ranking), one.total, constraint))
+            parent = self._running[one.beam]
+            constraint, edits = parent.constraint, parent.edits
+            if heirs[one.beam] != index:
+                # The last of a beam's successors takes what it had itself.
+                constraint = None if constraint is None else constraint.fork()
+                edits = None if edits is None else edits.fork()
+            running.append(_Beam(self._extend(one, ranking), one.total, constraint, edits))
         for beam in running:
+            token = cast(_Tail, beam.tail).token
             if beam.constraint is not None:
-                beam.constraint.accept(cast(_Tail, beam.tail).token)
+                beam.constraint.accept(token)
+            if beam.edits is not None:
+                beam.edits.accept(token)
         if self._length == 1:
             self._prompt_cache = [
                 layer.merge([layer] * len(parents)) for layer in self._prompt_cache
@@ -179,6 +209,10 @@ class BeamGroup:
             logprob = ranking.logprobs[one.beam, one.token]
             scores = TokenScores(logprob, ranking.tops[one.beam])
         return _Tail(one.token, scores, self._running[one.beam].tail)
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def _pairs(tokens: mx.array, values: mx.array) -> list[tuple[tuple[int, float], ...]]:

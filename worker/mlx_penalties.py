@@ -6,6 +6,7 @@ are touched, a few hundred of a vocabulary; a row's edits grow by one token at a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Final
 
@@ -60,6 +61,15 @@ class LogitEdits:
             or sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
         )
+
+    def fork(self) -> LogitEdits:
+        """Return one in the same state that goes its own way: for the beams of a search."""
+        forked = copy.copy(self)
+        forked._times, forked._slots = self._times.copy(), self._slots.copy()
+        forked._tokens, forked._factors, forked._offsets = (
+            array.copy() for array in (self._tokens, self._factors, self._offsets)
+        )
+        return forked
 
     @property
     def size(self) -> int:

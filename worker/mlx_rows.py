@@ -271,6 +271,8 @@ class RowSet:
             row.max_tokens,
             row.constraint,
             row.top_logprobs,
+            row.sampling,
+            row.prompt,
         )
 
     def _keep_prompt(self, prefill: PromptPrefill) -> None:

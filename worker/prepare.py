@@ -26,15 +26,6 @@ from lmx.worker.kv_admission import most_tokens
 from lmx.worker.output_parser import OutputParser
 from lmx.worker.sampling_defaults import answer_seed, resolve_max_tokens, resolve_sampling
 
-_NOT_WITH_BEAMS: Final[dict[str, object]] = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "logit_bias": (),
-    "min_tokens": 0,
-}
-"""What beams can't be held to, and the values that ask nothing."""
-
 _AGAIN_TEMPERATURE: Final = 0.7
 _SEEDS: Final = 2**63 - 1
 
@@ -146,14 +137,6 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSea
     search = request.search
     if not search.beam:
         return None
-    for name, neutral in _NOT_WITH_BEAMS.items():
-        if getattr(request.sampling, name) not in (None, neutral):
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                f"`{name}` has no meaning in a beam search: leave it out, or sample with "
-                "a `temperature` above 0.",
-                param=name,
-            )
     width = max(search.best_of, search.n)
     if width > spec.max_rows:
         param = "best_of" if search.best_of > search.n else "n"

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from mlx_vlm.utils import load
+from sampling_reference import edited
 from tiny_models import make_tiny_model
 
 from lmx.worker.beam_ranking import score
-from lmx.worker.engine import BeamSearch, Constraint, Hypothesis
+from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling
 from lmx.worker.mlx_beam import BeamGroup
 from lmx.worker.mlx_forward import Forward
 
@@ -25,6 +26,7 @@ Logprobs = Callable[[tuple[int, ...]], npt.NDArray[np.float64]]
 Allowed = Callable[[tuple[int, ...]], set[int] | None]
 VOCABULARY = 12
 END = 0
+PLAIN = RowSampling(1.0)
 
 
 class History:
@@ -55,7 +57,7 @@ def table_logprobs(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
     return log_softmax(table_logits(answer))
 
 
-def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def log_softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     exact = logits.astype(np.float64)
     shifted = exact - exact.max()
     logprobs: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
@@ -81,10 +83,22 @@ def table_search(
     max_tokens: int,
     constraint: Constraint | None = None,
     top_logprobs: int | None = None,
+    sampling: RowSampling = PLAIN,
+    prompt: Sequence[int] = (),
 ) -> list[Hypothesis]:
     first = mx.array(table_logits(())[None])
     return search(
-        BeamGroup(table_forward, [History([()])], first, beam, max_tokens, constraint, top_logprobs)
+        BeamGroup(
+            table_forward,
+            [History([()])],
+            first,
+            beam,
+            max_tokens,
+            constraint,
+            top_logprobs,
+            sampling,
+            prompt,
+        )
     )
 
 
@@ -173,11 +187,12 @@ def test_of_equally_likely_continuations_the_lower_tokens_come_first() -> None:
         return mx.zeros((tokens.shape[0], 4))
 
     beam = BeamSearch(3, 1.0, frozenset())
-    found = search(BeamGroup(even, [History([()])], mx.zeros((1, 4)), beam, 2, None, None))
+    first = mx.zeros((1, 4))
+    found = search(BeamGroup(even, [History([()])], first, beam, 2, None, None, PLAIN, ()))
     assert [one.tokens for one in found] == [[0, 0], [0, 1], [0, 2]]
     # An end that is as likely as all else is the end.
     one = BeamSearch(1, 1.0, frozenset({0}))
-    group = BeamGroup(even, [History([()])], mx.zeros((1, 4)), one, 5, None, None)
+    group = BeamGroup(even, [History([()])], first, one, 5, None, None, PLAIN, ())
     assert [one.tokens for one in group.step() or ()] == [[0]]
 
 
@@ -259,6 +274,65 @@ def test_every_beam_keeps_to_the_constraint(width: int, max_tokens: int) -> None
             assert [token for token, _ in scores.top] == best.tolist()
 
 
+PROMPT = (3, 5, 5, 7)
+EDITS: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.7},
+    "repetition, invited": {"repetition_penalty": 0.6},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.9},
+    "frequency, invited": {"frequency_penalty": -0.8},
+    "bias": {"logit_bias": ((4, 2.0), (END, -1.0), (6, -100.0))},
+    "no end yet": {"min_tokens": 4},
+    "all of them": {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.4,
+        "logit_bias": ((2, 1.0),),
+        "min_tokens": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+def test_each_beam_is_penalised_by_its_own_text(
+    name: str, width: int, length_penalty: float
+) -> None:
+    sampling = RowSampling(1.0, end_ids=frozenset({END}), **EDITS[name])
+
+    def logprobs(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        return log_softmax(
+            edited(table_logits(answer).astype(np.float64), sampling, PROMPT, answer)
+        )
+
+    beam = BeamSearch(width, length_penalty, frozenset({END}))
+    expected = reference_search(logprobs, beam, 9)
+    assert expected != reference_search(table_logprobs, beam, 9)
+    found = table_search(beam, 9, sampling=sampling, prompt=PROMPT, top_logprobs=2)
+    assert_same(found, expected)
+    for one in found:
+        # What is told of a token is the model's own word of it.
+        for index, (token, scores) in enumerate(zip(one.tokens, one.scores, strict=True)):
+            own = table_logprobs(tuple(one.tokens[:index]))
+            assert scores.logprob == pytest.approx(own[token], abs=1e-5)
+            assert [each for each, _ in scores.top] == np.argsort(-own)[:2].tolist()
+
+
+def test_penalties_go_with_a_grammar() -> None:
+    sampling = RowSampling(1.0, presence_penalty=1.0, repetition_penalty=1.2)
+    beam = BeamSearch(3, 1.0, frozenset({END}))
+    expected = reference_search(
+        lambda answer: log_softmax(
+            edited(table_logits(answer).astype(np.float64), sampling, PROMPT, answer)
+        ),
+        beam,
+        9,
+        rising,
+    )
+    assert_same(table_search(beam, 9, Grammar(rising), sampling=sampling, prompt=PROMPT), expected)
+
+
 def test_fewer_hypotheses_where_a_constraint_allows_no_more() -> None:
     def choice(answer: tuple[int, ...]) -> set[int]:
         return {(): {3, 5}, (3,): {END}, (5,): {6}, (5, 6): {END}}[answer]
@@ -281,13 +355,18 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_a_model_s_caches_follow_the_beams(tiny: Forward, width: int) -> None:
+@pytest.mark.parametrize("penalised", [False, True])
+def test_a_model_s_caches_follow_the_beams(tiny: Forward, width: int, penalised: bool) -> None:
     # Longer than gemma3's window of 16 before it begins, and when it ends.
     prompt = [(7 * n) % 250 for n in range(21)]
+    sampling = PLAIN
+    if penalised:
+        sampling = RowSampling(1.0, repetition_penalty=1.3, frequency_penalty=0.5)
 
     def whole(answer: tuple[int, ...]) -> npt.NDArray[np.float64]:
         logits = tiny.decode(mx.array([[*prompt, *answer]]), tiny.new_cache(), None)
-        return log_softmax(np.array(logits[0, -1].astype(mx.float32)))
+        exact = np.array(logits[0, -1].astype(mx.float32), np.float64)
+        return log_softmax(edited(exact, sampling, prompt, answer))
 
     def forward(tokens: mx.array, cache: list[Any]) -> mx.array:
         return tiny.decode(tokens, cache, None)[:, -1, :]
@@ -299,4 +378,5 @@ def test_a_model_s_caches_follow_the_beams(tiny: Forward, width: int) -> None:
     assert width == 1 or max(len(answer) for answer, _ in expected) > 4
     cache = tiny.new_cache()
     first = tiny.decode(mx.array([prompt]), cache, None)[:, -1, :]
-    assert_same(search(BeamGroup(forward, cache, first, beam, 12, None, None)), expected)
+    group = BeamGroup(forward, cache, first, beam, 12, None, None, sampling, prompt)
+    assert_same(search(group), expected)

@@ -253,13 +253,50 @@ SEARCHES: list[tuple[dict[str, Any], Search]] = [
         {"use_beam_search": True, "best_of": 4, "temperature": 1, "length_penalty": -1.5},
         Search(best_of=4, beam=True, length_penalty=-1.5),
     ),
-    ({"use_beam_search": False, "length_penalty": 0}, Search(length_penalty=0.0)),
+    ({"use_beam_search": False, "length_penalty": 1}, Search()),
 ]
 
 
 @pytest.mark.parametrize(("fields", "search"), SEARCHES)
 def test_search(fields: dict[str, Any], search: Search) -> None:
     assert parse_chat(chat(**fields))[1].search == search
+
+
+@pytest.mark.parametrize("ovms", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"best_of": 2, "temperature": 1}])
+@pytest.mark.parametrize("length_penalty", [0, 2.5])
+def test_a_length_penalty_needs_beams(
+    fields: dict[str, Any], length_penalty: float, ovms: bool
+) -> None:
+    if ovms and "best_of" in fields:
+        search = parse_chat(chat(**fields, length_penalty=length_penalty), ovms=True)[1].search
+        assert (search.beam, search.length_penalty) == (True, length_penalty)
+        return
+    for parse in (parse_chat, parse_completion):
+        body = chat() if parse is parse_chat else {"model": "m", "prompt": "x"}
+        with pytest.raises(RequestError, match="beam") as caught:
+            parse(body | fields | {"length_penalty": length_penalty}, ovms=ovms)
+        assert (caught.value.code, caught.value.param) == (VALUE, "length_penalty")
+
+
+@pytest.mark.parametrize(
+    ("fields", "search"),
+    [
+        ({}, Search()),
+        ({"n": 3}, Search(n=3, best_of=3)),
+        ({"best_of": 1}, Search()),
+        ({"best_of": 3}, Search(best_of=3, beam=True)),
+        ({"n": 3, "best_of": 3}, Search(n=3, best_of=3, beam=True)),
+        ({"n": 2, "best_of": 4, "temperature": 0.7}, Search(n=2, best_of=4, beam=True)),
+        ({"n": 2, "best_of": 4, "top_p": 0.5}, Search(n=2, best_of=4, beam=True)),
+    ],
+)
+def test_on_v3_best_of_is_the_width_of_a_beam_search(
+    fields: dict[str, Any], search: Search
+) -> None:
+    assert parse_chat(chat(**fields), ovms=True)[1].search == search
+    completion = {"model": "m", "prompt": "x", **fields}
+    assert parse_completion(completion, ovms=True)[1][0].search == search
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": None}, "a": {}}}

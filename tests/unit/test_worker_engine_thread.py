@@ -463,6 +463,18 @@ async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start
     assert usage.completion_tokens == 8
 
 
+async def test_a_beam_search_says_when_it_was_read_and_how_long_it_wrote(start: Start) -> None:
+    """Its text comes all at the end: that is not its first token."""
+    recorder = await start()
+    # The scripted engine finds all in a single step.
+    job = recorder.submit(
+        tokens=10, step_s=0.2, prefill_s=0.3, beam=BeamSearch(2, 1.0, frozenset({0}))
+    )
+    end = await recorder.end(job)
+    assert isinstance(end, JobFinished)
+    assert end.timings.prefill_s >= 0.25 and end.timings.decode_s >= 0.15
+
+
 async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
     recorder = await start()
     job = recorder.submit(tokens=50, step_s=0.002)
