@@ -128,6 +128,7 @@ class Generations:
         self._open[key] = opened
         arrived_s = time.monotonic()
         self._prompts.run(
+            request.owner,
             lambda: self._tell_preparing(opened),
             lambda: self._prepare(opened, arrived_s),
             lambda future: self._prepared(opened, future),
@@ -249,6 +250,7 @@ class Generations:
         """Check answers that are whole before their ends are told."""
         del self._by_job[opened.job_id]
         self._prompts.run(
+            opened.request.owner,
             _told_nothing,
             lambda: None if opened.gone else review.fault(),
             lambda future: self._reviewed(opened, review, end, future),
@@ -275,6 +277,7 @@ class Generations:
             opened.repeat(next(self._job_ids))
             arrived_s = time.monotonic() - end.timings.queue_s - end.timings.prefill_s
             self._prompts.run(
+                opened.request.owner,
                 _told_nothing,
                 lambda: self._prepare(opened, arrived_s - end.timings.decode_s, again=True),
                 lambda again: self._prepared_again(opened, again),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
+from lmx.worker.fair_queue import FairQueue
 from lmx.worker.progress import ProgressClock
 
 _T = TypeVar("_T")
@@ -21,16 +21,18 @@ class _Call(NamedTuple):
 
 
 class PromptThread:
-    """First come, first served. Methods are called on the event loop."""
+    """Owners take turns, so that what one asks for keeps the others waiting for one call at most.
+    Methods are called on the event loop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompt")
-        self._waiting: deque[_Call] = deque()
+        self._waiting: FairQueue[_Call] = FairQueue()
         self._busy = False
         self.clock = ProgressClock()
 
     def run(
         self,
+        owner: str,
         begins: Callable[[], None],
         function: Callable[[], _T],
         done: Callable[[asyncio.Future[_T]], None],
@@ -38,12 +40,12 @@ class PromptThread:
         """Call ``begins`` on the loop when the turn has come, right before ``function`` on the
         thread, then ``done`` on the loop. The caller bounds how many calls wait."""
         self.clock.begin(time.monotonic())
-        self._waiting.append(_Call(begins, function, done))
+        self._waiting.add(owner, _Call(begins, function, done))
         if not self._busy:
             self._next()
 
     def _next(self) -> None:
-        call = self._waiting.popleft()
+        call = self._waiting.pop()
         self._busy = True
         loop = asyncio.get_running_loop()
         try:

@@ -84,6 +84,7 @@ class Tasks:
         self._open[key] = self._by_id[task.task_id] = task
         self.requests_total += 1
         self._prompts.run(
+            request.owner,
             lambda: self._tell_preparing(task),
             lambda: self._plan(task),
             lambda future: self._planned(task, future),

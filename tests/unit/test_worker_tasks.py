@@ -355,3 +355,26 @@ async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: S
     assert seen == [("1", [1]), ("3", [1, 3])]
     rig.embed(4, "a")
     await until(lambda: rig.preparing == [1, 3, 4])
+
+
+async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
+    """Somebody whose prompts take long keeps others waiting for one of them, not for all."""
+    rig = await start()
+    goes_on = threading.Event()
+    seen: list[str] = []
+
+    def encode(source: Any) -> Any:
+        seen.append(source.text)
+        goes_on.wait(20)
+        raise ZeroDivisionError
+
+    rig.engine.encode = encode
+    for number, owner in enumerate("aaaaab", start=1):
+        prompt = f"{owner}{number}"
+        rig.generations.generate(
+            ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner)
+        )
+    await until(lambda: seen)
+    goes_on.set()
+    await rig.end_of(5)
+    assert seen == ["a1", "b6", "a2", "a3", "a4", "a5"]
