@@ -10,11 +10,12 @@ from aiohttp import web
 from lmx.protocol.inventory import Deleted, DeleteModel
 from lmx.router.admin_status import machine_memory
 from lmx.router.answer_admin import DeleteAnswer, LoadAnswer, UnloadAnswer
+from lmx.router.answer_operation import MemoryReturned
 from lmx.router.body import read_object
 from lmx.router.invalid import validated
 from lmx.router.json_answer import json_answer, to_gb
 from lmx.router.model_loading import loaded, unloaded
-from lmx.router.operating import ask, line_of, live_status, params_named
+from lmx.router.operating import ask, line_of, live_status, memory_back, params_named
 from lmx.router.schemas_admin import DeleteQuery, LoadRequest, UnloadRequest
 from lmx.router.services import SERVICES
 from lmx.router.traffic import RECORD
@@ -61,11 +62,14 @@ async def unload_model(request: web.Request) -> web.Response:
         record.model = model.model_id
         before = line_of(await live_status(services.supervisor), model.model_id)
         await unloaded(services, model)
+    pid, held_bytes = (None, 0) if before is None else (before["pid"], before["memory_bytes"])
+    memory = await memory_back(services.supervisor, model.model_id, pid)
     return json_answer(
         UnloadAnswer(
             success=True,
             model_id=model.model_id,
-            memory_freed_gb=to_gb(0 if before is None else before["memory_bytes"]),
+            memory_freed_gb=to_gb(held_bytes if memory is None else memory["returned_bytes"]),
+            memory=None if memory is None else MemoryReturned(**memory),
         )
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lmx.router.answer_operation import MemoryReturned
 from lmx.router.answer_types import Answer
 
 
@@ -123,11 +124,13 @@ class LoadAnswer(Answer):
 
 
 class UnloadAnswer(Answer):
-    """POST /admin/models/unload."""
+    """POST /admin/models/unload. ``memory_freed_gb`` is what was measured to come back; where that
+    took too long, ``memory`` is null and it is what the worker held."""
 
     success: Literal[True]
     model_id: str
     memory_freed_gb: float
+    memory: MemoryReturned | None
 
 
 class DeleteAnswer(Answer):

@@ -31,12 +31,23 @@ class MetricsAnswer(Answer):
     uptime_seconds: float
 
 
+class MemoryReturned(Answer):
+    """What came back of an ended worker's memory, ``took_s`` after it was sent to its end."""
+
+    returned_bytes: int
+    missing_bytes: int
+    took_s: float
+    detail: str
+
+
 class LastExit(Answer):
-    """How a model's last worker ended."""
+    """How a model's last worker ended. ``memory`` null: it is still being measured."""
 
     cause: str
     detail: str
     at_s: float
+    pid: int | None = None
+    memory: MemoryReturned | None = None
 
 
 class WorkerLine(Answer):
@@ -77,12 +88,14 @@ class WorkersAnswer(Answer):
 
 
 class KillAnswer(Answer):
-    """The signal was sent. ``message`` says what follows."""
+    """The signal was sent. ``message`` says what follows; ``memory`` null: what came back was not
+    measured within some seconds."""
 
     success: bool
     model: str
     pid: int | None
     message: str
+    memory: MemoryReturned | None
 
 
 class LogLine(Answer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -16,6 +18,11 @@ COMMAND_DEADLINE_S: Final = 10.0
 """For what is begun, or looked up, and not waited for."""
 
 _STATUS_DEADLINE_S: Final = 2.0
+
+_MEMORY_S: Final = 8.0
+"""For a killed worker's end, and to see whether its memory comes back."""
+
+_MEMORY_POLL_S: Final = 0.1
 
 _Reply = TypeVar("_Reply")
 
@@ -39,6 +46,27 @@ async def command(supervisor: SupervisorLink, question: Any) -> Done:
 async def live_status(supervisor: SupervisorLink) -> dict[str, Any]:
     """Return the supervisor's status: ``supervisor``, ``router`` and ``workers``, by model."""
     return (await ask(supervisor, GetStatus(), Status, _STATUS_DEADLINE_S)).status
+
+
+async def memory_back(
+    supervisor: SupervisorLink, model_id: str, pid: int | None
+) -> dict[str, Any] | None:
+    """Return what came back of an ended worker's memory, once that was measured. None: it was not
+    in time, or nobody tells."""
+    deadline_s = time.monotonic() + _MEMORY_S
+    while pid is not None and time.monotonic() < deadline_s:
+        try:
+            line = line_of(await live_status(supervisor), model_id)
+        except LmxError:
+            return None
+        last = None if line is None else line["last_exit"]
+        if last is not None and last.get("pid") == pid and last.get("memory") is not None:
+            found: dict[str, Any] = last["memory"]
+            return found
+        if line is None:
+            return None  # it was removed
+        await asyncio.sleep(_MEMORY_POLL_S)
+    return None
 
 
 def line_of(status: Mapping[str, Any], model_id: str) -> dict[str, Any] | None:

@@ -9,10 +9,22 @@ from aiohttp import web
 
 from lmx.protocol.control import KillModel
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.answer_operation import KillAnswer, LastExit, WorkerLine, WorkersAnswer
+from lmx.router.answer_operation import (
+    KillAnswer,
+    LastExit,
+    MemoryReturned,
+    WorkerLine,
+    WorkersAnswer,
+)
 from lmx.router.directory import Directory
 from lmx.router.json_answer import json_answer
-from lmx.router.operating import command, known_model, live_status, params_named
+from lmx.router.operating import (
+    command,
+    known_model,
+    live_status,
+    memory_back,
+    params_named,
+)
 from lmx.router.services import SERVICES
 
 
@@ -29,7 +41,12 @@ async def kill_worker(request: web.Request) -> web.Response:
     model_id = model_of(await supervisor.directory(), request.match_info["id"])
     with params_named({"model": "id"}):
         done = await command(supervisor, KillModel(model_id))
-    return json_answer(KillAnswer(success=True, model=model_id, pid=done.pid, message=done.message))
+    memory = await memory_back(supervisor, model_id, done.pid)
+    message = done.message if memory is None else f"{done.message}; {memory['detail']}"
+    returned = None if memory is None else MemoryReturned(**memory)
+    return json_answer(
+        KillAnswer(success=True, model=model_id, pid=done.pid, message=message, memory=returned)
+    )
 
 
 def model_of(directory: Directory, name: str) -> str:

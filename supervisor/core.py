@@ -9,6 +9,7 @@ without any.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.config_diff import ModelChanges
 from lmx.supervisor.denials import drained, not_ready, quarantined
 from lmx.supervisor.groups import Groups
+from lmx.supervisor.memory_back import Returned
 from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.operator_wishes import OperatorWishes
 from lmx.supervisor.picture import positions
@@ -273,10 +275,15 @@ class Core:
             del self.slots[slot.model.id]
         self._placer.place(now_s)
 
-    def memory_settled(self, instance: str, missing_bytes: int, now_s: float) -> None:
+    def memory_settled(
+        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+    ) -> None:
         """Take what was measured back of an exited worker: all but ``missing_bytes``. Said
-        again when more comes back."""
+        again when more comes back. ``returned`` is what came back at first, for people."""
         self.ledger.settle(instance, missing_bytes)
+        for slot in self.slots.values():
+            if slot.last_exit is not None and slot.last_exit.instance == instance and returned:
+                slot.last_exit = replace(slot.last_exit, returned=returned)
         self._placer.place(now_s)
 
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:

@@ -257,7 +257,10 @@ def _stopping(
     cause: ExitCause,
     detail: str,
 ) -> _Result:
-    after = _with(worker, state=_S.STOPPING, deadline_s=now_s + grace_s, cause=cause, detail=detail)
+    after = _with(
+        worker, state=_S.STOPPING, deadline_s=now_s + grace_s, cause=cause, detail=detail,
+        stopping_at_s=now_s,
+    )  # fmt: skip
     return after, (SendSignal(number),)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lmx.supervisor.budget import format_bytes
+
 MIN_MISSING_BYTES: Final = 512 * 1024**2
 """Less than that is what other programs come and go with."""
 
@@ -33,8 +35,10 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker that ended. ``held_bytes``: what it held lately. ``before``: as it was before its
-    end. ``missing_bytes``: what was told of it, None while it is waited for."""
+    """A worker that ended. ``held_bytes``: what it held lately of what was reserved for it.
+    ``before``: as it was before its end. ``missing_bytes``: what was told of it, None while it is
+    waited for. ``footprint_bytes``: all that it held lately. ``begun_at_s``: when it was sent to
+    its end, or ended by itself."""
 
     instance: str
     model_id: str
@@ -42,6 +46,34 @@ class Departure:
     before: Balance
     exited_at_s: float
     missing_bytes: int | None = None
+    footprint_bytes: int = 0
+    begun_at_s: float = 0.0
+
+    def returned(self, now_s: float) -> Returned:
+        """Return what has come back of it."""
+        missing_bytes = self.missing_bytes or 0
+        returned_bytes = max(0, self.footprint_bytes - missing_bytes)
+        return Returned(returned_bytes, missing_bytes, max(0.0, now_s - self.begun_at_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What came back of an ended worker's memory, measured, ``took_s`` after it was sent to its
+    end."""
+
+    returned_bytes: int
+    missing_bytes: int
+    took_s: float
+
+    @property
+    def words(self) -> str:
+        """It, for people."""
+        if not (self.returned_bytes or self.missing_bytes):
+            return "it ended before its memory was measured"
+        back = f"{format_bytes(self.returned_bytes)} came back in {self.took_s:.1f} s"
+        if not self.missing_bytes:
+            return back
+        return f"{back}, {format_bytes(self.missing_bytes)} did not"
 
 
 @dataclass(frozen=True, slots=True)

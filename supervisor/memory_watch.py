@@ -14,7 +14,7 @@ from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor import memory_guard
 from lmx.supervisor.budget import Ledger, format_bytes
 from lmx.supervisor.config import MemoryConfig
-from lmx.supervisor.memory_back import Balance, Departure, Settled, judge
+from lmx.supervisor.memory_back import Balance, Departure, Returned, Settled, judge
 from lmx.supervisor.memory_guard import (
     Ask,
     BlameOthers,
@@ -60,7 +60,9 @@ class GuardedCore(Protocol):
 
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None: ...
 
-    def memory_settled(self, instance: str, missing_bytes: int, now_s: float) -> None: ...
+    def memory_settled(
+        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+    ) -> None: ...
 
 
 class MemoryWatch:
@@ -134,7 +136,8 @@ class MemoryWatch:
         self._departures.append(
             Departure(
                 worker.instance, worker.model_id, min(held_bytes, reserved_bytes),
-                self._usual_balance(), now_s,
+                self._usual_balance(), now_s, footprint_bytes=held_bytes,
+                begun_at_s=now_s if worker.stopping_at_s is None else worker.stopping_at_s,
             )
         )  # fmt: skip
 
@@ -206,10 +209,17 @@ class MemoryWatch:
             if departure.missing_bytes != 0:
                 self._departures.append(departure)
             if isinstance(verdict, Settled):
-                self._settle(departure, was.missing_bytes or 0, now_s)
+                self._settle(departure, was.missing_bytes, now_s)
 
-    def _settle(self, departure: Departure, told_bytes: int, now_s: float) -> None:
-        missing_bytes = departure.missing_bytes or 0
+    def _settle(self, departure: Departure, told: int | None, now_s: float) -> None:
+        missing_bytes, told_bytes = departure.missing_bytes or 0, told or 0
+        returned = departure.returned(now_s) if told is None else None
+        if returned is not None and returned.returned_bytes:
+            self._note(
+                "memory.returned", departure.model_id, returned.words,
+                returned_bytes=returned.returned_bytes, missing_bytes=missing_bytes,
+                took_s=round(returned.took_s, 3), instance=departure.instance,
+            )  # fmt: skip
         if missing_bytes > told_bytes:
             self._note(
                 "memory.missing", departure.model_id,
@@ -224,7 +234,7 @@ class MemoryWatch:
                 f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
                 returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,
             )  # fmt: skip
-        self.core.memory_settled(departure.instance, missing_bytes, now_s)
+        self.core.memory_settled(departure.instance, missing_bytes, now_s, returned)
 
     def _sample(
         self, balance: Balance, footprints: Mapping[str, Footprint | None], now_s: float

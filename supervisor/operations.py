@@ -28,6 +28,8 @@ _REMOVE_S: Final = 600.0
 _AWAY_S: Final = 15.0
 """For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
 be started again by launchd or systemd."""
+_MEMORY_S: Final = 8.0
+"""For a killed worker's end, and to see whether its memory comes back."""
 _INTRODUCTION_S: Final = 5.0
 """For workers to tell a new supervisor how they are: they do with their next beat."""
 
@@ -74,7 +76,8 @@ def unload_model(home: Home, model: str) -> None:
     done = _ask(home, control.UnloadModel(model))
     line = _wait_gone(home, model, done.pid)
     again = "; a request has had it loaded again" if line["pid"] else ""
-    click.echo(f"unloaded {line['model']}{_gone(done.pid)}{again}")
+    back = "" if done.pid is None else f"; {_memory_back(home, model, done.pid)}"
+    click.echo(f"unloaded {line['model']}{_gone(done.pid)}{back}{again}")
 
 
 def drain_model(home: Home, model: str) -> None:
@@ -92,11 +95,13 @@ def drain_model(home: Home, model: str) -> None:
 
 
 def kill_model(home: Home, model: str) -> None:
-    """SIGKILL a model's worker, also when no supervisor answers; does not wait for its return."""
+    """SIGKILL a model's worker, also when no supervisor answers, and wait for its memory, not for
+    its return."""
     silent = silence(home)
     if silent is None:
         try:
-            click.echo(_ask(home, control.KillModel(model)).message)
+            done = _ask(home, control.KillModel(model))
+            click.echo(f"{done.message}; {_memory_back(home, model, done.pid)}")
             return
         except OperationError as error:
             if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
@@ -204,6 +209,20 @@ def _wait_ready(
 
 def _wait_gone(home: Home, model: str, pid: int | None) -> dict[str, Any]:
     return _wait_for(home, model, lambda line: line["pid"] is None or line["pid"] != pid)
+
+
+def _memory_back(home: Home, model: str, pid: int | None) -> str:
+    """Wait until it was measured what came back of a worker's memory; returns it for people."""
+
+    def measured(status: dict[str, Any]) -> bool:
+        last = find_model(status["workers"], model)["last_exit"]
+        return last is not None and last["pid"] == pid and last["memory"] is not None
+
+    status = _poll_status(home, measured, _MEMORY_S)
+    if status is None:
+        return f"its memory is still to come back: see `lmx-supervisor events {model}`"
+    words: str = find_model(status["workers"], model)["last_exit"]["memory"]["detail"]
+    return words
 
 
 def _gone(pid: int | None) -> str:

@@ -270,7 +270,9 @@ class SlotLife:
         self._actions.forget(worker)
         self._actions.publish(control.WorkerExited(worker.instance, worker.model_id, cause, detail))
         slot.exits[cause] += 1
-        slot.last_exit = LastExit(cause, detail, self._actions.wall_s())
+        slot.last_exit = LastExit(
+            cause, detail, self._actions.wall_s(), worker.instance, worker.pid
+        )
         if cause is ExitCause.EVICTED and slot.evicted_for is not None:
             self.swaps_total += 1
         slot.evicted_for = None

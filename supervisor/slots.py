@@ -11,6 +11,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.config_model import AddedModelConfig
+from lmx.supervisor.memory_back import Returned
 from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.restart import FailureRecord
@@ -42,11 +43,15 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class LastExit:
-    """How a model's last worker ended; ``at_s`` is the time of day."""
+    """How a model's last worker ended; ``at_s`` is the time of day. ``returned``: what came back
+    of its memory, None until that was measured."""
 
     cause: ExitCause
     detail: str
     at_s: float
+    instance: str
+    pid: int
+    returned: Returned | None = None
 
 
 @dataclass(slots=True)

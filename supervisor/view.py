@@ -140,7 +140,21 @@ def _last_exit(slot: Slot) -> dict[str, Any] | None:
     last = slot.last_exit
     if last is None:
         return None
-    return {"cause": str(last.cause), "detail": last.detail, "at_s": last.at_s}
+    returned = last.returned
+    return {
+        "cause": str(last.cause),
+        "detail": last.detail,
+        "at_s": last.at_s,
+        "pid": last.pid,
+        "memory": None
+        if returned is None
+        else {
+            "returned_bytes": returned.returned_bytes,
+            "missing_bytes": returned.missing_bytes,
+            "took_s": round(returned.took_s, 3),
+            "detail": returned.words,
+        },
+    }
 
 
 def _saved(worker: Worker | None) -> dict[str, int]:

@@ -37,6 +37,7 @@ class Worker:
     named. ``idle_since_s``: when its last request ended, None while it has one or is not READY.
     ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
     ``stalled_s``: for how long it had made no progress with its requests, at its last beat.
+    ``stopping_at_s``: when it was sent to its end.
     ``kills``: how often it was sent SIGKILL and did not end.
     ``permanent``: its load failed in a way that trying again does not mend.
     """
@@ -68,6 +69,7 @@ class Worker:
     idle_since_s: float | None = None
     keep_alive_s: float | None = None
     polite: bool = False
+    stopping_at_s: float | None = None
     kills: int = 0
     permanent: bool = False
     cause: ExitCause | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import statistics
@@ -67,13 +68,24 @@ def test_exit_codes_and_messages() -> None:
             assert unknown.returncode == 1
             assert "no model is named 'nobody'; known: alpha" in unknown.stderr
         assert lmx.cli("load", "al/ias").returncode == 0
-        assert lmx.cli("unload", "alpha").returncode == 0
+        back = re.compile(r"; (\d+ MiB came back in [\d.]+ s)$")
+        unloaded = lmx.cli("unload", "alpha")
+        assert (unloaded.returncode, bool(back.search(unloaded.stdout.strip()))) == (0, True)
         killed = lmx.cli("kill", "alpha")
         assert (killed.returncode, "no worker process" in killed.stderr) == (1, True)
         assert lmx.cli("load", "alpha").returncode == 0
         first = lmx.worker("alpha")["pid"]
         assert lmx.cli("restart", "alpha").returncode == 0
-        assert lmx.worker("alpha")["pid"] != first
+        second = lmx.wait_state("alpha", "ready")["pid"]
+        assert second != first
+        # Its memory is measured twice a second.
+        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+        killed = lmx.cli("kill", "alpha")
+        said = back.search(killed.stdout.strip())
+        assert (killed.returncode, said is not None) == (0, True), killed.stdout
+        assert said is not None
+        assert said[1] in [event.detail for event in lmx.events("memory.returned")]
+        lmx.wait_state("alpha", "ready")
         lmx.stop()
         for arguments in (["status"], ["status", "--json"], ["stop"], ["kill", "alpha"]):
             down = lmx.cli(*arguments)

@@ -25,6 +25,15 @@ def status_line(model: str, state: str = "ready", **values: Any) -> dict[str, An
     }  # fmt: skip
 
 
+def last_exit(pid: int = 4711, returned_bytes: int = 2 * GIB) -> dict[str, Any]:
+    """How a worker ended whose memory has come back."""
+    memory = {
+        "returned_bytes": returned_bytes, "missing_bytes": 0, "took_s": 0.4,
+        "detail": f"{returned_bytes / GIB:.1f} GiB came back in 0.4 s",
+    }  # fmt: skip
+    return {"cause": "killed", "detail": "", "at_s": 1.0, "pid": pid, "memory": memory}
+
+
 def cold_line(model: str, **values: Any) -> dict[str, Any]:
     """One of a model that is not loaded."""
     return status_line(

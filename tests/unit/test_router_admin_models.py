@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from admin_lines import GIB, status_line, told_status
+from admin_lines import GIB, last_exit, status_line, told_status
 from fake_peers import cold, ready, until
 from router_rig import Rig, knows, router_rig
 
@@ -26,6 +26,7 @@ from lmx.protocol.control import (
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.inventory import Deleted, DeleteModel
 from lmx.protocol.states import SlotState
+from lmx.router import operating
 
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 TINY = "org/tiny"
@@ -38,7 +39,11 @@ async def admin_rig(**fields: Any) -> AsyncIterator[Rig]:
         rig.supervisor.replies = {
             LoadModel: Done("loading"),
             UnloadModel: Done("unloading", 4711),
-            GetStatus: Status(told_status(status_line(TINY, memory_bytes=4 * GIB))),
+            GetStatus: Status(
+                told_status(
+                    status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(4711, 3 * GIB))
+                )
+            ),
         }
         await publish(rig, cold(TINY, aliases=("t",)))
         yield rig
@@ -184,8 +189,28 @@ async def test_an_unload_answers_once_the_worker_is_gone() -> None:
         status, body = await unloading
     assert (status, body) == (
         200,
-        {"success": True, "model_id": TINY, "memory_freed_gb": 4.0},
+        {
+            "success": True,
+            "model_id": TINY,
+            "memory_freed_gb": 3.0,
+            "memory": last_exit(4711, 3 * GIB)["memory"],
+        },
     )
+
+
+async def test_an_unload_whose_memory_is_not_measured_in_time_says_what_was_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operating, "_MEMORY_S", 0.3)
+    async with admin_rig() as rig:
+        line = status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(1, GIB))
+        rig.supervisor.replies[GetStatus] = Status(told_status(line))
+        await publish(rig, ready(TINY, "0000000b"))
+        unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
+        await until(lambda: rig.supervisor.count(UnloadModel))
+        await rig.supervisor.publish(cold(TINY))
+        status, body = await unloading
+    assert (status, body["memory_freed_gb"], body["memory"]) == (200, 4.0, None)
 
 
 async def test_one_that_is_loaded_again_at_once_was_unloaded() -> None:

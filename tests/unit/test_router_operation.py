@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from admin_lines import last_exit, status_line, told_status
 from fake_peers import cold, ready, until
 from fake_supervisor import model_line, status
 from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
@@ -107,6 +108,8 @@ async def test_workers_are_those_of_the_status() -> None:
 async def test_a_kill_takes_any_name_of_a_worker(name: str) -> None:
     async with router_rig() as rig:
         rig.supervisor.replies[KillModel] = Done("killed it; it is being started again", 4711)
+        told = told_status(status_line(MODEL, last_exit=last_exit()))
+        rig.supervisor.replies[GetStatus] = Status(told)
         tiny = ready(MODEL, INSTANCE, aliases=("al/ias",), pid=4711, source="owner/tiny")
         await rig.supervisor.publish(cold("other"), tiny)
         await until(lambda: knows(rig.router, rig.supervisor.revision))
@@ -117,7 +120,8 @@ async def test_a_kill_takes_any_name_of_a_worker(name: str) -> None:
         "success": True,
         "model": MODEL,
         "pid": 4711,
-        "message": "killed it; it is being started again",
+        "message": "killed it; it is being started again; 2.0 GiB came back in 0.4 s",
+        "memory": last_exit()["memory"],
     }
 
 

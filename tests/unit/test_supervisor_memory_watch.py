@@ -13,7 +13,7 @@ from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import MemoryConfig
 from lmx.supervisor.lifecycle import spawned
-from lmx.supervisor.memory_back import DEADLINE_S
+from lmx.supervisor.memory_back import DEADLINE_S, Returned
 from lmx.supervisor.memory_watch import MemoryWatch
 from lmx.supervisor.oom_evidence import OomEvidence
 from lmx.supervisor.system_memory import Footprint, MemoryReading
@@ -42,6 +42,7 @@ class Machine:
         self.levels: list[MemoryPressure] = []
         self.killed: list[tuple[str, str]] = []
         self.settled: list[tuple[str, int]] = []
+        self.returned: dict[str, Returned] = {}
         self.sent: list[tuple[str, MemoryPressure]] = []
         self.notes: list[tuple[str, str | None, str, dict[str, Any]]] = []
         self.now_s = 0.0
@@ -56,8 +57,12 @@ class Machine:
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None:
         self.killed.append((instance, detail))
 
-    def memory_settled(self, instance: str, missing_bytes: int, now_s: float) -> None:
+    def memory_settled(
+        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+    ) -> None:
         self.settled.append((instance, missing_bytes))
+        if returned is not None:
+            self.returned[instance] = returned
         self.ledger.settle(instance, missing_bytes)
 
     def send(self, worker: Worker, message: Any) -> None:
@@ -208,7 +213,20 @@ def test_memory_that_comes_back_is_free_with_the_next_reading(machine: Machine) 
     machine.run(0.2)
     assert machine.settled == [("a", 0)]
     assert machine.ledger.free_bytes == 48 * GIB
-    assert not machine.notes
+    assert machine.returned["a"].returned_bytes == 20 * GIB
+    ((name, model, detail, data),) = machine.notes
+    assert (name, model, detail) == ("memory.returned", "model-a", "20.0 GiB came back in 0.0 s")
+    assert (data["returned_bytes"], data["instance"]) == (20 * GIB, "a")
+
+
+def test_the_time_that_memory_takes_begins_when_its_end_does(machine: Machine) -> None:
+    machine.start("a", 20 * GIB, 22 * GIB)
+    machine.run(3)
+    machine.change("a", stopping_at_s=machine.now_s)
+    machine.run(1.5)
+    machine.exit("a")
+    machine.run(0.2)
+    assert machine.noted("memory.returned") == ["20.0 GiB came back in 1.5 s"]
 
 
 def test_memory_that_stays_away_is_told_and_given_back_later(machine: Machine) -> None:
@@ -227,7 +245,10 @@ def test_memory_that_stays_away_is_told_and_given_back_later(machine: Machine) -
     machine.run(1)
     assert machine.settled[1:] == [("a", 0)]
     assert machine.ledger.missing_bytes == 0
-    assert machine.noted("memory.returned") == ["12.0 GiB came back that had been missing"]
+    told = machine.noted("memory.returned")
+    assert told[0].startswith("8.0 GiB came back in ")
+    assert told[0].endswith(", 12.0 GiB did not")
+    assert told[1:] == ["12.0 GiB came back that had been missing"]
     machine.run(10)
     assert len(machine.settled) == 2
 
