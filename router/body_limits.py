@@ -21,8 +21,8 @@ or a thousand tools with twenty parameters each. Parsing so many takes some 20 m
 MAX_NUMBERS: Final = 2**20
 """What is listed in a whole body, above all tokens. Parsing so many takes some 40 ms."""
 
-SMALL_BYTES: Final = 2 * MAX_VALUES
-"""A body that is no larger can't hold too much: a value has two bytes at least."""
+SMALL_BYTES: Final = 2**15
+"""A body that is no larger can't hold too much, and parsed in a millisecond or two."""
 
 _PIECE_BYTES: Final = 2**18
 """Counted at a time: a millisecond's work."""

@@ -22,9 +22,15 @@ point here by a stranger: mDNS, and what routers at home and in offices call the
 
 def machine_names() -> frozenset[str]:
     """Return this machine's names in lower case: its host name as it is and alone, each with the
-    endings of private networks, Bonjour's name on a Mac, and what /etc/hosts calls it besides."""
-    names = {socket.gethostname(), *_bonjour_names()}
-    return all_names(names, _text(_HOSTS_FILE))
+    endings of private networks, Bonjour's name on a Mac, and what /etc/hosts calls it besides.
+
+    On a Mac the host name's domain does not count: it is what the network there says, and that of
+    a stranger might name a page of its own.
+    """
+    name = socket.gethostname()
+    if sys.platform == "darwin":
+        name = name.partition(".")[0]
+    return all_names({name, *_bonjour_names()}, _text(_HOSTS_FILE))
 
 
 def all_names(names: set[str], hosts_file: str) -> frozenset[str]:

@@ -181,6 +181,23 @@ async def test_a_killed_router_is_back_and_what_it_left_is_cancelled() -> None:
         assert lmx.status()["router"]["restarts"] == 1
 
 
+async def test_clients_of_a_router_that_hangs_are_told_before_it_is_ended() -> None:
+    with rig({"models": [scripted("alpha")]}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        url, router = lmx.url, lmx.status()["router"]["pid"]
+        async with http() as session:
+            lost = Stream(session, url, ask("alpha", {"tokens": 100_000, "step_s": 0.02}))
+            await lost.has_text(20)
+            os.kill(router, signal.SIGSTOP)
+            await lost.ended()
+            assert [error["code"] for error in lost.errors] == ["router_hung"]
+            assert not lost.broken
+            again = Stream(session, url, ask("alpha", {"tokens": 3}))
+            await again.ended()
+            assert (again.status, again.text) == (200, "word " * 3)
+        wait_until(lambda: lmx.status()["router"]["pid"] not in (None, router), "a new router")
+
+
 @pytest.mark.parametrize("how", ["crash", "kill", "dead supervisor"])
 def test_what_a_worker_forked_ends_with_it(how: str) -> None:
     config = {"models": [scripted("alpha", preload=False, options={"children": True})]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -124,3 +125,12 @@ def test_names_that_follow_from_the_machine_s_own() -> None:
     assert {"studio.fritz.box", "studio", "studio.local", "studio.corp.example"} <= names
     assert not names & {"tracker.example", "studio-x.example", "localhost", "10.0.0.1", "10"}
     assert machine_names()
+
+
+def test_on_a_mac_the_network_does_not_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "macbook.evil.example")
+    assert "macbook.evil.example" in machine_names()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    names = machine_names()
+    assert {"macbook", "macbook.local"} <= names
+    assert "macbook.evil.example" not in names
