@@ -53,6 +53,7 @@ class ErrorCode(StrEnum):
     ROUTER_HUNG = "router_hung"
     ENGINE_ERROR = "engine_error"
     SCHEMA_NOT_MET = "schema_not_met"
+    STRUCTURE_NOT_ENFORCEABLE = "structure_not_enforceable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     SYNC_TIMEOUT = "sync_timeout"
     REQUEST_CANCELLED = "request_cancelled"

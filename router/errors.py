@@ -57,6 +57,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.WORKER_OUT_OF_MEMORY: (503, _SERVER),
     ErrorCode.ENGINE_ERROR: (500, _SERVER),
     ErrorCode.SCHEMA_NOT_MET: (500, _SERVER),
+    # What the request asks for turned out to be too much in the middle of the answer.
+    ErrorCode.STRUCTURE_NOT_ENFORCEABLE: (400, _REQUEST),
     ErrorCode.DEADLINE_EXCEEDED: (504, _SERVER),
     ErrorCode.SYNC_TIMEOUT: (504, _SERVER),
     ErrorCode.REQUEST_CANCELLED: (409, _REQUEST),

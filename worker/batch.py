@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.kv_shape import KvLayers
 from lmx.worker.answers import begin_answer, echo_prompt, tell_found
 from lmx.worker.engine import Engine, Hypothesis, RowRequest, RowStarted, StepOutput
@@ -265,6 +265,8 @@ class Batch:
         log.error("row.failed", request_id=live.job.request_id, exc_info=error)
         self._drop(engine, live)
         code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED
+        if isinstance(error, LmxError):
+            code, message = error.code, error.message
         if is_out_of_memory(error):
             code, message = ErrorCode.INSUFFICIENT_MEMORY, _TOO_LARGE
         self.outputs.append(JobFailed(live.job.job_id, code, message))

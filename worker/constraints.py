@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.worker.grammar_words import in_words
 
 Mask = NDArray[np.uint32]
 
@@ -91,7 +92,8 @@ class GrammarConstraint:
 
     A form that is whole allows EOS alone. With an open end it allows any token; one that is no
     more of the form comes to nothing, and after it EOS alone is allowed. Raises ``LmxError``
-    for a token that no form allows, and where a grammar becomes too complex to go on.
+    for a token that no form allows, and where a grammar turns out to be too complex to go on,
+    or to ask for what the model can't spell: that is found before where it shows early on.
     """
 
     __slots__ = ("_ended", "_forms", "_mask", "_masks", "_more")
@@ -129,7 +131,9 @@ class GrammarConstraint:
             self._forms = fitting or self._forms[:1]
         for form in self._forms:
             if not form.matcher.consume_token(token):
-                raise _broken(form.matcher)
+                if allowed(self._mask, token):
+                    raise _broken(form.matcher)
+                raise forbidden(token)
 
     def fork(self) -> GrammarConstraint:
         twin = GrammarConstraint([form.copy() for form in self._forms], self._masks)
@@ -147,5 +151,15 @@ def _fits(form: Form, token: int) -> bool:
 
 
 def _broken(matcher: LLMatcher) -> LmxError:
-    reason = matcher.get_error().partition("\n")[0]
-    return LmxError(ErrorCode.ENGINE_ERROR, f"The answer can't be kept to its form: {reason}")
+    return LmxError(
+        ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
+        "The answer can't be held to its form any further: "
+        f"{in_words(matcher.get_error())}. Change the form, or leave it out.",
+    )
+
+
+def forbidden(token: int) -> LmxError:
+    """Return the error for a token that the mask did not allow."""
+    return LmxError(
+        ErrorCode.ENGINE_ERROR, f"The answer can't be held to its form: token {token} is not next."
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -13,15 +13,39 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.worker.constraints import TokenMasks, pack
 from lmx.worker.tool_grammar import SpecialTokens
 
+_CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarVocabulary:
     """``special`` are the tokens that llguidance takes for no text: more than those that the
-    tokenizer calls special."""
+    tokenizer calls special. ``bytes``: those that are a token each; ``joined``: the tokens with
+    bytes that are not. ``closing``: the tokens that end strings, objects and arrays.
+    """
 
     tokenizer: LLTokenizer
     special: SpecialTokens
     masks: TokenMasks
+    bytes: frozenset[int]
+    joined: frozenset[bytes]
+    closing: tuple[int, ...]
+
+    def spells(self, text: str) -> bool:
+        """Return whether a text can be written with these tokens."""
+        data = text.encode(errors="surrogatepass")
+        if self.bytes.issuperset(data):
+            return True
+        longest = max(map(len, self.joined), default=0)
+        reached = [True] + [False] * len(data)
+        for start in range(len(data)):
+            if not reached[start]:
+                continue
+            if data[start] in self.bytes:
+                reached[start + 1] = True
+            for end in range(start + 1, min(start + longest, len(data)) + 1):
+                if data[start:end] in self.joined:
+                    reached[end] = True
+        return reached[-1]
 
 
 def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) -> GrammarVocabulary:
@@ -53,4 +77,18 @@ def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) ->
         thinking=pack(own - eos_token_ids, size),
         line_breaks=pack([ids[0] for ids in breaks if len(ids) == 1], size),
     )
-    return GrammarVocabulary(guide, SpecialTokens(special), masks)
+    texts = [
+        guide.decode_bytes([token])
+        for token in range(len(tokenizer))
+        if not guide.is_special_token(token)
+    ]
+    single = frozenset(text[0] for text in texts if len(text) == 1)
+    ends = [guide.tokenize_str(text) for text in _CLOSING]
+    return GrammarVocabulary(
+        guide,
+        SpecialTokens(special),
+        masks,
+        bytes=single,
+        joined=frozenset(text for text in texts if not single.issuperset(text)),
+        closing=tuple(ids[0] for ids in ends if len(ids) == 1 and ids[0] < size),
+    )

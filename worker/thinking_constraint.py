@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.worker.constraints import GrammarConstraint, Mask, TokenMasks, allow, allowed
+from lmx.worker.constraints import GrammarConstraint, Mask, TokenMasks, allow, allowed, forbidden
 
 # Models write a line break or two behind their thinking, which no grammar knows of. Without a
 # bound a row at a high temperature writes nothing else.
@@ -130,7 +129,7 @@ class ThinkingConstraint:
             self._opened()
         else:
             if self._answer and not self._other:
-                raise _forbidden(token)
+                raise forbidden(token)
             self._go_on(self._other, token)
 
     def _accepted(self, other: GrammarConstraint, token: int) -> GrammarConstraint | None:
@@ -150,7 +149,7 @@ class ThinkingConstraint:
         if token == self._rules.end_id:
             self._phase = _Phase.AFTER if self._answer else _Phase.ANSWER
         elif self._spent() or (self._answer and token in self._vocab.eos_token_ids):
-            raise _forbidden(token)
+            raise forbidden(token)
         else:
             self._thought += 1
 
@@ -169,9 +168,3 @@ class ThinkingConstraint:
         if not self._may_break() or not allowed(self._vocab.line_breaks, token):
             return False
         return not (self._answer and self._answer.allows(token))
-
-
-def _forbidden(token: int) -> LmxError:
-    return LmxError(
-        ErrorCode.ENGINE_ERROR, f"The answer can't be kept to its form: token {token} is not next."
-    )

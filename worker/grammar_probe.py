@@ -1,0 +1,91 @@
+"""Whether answers can be written under a grammar, found out before anything runs. Prompt thread.
+
+A grammar is worked out as far as an answer has come, token by token. So what is too complex, or
+can't be spelled with a vocabulary, shows only on the way: a few answers are begun here. That is
+the same for the same grammar: what llguidance may spend is counted in steps, and here it is a
+fifth of what it is when an answer is written.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from lmx.worker.constraints import Mask
+from lmx.worker.grammar_vocabulary import GrammarVocabulary
+from lmx.worker.grammar_words import TOO_COMPLEX, UNSPELLABLE, in_words
+
+LIMITS: Final = LLParserLimits(
+    max_grammar_size=50_000,
+    step_lexer_fuel=1_000_000,
+    step_max_items=250_000,
+    verbose_errors=False,
+)
+"""Of an answer that is written: a mask within them takes 0.1 s at most."""
+
+_PROBED: Final = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
+_WALKS: Final = 2
+_STEPS: Final = 24
+# So often a string, an object or an array is closed where it can be: chance hardly ever does.
+_CLOSING_SHARE: Final = 0.3
+# The engine thread pays it for each token: a slower one would stop everybody's streams. Seconds
+# of the processor, since a busy machine does not make a grammar complex.
+_SLOWEST_START_S: Final = 1.0
+_SLOWEST_MASK_S: Final = 0.2
+
+
+def fault(grammars: str, vocabulary: GrammarVocabulary) -> str | None:
+    """Return why answers can't be held to llguidance's grammars, as JSON; None if they can."""
+    begun_s = time.thread_time()
+    matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
+    if not matcher.is_error():
+        # The first mask is where a grammar with too many alternatives fails.
+        _fill(matcher, vocabulary.masks.new())
+    if matcher.is_error():
+        return in_words(matcher.get_error())
+    if time.thread_time() - begun_s > _SLOWEST_START_S:
+        return TOO_COMPLEX
+    found = (_walk(matcher.deep_copy(), vocabulary, seed) for seed in range(_WALKS))
+    return next((one for one in found if one), None)
+
+
+def _walk(matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int) -> str | None:
+    masks = vocabulary.masks
+    draw = random.Random(seed)  # noqa: S311 - the same answers each time
+    for _ in range(_STEPS):
+        mask = masks.new()
+        begun_s = time.thread_time()
+        _fill(matcher, mask)
+        if matcher.is_error():
+            return in_words(matcher.get_error())
+        if time.thread_time() - begun_s > _SLOWEST_MASK_S:
+            return TOO_COMPLEX
+        mask = masks.cut(mask)
+        mask &= ~masks.end
+        token = _drawn(mask, vocabulary, draw)
+        if token is None:
+            return None if matcher.is_accepting() else UNSPELLABLE
+        if not matcher.consume_token(token):
+            return in_words(matcher.get_error())
+    return None
+
+
+def _drawn(mask: Mask, vocabulary: GrammarVocabulary, draw: random.Random) -> int | None:
+    words = np.flatnonzero(mask)
+    if not len(words):
+        return None
+    if draw.random() < _CLOSING_SHARE:
+        closing = [one for one in vocabulary.closing if mask[one // 32] >> (one % 32) & 1]
+        if closing:
+            return draw.choice(closing)
+    word = int(words[draw.randrange(len(words))])
+    bits = [bit for bit in range(32) if int(mask[word]) >> bit & 1]
+    return word * 32 + draw.choice(bits)
+
+
+def _fill(matcher: LLMatcher, mask: Mask) -> None:
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

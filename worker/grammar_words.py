@@ -1,0 +1,80 @@
+"""Why an answer can't be held to a form, in lmx's words instead of llguidance's. Pure.
+
+llguidance names its own options and limits, which nobody who sends a request can set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+TOO_COMPLEX: Final = (
+    "it is too complex: it needs fewer alternatives, or repetitions and lengths that are smaller "
+    "or not combined"
+)
+UNSPELLABLE: Final = "it asks for a character that this model has no tokens for"
+_NOTHING_FITS: Final = "nothing that this model can write fits it"
+_NOT_ENFORCED: Final = "it has something that can't be enforced"
+
+_LONGEST_CHARS: Final = 200
+
+# The first pattern that is found decides. {0} is the pattern's group.
+_WORDS: Final[Sequence[tuple[str, str]]] = (
+    (r"too many expressions|too (?:many|complex|big|large)|TooComplex|fuel|limit", TOO_COMPLEX),
+    (r"NoExtension", _NOTHING_FITS),
+    (r"forced bytes|doesn't satisfy the grammar", UNSPELLABLE),
+    (r"oneOf constraints", "a oneOf of schemas that may hold at once can't be enforced: use anyOf"),
+    (r"Unsatisfiable schema: (.*)", "nothing satisfies it: {0}"),
+    (r"lookarounds not supported", "its regular expression has a boundary or an anchor inside"),
+    (r"(?s)regex parse error.*error: (.*)", "its regular expression can't be enforced: {0}"),
+    (r"Pointer '(.*)' does not exist", 'its "$ref" leads nowhere: {0}'),
+    (r"Resource '(.*)' is not present", 'its "$ref" leads to {0}, and nothing is fetched'),
+    (r'unknown special token: "(<[^>]*>)"', "it names a token that this model doesn't have: {0}"),
+    (r"unknown grammar (@\S*)", "it refers to another grammar, {0}"),
+    (r"lone (?:leading|trailing) surrogate", "it has half of a character, a lone surrogate"),
+    (r"^(?:at )?(\d+)\((\d+)\): lexer error", "line {0}, column {1} is not Lark"),
+    (r"^(?:at )?(\d+)\((\d+)\): (.*)", "line {0}, column {1}: {2}"),
+)
+_UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
+# What a message must not have that goes out as it is: an option, or how llguidance works.
+_INTERNAL: Final = re.compile(r"option|[a-z]+_[a-z]+|lexeme|llguidance|avoid|serde|panic", re.I)
+
+
+def in_words(error: str) -> str:
+    """Return what an error of llguidance's means for who sent the form."""
+    error = error.replace("<non-verbose/>", "").strip()
+    if keys := unenforced_keys(error):
+        return f"{' and '.join(keys)} can't be enforced"
+    for pattern, words in _WORDS:
+        if found := re.search(pattern, error):
+            text = words.format(*(group.splitlines()[0] for group in found.groups()))
+            return text[:_LONGEST_CHARS]
+    first = error.partition("\n")[0][:_LONGEST_CHARS]
+    return _NOT_ENFORCED if not first or _INTERNAL.search(first) else first
+
+
+def unenforced_keys(error: str) -> list[str]:
+    """Return the keywords of a JSON schema that an error says can't be enforced."""
+    found = _UNKNOWN_KEYS.search(error)
+    keys: list[str] = json.loads(found[1]) if found else []
+    return keys
+
+
+def place(schema: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> str:
+    """Return the path that leads to the first part of a schema that is ``wanted``, with a dot
+    before it: ``.properties.x``; "" where there is none, or it is the schema itself."""
+    return next((path for path, part in parts(schema) if wanted(part)), "")
+
+
+def parts(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every object in a schema that may be a schema, and the path that leads to it."""
+    left: list[tuple[str, Any]] = [("", schema)]
+    while left:
+        path, found = left.pop(0)
+        if isinstance(found, dict):
+            yield path, found
+            left += [(f"{path}.{key}", one) for key, one in found.items()]
+        elif isinstance(found, list):
+            left += [(f"{path}[{index}]", one) for index, one in enumerate(found)]
