@@ -54,7 +54,11 @@ _WORK: Final = (
     ErrorCode.WORKER_LOST,
     ErrorCode.WORKER_OUT_OF_MEMORY,
 )
-_GENERATION: Final = (ErrorCode.SCHEMA_NOT_MET, ErrorCode.SYNC_TIMEOUT)
+_GENERATION: Final = (
+    ErrorCode.SCHEMA_NOT_MET,
+    ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
+    ErrorCode.SYNC_TIMEOUT,
+)
 
 
 def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:

@@ -23,52 +23,56 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
     step_lexer_fuel=1_000_000,
     step_max_items=250_000,
+    max_items_in_row=20_000,
     verbose_errors=False,
 )
 """Of an answer that is written: a mask within them takes 0.1 s at most."""
 
-_PROBED: Final = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
+_PROBED: Final = LLParserLimits(
+    max_grammar_size=50_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=4_000,
+    verbose_errors=False,
+)
 _WALKS: Final = 2
 _STEPS: Final = 24
 # So often a string, an object or an array is closed where it can be: chance hardly ever does.
 _CLOSING_SHARE: Final = 0.3
-# The engine thread pays it for each token: a slower one would stop everybody's streams. Seconds
-# of the processor, since a busy machine does not make a grammar complex.
-_SLOWEST_START_S: Final = 1.0
-_SLOWEST_MASK_S: Final = 0.2
+# For all of it, seconds of the processor: a busy machine does not make a grammar complex. The
+# engine thread pays such masks for each token, and stops everybody's streams meanwhile.
+_LONGEST_S: Final = 1.0
 
 
 def fault(grammars: str, vocabulary: GrammarVocabulary) -> str | None:
     """Return why answers can't be held to llguidance's grammars, as JSON; None if they can."""
-    begun_s = time.thread_time()
+    until_s = time.thread_time() + _LONGEST_S
     matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
     if not matcher.is_error():
         # The first mask is where a grammar with too many alternatives fails.
         _fill(matcher, vocabulary.masks.new())
     if matcher.is_error():
         return in_words(matcher.get_error())
-    if time.thread_time() - begun_s > _SLOWEST_START_S:
-        return TOO_COMPLEX
-    found = (_walk(matcher.deep_copy(), vocabulary, seed) for seed in range(_WALKS))
+    found = (_walk(matcher.deep_copy(), vocabulary, seed, until_s) for seed in range(_WALKS))
     return next((one for one in found if one), None)
 
 
-def _walk(matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int) -> str | None:
+def _walk(
+    matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int, until_s: float
+) -> str | None:
     masks = vocabulary.masks
-    draw = random.Random(seed)  # noqa: S311 - the same answers each time
+    draw = random.Random(seed)
     for _ in range(_STEPS):
+        if time.thread_time() > until_s:
+            return TOO_COMPLEX
         mask = masks.new()
-        begun_s = time.thread_time()
         _fill(matcher, mask)
         if matcher.is_error():
             return in_words(matcher.get_error())
-        if time.thread_time() - begun_s > _SLOWEST_MASK_S:
-            return TOO_COMPLEX
         mask = masks.cut(mask)
-        mask &= ~masks.end
-        token = _drawn(mask, vocabulary, draw)
+        token = _drawn(mask & ~masks.end, vocabulary, draw)
         if token is None:
-            return None if matcher.is_accepting() else UNSPELLABLE
+            return None if mask.any() else UNSPELLABLE
         if not matcher.consume_token(token):
             return in_words(matcher.get_error())
     return None

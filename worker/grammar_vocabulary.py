@@ -18,29 +18,37 @@ _CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
 
 @dataclass(frozen=True, slots=True)
 class GrammarVocabulary:
-    """``special`` are the tokens that llguidance takes for no text: more than those that the
-    tokenizer calls special. ``bytes``: those that are a token each; ``joined``: the tokens with
-    bytes that are not. ``closing``: the tokens that end strings, objects and arrays.
+    """A tokenizer, and what is known of its tokens.
+
+    ``special`` are the tokens that llguidance takes for no text: more than those that the
+    tokenizer calls special. ``single``: the bytes that are a token each; ``joined``: the tokens
+    with bytes that are not. ``closing``: the tokens that end strings, objects and arrays.
     """
 
     tokenizer: LLTokenizer
     special: SpecialTokens
     masks: TokenMasks
-    bytes: frozenset[int]
+    single: frozenset[int]
     joined: frozenset[bytes]
     closing: tuple[int, ...]
+
+    @property
+    def missing(self) -> str:
+        """The ASCII characters that no token begins to spell."""
+        begun = self.single | {piece[0] for piece in self.joined}
+        return "".join(chr(one) for one in range(128) if one not in begun)
 
     def spells(self, text: str) -> bool:
         """Return whether a text can be written with these tokens."""
         data = text.encode(errors="surrogatepass")
-        if self.bytes.issuperset(data):
+        if self.single.issuperset(data):
             return True
         longest = max(map(len, self.joined), default=0)
         reached = [True] + [False] * len(data)
         for start in range(len(data)):
             if not reached[start]:
                 continue
-            if data[start] in self.bytes:
+            if data[start] in self.single:
                 reached[start + 1] = True
             for end in range(start + 1, min(start + longest, len(data)) + 1):
                 if data[start:end] in self.joined:
@@ -88,7 +96,7 @@ def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) ->
         guide,
         SpecialTokens(special),
         masks,
-        bytes=single,
+        single=single,
         joined=frozenset(text for text in texts if not single.issuperset(text)),
         closing=tuple(ids[0] for ids in ends if len(ids) == 1 and ids[0] < size),
     )

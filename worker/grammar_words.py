@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 TOO_COMPLEX: Final = (
@@ -15,6 +15,7 @@ TOO_COMPLEX: Final = (
     "or not combined"
 )
 UNSPELLABLE: Final = "it asks for a character that this model has no tokens for"
+LONE_SURROGATE: Final = "it has half of a character, a lone surrogate"
 _NOTHING_FITS: Final = "nothing that this model can write fits it"
 _NOT_ENFORCED: Final = "it has something that can't be enforced"
 
@@ -22,18 +23,23 @@ _LONGEST_CHARS: Final = 200
 
 # The first pattern that is found decides. {0} is the pattern's group.
 _WORDS: Final[Sequence[tuple[str, str]]] = (
-    (r"too many expressions|too (?:many|complex|big|large)|TooComplex|fuel|limit", TOO_COMPLEX),
+    (r"recursion|nested|nesting", "it is nested too deeply"),
+    (
+        r"too many expressions|too (?:many|complex|big|large)|items; max|TooComplex|fuel|limit",
+        TOO_COMPLEX,
+    ),
     (r"NoExtension", _NOTHING_FITS),
     (r"forced bytes|doesn't satisfy the grammar", UNSPELLABLE),
     (r"oneOf constraints", "a oneOf of schemas that may hold at once can't be enforced: use anyOf"),
     (r"Unsatisfiable schema: (.*)", "nothing satisfies it: {0}"),
+    (r"decimal literal invalid", "a length or a repetition in it is too large"),
     (r"lookarounds not supported", "its regular expression has a boundary or an anchor inside"),
     (r"(?s)regex parse error.*error: (.*)", "its regular expression can't be enforced: {0}"),
     (r"Pointer '(.*)' does not exist", 'its "$ref" leads nowhere: {0}'),
     (r"Resource '(.*)' is not present", 'its "$ref" leads to {0}, and nothing is fetched'),
     (r'unknown special token: "(<[^>]*>)"', "it names a token that this model doesn't have: {0}"),
     (r"unknown grammar (@\S*)", "it refers to another grammar, {0}"),
-    (r"lone (?:leading|trailing) surrogate", "it has half of a character, a lone surrogate"),
+    (r"lone (?:leading|trailing) surrogate", LONE_SURROGATE),
     (r"^(?:at )?(\d+)\((\d+)\): lexer error", "line {0}, column {1} is not Lark"),
     (r"^(?:at )?(\d+)\((\d+)\): (.*)", "line {0}, column {1}: {2}"),
 )
@@ -46,7 +52,7 @@ def in_words(error: str) -> str:
     """Return what an error of llguidance's means for who sent the form."""
     error = error.replace("<non-verbose/>", "").strip()
     if keys := unenforced_keys(error):
-        return f"{' and '.join(keys)} can't be enforced"
+        return f"{' and '.join(f'`{key}`' for key in keys)} can't be enforced"
     for pattern, words in _WORDS:
         if found := re.search(pattern, error):
             text = words.format(*(group.splitlines()[0] for group in found.groups()))
@@ -62,10 +68,9 @@ def unenforced_keys(error: str) -> list[str]:
     return keys
 
 
-def place(schema: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> str:
-    """Return the path that leads to the first part of a schema that is ``wanted``, with a dot
-    before it: ``.properties.x``; "" where there is none, or it is the schema itself."""
-    return next((path for path, part in parts(schema) if wanted(part)), "")
+def has_half(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair, which no UTF-8 can say."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def parts(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

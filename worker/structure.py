@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from lmx.protocol.data import Structure, ToolUse
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -16,13 +16,16 @@ from lmx.worker import harmony
 from lmx.worker.closed_objects import closed
 from lmx.worker.constraints import Form, GrammarConstraint
 from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
+from lmx.worker.grammar_probe import LIMITS, fault
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
+from lmx.worker.grammar_words import LONE_SURROGATE, UNSPELLABLE, has_half, in_words, parts
 from lmx.worker.schema_cost import MOST_SCHEMA_CHARS, too_costly
 from lmx.worker.schema_dialects import SchemaFault
 from lmx.worker.schema_form import SchemaForm, schema_forms
 from lmx.worker.structure_grammar import (
     ONE_LINE_SPACE,
     Grammar,
+    choices_of,
     invalid,
     read_schema,
     schema_grammar,
@@ -33,10 +36,9 @@ from lmx.worker.structure_grammar import (
 from lmx.worker.thinking_constraint import ThinkingConstraint, ThinkingRules
 from lmx.worker.tool_grammar import HARMONY, Tool, harmony_answer, tools_grammar
 
-_LIMITS: Final = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
-# The engine thread pays it for each row: a slower one would stop everybody's streams.
-_SLOWEST_FIRST_MASK_S: Final = 1.0
-_LONGEST_REASON_CHARS: Final = 200
+_MOST_VERDICTS: Final = 512
+_MOST_PATTERNS: Final = 64
+_OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 # OpenAI's meaning of a function without parameters.
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
@@ -67,6 +69,8 @@ class ConstraintCompiler:
         self._reasoning = reasoning
         self._tool_parser = tool_parser
         self._made: GrammarVocabulary | None = None
+        # What was found out of a grammar, by its hash: most requests repeat an earlier one's.
+        self._verdicts: dict[bytes, str | None] = {}
 
     def compile(self, source: ConstraintSource) -> ConstraintMaker | None:
         """Return what makes a row's constraint, None when there is none.
@@ -104,7 +108,15 @@ class ConstraintCompiler:
     def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
         if structure.kind is StructureKind.JSON_SCHEMA:
             return self._schema(structure)
-        return self._framed(structure_grammar(structure), structure.param), None
+        vocabulary = self._vocabulary
+        if not structure.text.isascii() and has_half(structure.text):
+            raise invalid(structure.param, LONE_SURROGATE)
+        if structure.kind is StructureKind.CHOICE:
+            for index, choice in enumerate(choices_of(structure)):
+                if not vocabulary.spells(choice):
+                    raise invalid(f"{structure.param}[{index}]", UNSPELLABLE)
+        grammar = structure_grammar(structure, vocabulary.missing)
+        return self._framed(grammar, structure.param), None
 
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
         """Return what is enforced of a schema, as much as can be."""
@@ -113,6 +125,7 @@ class ConstraintCompiler:
             for form in schema_forms(read_schema(structure), self._takes):
                 grammar = schema_grammar(form.schema, space(structure))
                 try:
+                    self._check_texts(form.schema, structure.param)
                     return self._framed(grammar, structure.param), form
                 except RequestError as error:
                     refused = refused or error
@@ -126,7 +139,7 @@ class ConstraintCompiler:
     def _takes(self, schema: Mapping[str, Any]) -> bool:
         """Return whether llguidance takes a small schema."""
         grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
-        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         return not matcher.is_error()
 
     def _framed(self, grammar: Grammar, param: str) -> LLMatcher:
@@ -172,6 +185,7 @@ class ConstraintCompiler:
             if reason := too_costly(schema):
                 raise invalid(param, reason)
             schema = closed(schema)
+            self._check_texts(schema, param)
             self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
         except RequestError:
             if strict:
@@ -184,22 +198,43 @@ class ConstraintCompiler:
     def _matcher(self, grammars: Sequence[Grammar], param: str) -> LLMatcher:
         """Return a matcher that has begun. Raises ``RequestError``."""
         vocabulary = self._vocabulary
-        matcher = LLMatcher(
-            vocabulary.tokenizer,
-            json.dumps({"grammars": list(grammars)}),
-            log_level=0,
-            limits=_LIMITS,
-        )
-        begun_s = time.monotonic()
-        if not matcher.is_error():
-            # The first mask is where a grammar with too many alternatives fails.
-            mask = vocabulary.masks.new()
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        text = json.dumps({"grammars": list(grammars)})
+        if reason := self._verdict(text):
+            raise invalid(param, reason)
+        matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+        # Here, once, and not for each row on the engine thread.
+        mask = vocabulary.masks.new()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise invalid(param, _reason(matcher.get_error()))
-        if time.monotonic() - begun_s > _SLOWEST_FIRST_MASK_S:
-            raise invalid(param, "it is too complex")
+            raise invalid(param, in_words(matcher.get_error()))
         return matcher
+
+    def _verdict(self, grammars: str) -> str | None:
+        """Return why answers can't be held to these grammars, None if they can."""
+        key = hashlib.sha256(grammars.encode()).digest()
+        if key not in self._verdicts:
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[key] = fault(grammars, self._vocabulary)
+        return self._verdicts[key]
+
+    def _check_texts(self, schema: Mapping[str, Any], param: str) -> None:
+        """Refuse a schema for one of its strings, wherever in an answer that comes.
+
+        The names of properties and the values of ``enum`` and ``const`` must be spelled, and
+        what a ``pattern`` describes must not be too complex together with its lengths.
+        """
+        patterns = 0
+        for path, part in parts(schema):
+            for text in _texts(part):
+                if not self._vocabulary.spells(json.dumps(text, ensure_ascii=False)[1:-1]):
+                    raise invalid(param + path, UNSPELLABLE)
+            if isinstance(part.get("pattern"), str) and patterns < _MOST_PATTERNS:
+                patterns += 1
+                string = {key: part[key] for key in _OF_STRINGS if key in part}
+                grammar = schema_grammar({"type": "string", **string}, ONE_LINE_SPACE)
+                if reason := self._verdict(json.dumps({"grammars": [grammar]})):
+                    raise invalid(param + path, reason)
 
     def _rules(self, source: ConstraintSource) -> ThinkingRules | None:
         """Return how the model thinks before it answers, None when it doesn't."""
@@ -226,9 +261,9 @@ class ConstraintCompiler:
         return self._made
 
 
-def _reason(error: str) -> str:
-    """Return what llguidance says is wrong, without the grammar that it shows with it."""
-    first, *others = error.replace("<non-verbose/>", "").strip().splitlines()
-    # A regular expression's error is below a picture of where it is.
-    cause = next((line for line in others if line.startswith("error:")), "")
-    return f"{first[:_LONGEST_REASON_CHARS]} {cause}".strip()
+def _texts(part: Mapping[str, Any]) -> list[str]:
+    """Return what an answer has to have word by word."""
+    names, values = part.get("properties"), part.get("enum")
+    texts = [*(names if isinstance(names, dict) else ()), part.get("const")]
+    texts += values if isinstance(values, list) else []
+    return [text for text in texts if isinstance(text, str)]

@@ -28,17 +28,24 @@ ONE_LINE_SPACE: Final = r"\x20"
 # Rules that all name each other: 1 s for so many characters of Lark.
 _MOST_GRAMMAR_CHARS: Final = 16_384
 _MOST_PATTERN_CHARS: Final = 262_144
+# What must come next is worked out to its end for each token: 30 ms for so many characters.
+_MOST_CHOICE_CHARS: Final = 16_384
 
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
+# A character by its number, in a regular expression.
+_CODE: Final = re.compile(r"\\[xuUc0-7]")
 # What is between quotes or slashes in Lark.
 _LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
 
 
-def structure_grammar(structure: Structure) -> Grammar:
-    """Return the grammar of a form. Raises ``RequestError`` for what can't be read or is too
-    large; whether llguidance takes the grammar is not checked."""
+def structure_grammar(structure: Structure, missing: str = "") -> Grammar:
+    """Return the grammar of a form. ``missing``: the ASCII characters that a model can't write.
+
+    Raises ``RequestError`` for what can't be read or is too large; whether llguidance takes the
+    grammar is not checked.
+    """
     match structure.kind:
         case StructureKind.JSON_OBJECT:
             return schema_grammar({"type": "object"}, space(structure))
@@ -46,7 +53,7 @@ def structure_grammar(structure: Structure) -> Grammar:
             return schema_grammar(read_schema(structure), space(structure))
         case StructureKind.REGEX:
             pattern = _at_most(structure, _MOST_PATTERN_CHARS)
-            return {"lark_grammar": f"start: /{regex_to_lark(_unanchored(pattern), '')}/"}
+            return _regex(_unanchored(pattern), missing)
         case StructureKind.CHOICE:
             return _choice(structure)
         case StructureKind.GRAMMAR:
@@ -111,7 +118,23 @@ def space(structure: Structure) -> str:
     return _JSON_SPACE if structure.whitespace is None else structure.whitespace
 
 
+def _regex(pattern: str, missing: str) -> Grammar:
+    regex = f"/{regex_to_lark(pattern, '')}/"
+    # Only the character itself or its number asks for one: all else has other ways to go on.
+    if missing and (_CODE.search(pattern) or set(missing) & set(pattern)):
+        written = "".join(f"\\x{ord(one):02x}" for one in missing)
+        regex = f"TEXT\nTEXT: {regex} & /[^{written}]*/"
+    return {"lark_grammar": f"start: {regex}"}
+
+
 def _choice(structure: Structure) -> Grammar:
+    choices = choices_of(structure)
+    # One terminal, since a rule of so many alternatives is slow.
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}"}
+
+
+def choices_of(structure: Structure) -> list[str]:
+    """Return what there is to choose from. Raises ``RequestError``."""
     text = _at_most(structure, _MOST_PATTERN_CHARS)
     try:
         choices = json.loads(text)
@@ -121,8 +144,9 @@ def _choice(structure: Structure) -> Grammar:
         raise invalid(structure.param, "choices are an array of strings")
     if not choices:
         raise invalid(structure.param, "there is nothing to choose from")
-    # One terminal, since a rule of so many alternatives is slow.
-    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}"}
+    if max(map(len, choices)) > _MOST_CHOICE_CHARS:
+        raise invalid(structure.param, f"a choice has more than {_MOST_CHOICE_CHARS} characters")
+    return choices
 
 
 def quoted(text: str) -> str:

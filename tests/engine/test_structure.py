@@ -5,8 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from grammar_walk import allowed_tokens, feed, walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from json_schemas import SCHEMAS
 from jsonschema import Draft202012Validator
 from tiny_models import make_tokenizer
@@ -357,3 +360,114 @@ def test_nothing_asked_is_no_constraint() -> None:
     assert COMPILER.compile(ConstraintSource(None, tools, Thinking(), False)) is None
     budget = Thinking(budget_tokens=5)
     assert COMPILER.compile(ConstraintSource(None, None, budget, False)) is None
+
+
+WORDS_IN_LENGTH = {
+    "type": "string",
+    "maxLength": 5000,
+    "pattern": "^(?:\\S+\\s+){0,99}\\S+$",
+}
+LATER = {
+    "type": "object",
+    "properties": {f"p{n}": {"type": "integer"} for n in range(40)} | {"x": WORDS_IN_LENGTH},
+    "required": [f"p{n}" for n in range(40)],
+}
+# Tokens of whole words, and no bytes for some of the control characters.
+HOSTILE: list[tuple[StructureKind, str, str, str]] = [
+    (StructureKind.JSON_SCHEMA, json.dumps(WORDS_IN_LENGTH), PARAM, "too complex"),
+    (StructureKind.JSON_SCHEMA, json.dumps(LATER), f"{PARAM}.properties.x", "too complex"),
+    (StructureKind.CHOICE, '["ok", "a\\u0004b"]', f"{PARAM}[1]", "no tokens for"),
+    (StructureKind.CHOICE, json.dumps(["x" * 20_000]), PARAM, "16384 characters"),
+    (StructureKind.REGEX, "x\x04y", PARAM, "nothing that this model can write"),
+    (StructureKind.REGEX, "x\\x04y", PARAM, "nothing that this model can write"),
+    (StructureKind.REGEX, "a{100000}", PARAM, "too complex"),
+    (StructureKind.REGEX, "(a{1000}){1000}", PARAM, "too complex"),
+    (StructureKind.REGEX, "\ud83d", PARAM, "surrogate"),
+    (StructureKind.GRAMMAR, 'start: "a"~100000', PARAM, "too complex"),
+    (StructureKind.GRAMMAR, "start: <nope>", PARAM, "<nope>"),
+]
+
+
+@pytest.fixture(scope="module")
+def words(smollm2_dir: Path) -> tuple[Any, ConstraintCompiler]:
+    """A tokenizer of words, and its compiler."""
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+    eos = frozenset({tokenizer.eos_token_id})
+    return tokenizer, ConstraintCompiler(tokenizer, 49152, eos, None, None)
+
+
+@pytest.mark.parametrize(("kind", "text", "param", "said"), HOSTILE)
+def test_what_cannot_be_enforced_is_refused_before_anything_runs(
+    kind: StructureKind, text: str, param: str, said: str, words: tuple[Any, ConstraintCompiler]
+) -> None:
+    for _ in range(2):  # The second time it is known.
+        with pytest.raises(RequestError, match=said) as raised:
+            constraint(kind, text, words[1])
+        assert raised.value.code is ErrorCode.INVALID_VALUE
+        assert str(raised.value.param).startswith(param)
+
+
+def test_what_cannot_be_spelled_is_no_way_for_an_answer(
+    words: tuple[Any, ConstraintCompiler],
+) -> None:
+    tokenizer, compiler = words
+    for seed in range(6):
+        one = constraint(StructureKind.REGEX, "(a|b|c\x04)(d|\x06)", compiler)
+        drawn = walk(one, tokenizer, frozenset({tokenizer.eos_token_id}), seed)
+        assert tokenizer.decode(drawn) in ("ad", "bd")
+
+
+def test_a_dead_end_in_an_answer_is_an_error_of_the_form(
+    words: tuple[Any, ConstraintCompiler],
+) -> None:
+    """Only where the beginnings that were tried out did not come by it."""
+    _, compiler = words
+    long = "".join(f'"w{n} " ' for n in range(60))
+    one = constraint(StructureKind.GRAMMAR, f"start: {long} /\\x04/", compiler)
+    with pytest.raises(LmxError, match="any further") as raised:
+        for _ in range(200):
+            choices = allowed_tokens(one)
+            assert choices is not None
+            one.accept(int(choices[0]))
+    assert raised.value.code is ErrorCode.STRUCTURE_NOT_ENFORCEABLE
+
+
+_PIECES = ["a", "b", ".", "\\S", "\\w+", "[^x]", "\x04", "(?:ab|c)", "é", "\\d"]
+_COUNTS = ["", "*", "+", "?", "{0,3}", "{2,90}", "{1,3000}"]
+
+
+@st.composite
+def regexes(draw: st.DrawFn, depth: int = 2) -> str:
+    parts = []
+    for _ in range(draw(st.integers(1, 3))):
+        nested = depth > 0 and draw(st.booleans())
+        part = f"(?:{draw(regexes(depth - 1))})" if nested else draw(st.sampled_from(_PIECES))
+        parts.append(part + draw(st.sampled_from(_COUNTS)))
+    return draw(st.sampled_from(["", "|"])).join(parts)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.data())
+def test_hostile_forms_are_refused_or_can_be_answered(
+    words: tuple[Any, ConstraintCompiler], data: st.DataObject
+) -> None:
+    """Nothing but a refusal before the answer, or an answer as far as it goes."""
+    tokenizer, compiler = words
+    eos = frozenset({tokenizer.eos_token_id})
+    text = data.draw(regexes())
+    kind = data.draw(st.sampled_from([StructureKind.REGEX, StructureKind.JSON_SCHEMA]))
+    if kind is StructureKind.JSON_SCHEMA:
+        most = data.draw(st.sampled_from([10, 4000]))
+        text = json.dumps({"type": "string", "pattern": text, "maxLength": most})
+    try:
+        one = constraint(kind, text, compiler)
+    except RequestError:
+        return
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    for _ in range(40):
+        choices = allowed_tokens(one)
+        assert choices is not None and len(choices)
+        token = int(rng.choice(choices))
+        one.accept(token)
+        if token in eos:
+            break

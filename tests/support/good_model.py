@@ -29,6 +29,7 @@ from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.detokenize import IncrementalDetokenizer
 from lmx.worker.engine import (
     Constraint,
+    ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
     LoadReporter,
@@ -131,7 +132,7 @@ class GoodModel(ScriptedEngine):
         maker = self._compiler.compile(source)
         text = answer(self._asked.messages or (), self._asked.tool_use, source.structure)
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), _EOS]
-        return lambda: Script(tokens, maker() if maker else None)
+        return ConstraintMaker(lambda: Script(tokens, maker() if maker else None))
 
     def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> Any:
         return IncrementalDetokenizer(self._tokenizer.decode, frozenset({_EOS}), after)
