@@ -145,7 +145,7 @@ async def answer_stream(
 
 async def _pump(source: Source, job: Job, events: EventStream, ping_interval_s: float) -> None:
     # Not before: which model answers is known by now alone.
-    writer = ChunkWriter(job.identity, job.form, job.shape(), job.warnings)
+    writer = ChunkWriter(job.identity, job.form, job.shape(), job.warnings, source.prompt_tokens)
     if beginning := writer.first():
         await events.send(beginning)
     while True:

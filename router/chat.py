@@ -35,7 +35,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     record.model, record.stream = model.model_id, bool(chat.stream)
     require_kind(model, ModelKind.CHAT)
     identity = new_identity("chatcmpl", services, model)
-    form = Form(generate.search.n, bool(chat.logprobs), chat.include_usage, chat.stop_texts)
+    form = Form(
+        generate.search.n,
+        bool(chat.logprobs),
+        chat.include_usage,
+        chat.stop_texts,
+        chat.continuous_usage,
+    )
     generate = own_request(generate, record)
     job = Job(services, record, identity, form, ChatShape, RequestKind.CHAT, request.remote)
     opening = first_opened(

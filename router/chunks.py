@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from lmx.protocol.data import ChoiceEnded, Delta, Finished
+from lmx.protocol.data import ChoiceEnded, Delta, Finished, Usage
 from lmx.protocol.errors import LmxError
 from lmx.protocol.states import DeltaKind
 from lmx.router.envelope import (
@@ -22,6 +22,8 @@ from lmx.router.errors import error_body
 from lmx.router.gathering import GatheredChoice
 
 _CONTENT = DeltaKind.CONTENT
+_NO_USAGE = b',"usage":null'
+_CHUNK_END = b"}\n\n"
 
 
 class ChoiceShape(Protocol):
@@ -65,13 +67,20 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, identity: Identity, form: Form, shape: ChoiceShape, warnings: Sequence[str] = ()
+        self,
+        identity: Identity,
+        form: Form,
+        shape: ChoiceShape,
+        warnings: Sequence[str] = (),
+        prompt_tokens: int = 0,
     ) -> None:
         self._form = form
         self._shape = shape
         self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
-        self._usage = b',"usage":null' if form.include_usage else b""
+        self._usage = _NO_USAGE if form.include_usage else b""
         self._warnings = b',"warnings":' + orjson.dumps(warnings) if warnings else b""
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
         self._open = form.choices
         self._last_end = b""
         # In JSON a quote within a string is escaped, so that this is found in one place only.
@@ -81,6 +90,8 @@ class ChunkWriter:
         ]
         self._before = [before + key for before, _ in plain]
         self._after = plain[0][1]
+        if form.continuous_usage:
+            self._count(0)
 
     def first(self) -> bytes:
         """Return the chunks that choices begin with; none where their kind has none."""
@@ -91,6 +102,8 @@ class ChunkWriter:
         """Return one chunk for each delta that says something, as one piece."""
         # The hot path. One join of all parts was the fastest of four ways.
         before, after, dumps = self._before, self._after, orjson.dumps
+        if self._form.continuous_usage:
+            return b"".join(map(self._counted, deltas))
         pieces: list[bytes] = []
         for delta in deltas:
             if delta.kind is _CONTENT and not delta.logprobs:
@@ -124,8 +137,25 @@ class ChunkWriter:
         tail = b',"choices":[],"usage":' + usage + timings
         return self._last_end + b"}\n\n" + self._head + tail + b"}\n\n"
 
+    def _counted(self, delta: Delta) -> bytes:
+        """Return the chunk of a delta with the usage so far."""
+        self._count(delta.tokens)
+        if delta.kind is _CONTENT and not delta.logprobs:
+            if not delta.text:
+                return b""
+            rest = self._after.removesuffix(_NO_USAGE + _CHUNK_END)
+            text = orjson.dumps(delta.text)
+            return self._before[delta.index] + text + rest + self._usage + _CHUNK_END
+        says_something = delta.text or delta.call or delta.logprobs
+        return self._event(self._shape.rich(delta)) if says_something else b""
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        usage = usage_object(Usage(self._prompt_tokens, self._tokens))
+        self._usage = b',"usage":' + orjson.dumps(usage)
+
     def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._chunk(choice) + b"}\n\n"
+        return self._chunk(choice) + _CHUNK_END
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         # Without its closing brace: timings may follow.

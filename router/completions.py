@@ -42,6 +42,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         logprobs=wanted.logprobs is not None,
         include_usage=wanted.include_usage,
         stop=wanted.stop_texts,
+        continuous_usage=wanted.continuous_usage,
     )
     named = [own_request(generate, record) for generate in generates]
 

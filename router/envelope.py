@@ -35,12 +35,14 @@ class Clocked:
 @dataclass(frozen=True, slots=True)
 class Form:
     """What of a request decides the form of its answer. ``choices``: how many it has.
-    ``stop``: the stop strings, which tell one that ended a choice from a token id."""
+    ``stop``: the stop strings, which tell one that ended a choice from a token id.
+    ``continuous_usage``: every chunk of a stream has the usage so far."""
 
     choices: int = 1
     logprobs: bool = False
     include_usage: bool = False
     stop: tuple[str, ...] = ()
+    continuous_usage: bool = False
 
 
 def fingerprint(version: str, model_id: str, source: str) -> str:

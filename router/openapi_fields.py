@@ -19,6 +19,7 @@ _FIELDS: Final[dict[str, str]] = {
     "stream": "Send the answer as it comes, as server-sent events. Default: false",
     "stream_options": "Allowed with `stream: true` only",
     "include_usage": "A last chunk with the usage. Default: false",
+    "continuous_usage_stats": "Every chunk has the usage so far. Needs `include_usage`",
     "keep_alive": "For how long the model stays loaded after this request when no other comes: "
     'seconds, or a duration such as "5m" or "1h30m"; 0: not at all; negative or "forever": for '
     "ever",

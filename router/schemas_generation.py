@@ -23,9 +23,11 @@ _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
 class StreamOptions(Strict):
-    """``include_usage``: a last chunk carries the usage, all others ``"usage": null``."""
+    """``include_usage``: a last chunk carries the usage, all others ``"usage": null``, or with
+    vLLM's ``continuous_usage_stats`` what there is so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFields):
@@ -64,6 +66,13 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         """Whether a stream ends with a chunk that carries the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
     def include_stop(self, *, ovms: bool) -> bool:
         """Return whether a stop string stays in the answer. ``ovms``: by the rules of /v3."""
         if self.include_stop_str_in_output is None:
@@ -79,6 +88,13 @@ def check_generation(request: GenerationFields, *, ovms: bool) -> None:
             ErrorCode.INVALID_VALUE,
             "`stream_options` is allowed with `stream: true` only: remove it, or stream.",
             param="stream_options",
+        )
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`continuous_usage_stats` needs `include_usage: true`.",
+            param="stream_options.continuous_usage_stats",
         )
     if ovms and request.stream and request.include_stop_str_in_output is False:
         raise RequestError(

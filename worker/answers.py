@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from lmx.protocol.data import TokenLogprob
@@ -20,7 +21,7 @@ _TAIL_TOKENS: Final = 8
 def begin_answer(engine: Engine, job: Job, index: int) -> Row:
     """Return the row that makes text of an answer's tokens."""
     rules = job.rules
-    continues = rules.make_parser is None and not rules.echo
+    continues = rules.make_parser is None
     tail = job.rows[0].prompt[-_TAIL_TOKENS:] if continues else ()
     detokenizer = engine.detokenizer(rules.make_parser is not None, tail)
     return Row(job, index, detokenizer, engine.token_bytes)
@@ -29,8 +30,13 @@ def begin_answer(engine: Engine, job: Job, index: int) -> Row:
 def echo_prompt(
     engine: Engine, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
 ) -> None:
-    """Begin an answer with its prompt, and with its logprobs where they are asked for."""
+    """Begin an answer with its prompt, and with its logprobs where they are asked for.
+
+    Special tokens in it are text, as they were to who wrote it, but for those that the tokenizer
+    puts before a text: they have none.
+    """
     prompt = job.rows[0].prompt
+    added = _added(engine, prompt, job.rules.prompt)
     entries: list[TokenLogprob] = []
     if job.rules.logprobs and started is not None:
         scores: list[TokenScores | None] = [None, *started.prompt_scores]
@@ -38,7 +44,21 @@ def echo_prompt(
             describe(token, score, engine.token_bytes)
             for token, score in zip(prompt, scores, strict=True)
         ]
-    row.echo(entries, list(prompt), out)
+    entries[:added] = [replace(entry, token=b"") for entry in entries[:added]]
+    row.echo(entries, list(prompt), added, engine.detokenizer(False, special=True), out)
+
+
+def _added(engine: Engine, prompt: Sequence[int], text: str | None) -> int:
+    """Return how many special tokens are before the first of a text itself."""
+    if text is None:
+        return 0
+    for place, token in enumerate(prompt):
+        plain = engine.detokenizer(False)
+        is_special = not plain.add(token) and not plain.flush()
+        name = engine.token_bytes(token).decode(errors="replace")
+        if not is_special or not name or text.startswith(name):
+            return place
+    return 0
 
 
 def tell_found(

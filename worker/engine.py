@@ -295,10 +295,12 @@ class Engine(Protocol):
         """Compile what rows must keep to; None: nothing. Prompt thread. Raises
         ``RequestError`` for a structure that is invalid or can't be enforced."""
 
-    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> Detokenizer:
         """Return a fresh one for a new row, whose text goes on after the tokens ``after``.
         Special tokens are no text; with ``markers`` those are that tell tool calls and
-        reasoning from content."""
+        reasoning from content, with ``special`` all."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; a special token's name."""

@@ -20,7 +20,8 @@ class TextRules:
     ``eos`` and ``stop_ids`` end it and are no text; those and ``stop`` not before
     ``min_tokens``. ``make_parser`` None: all text is content. ``called``: the reason of an end
     with tool calls; as at OpenAI, STOP where the function was named. ``logprobs``: tokens come
-    with their scores. ``echo``: the answer begins with the prompt.
+    with their scores. ``echo``: the answer begins with the prompt, of which ``prompt`` is the text;
+    None: it was given as tokens.
     """
 
     eos: frozenset[int]
@@ -32,6 +33,7 @@ class TextRules:
     called: FinishReason = FinishReason.TOOL_CALLS
     logprobs: bool = False
     echo: bool = False
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,11 @@ class MlxEngine:
         """Never called: ``plan`` gives no pieces."""
         raise NotImplementedError
 
-    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> IncrementalDetokenizer:
         """Return a new row's detokenizer."""
-        return self._text.detokenizer(markers, after)
+        return self._text.detokenizer(markers, after, special=special)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; a special token's name."""

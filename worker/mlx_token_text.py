@@ -27,8 +27,12 @@ class TokenText:
         self._markers = marker_ids - end_ids
         self._byte_level = _is_byte_level(tokenizer)
 
-    def detokenizer(self, markers: bool, after: Sequence[int]) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int], *, special: bool = False
+    ) -> IncrementalDetokenizer:
         """See :meth:`lmx.worker.engine.Engine.detokenizer`."""
+        if special:
+            return IncrementalDetokenizer(self._decode, frozenset(), after)
         skip = self._special - self._markers if markers else self._special | self._markers
         return IncrementalDetokenizer(self._decode, skip, after)
 

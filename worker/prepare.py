@@ -196,4 +196,5 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
         called=FinishReason.STOP if named else FinishReason.TOOL_CALLS,
         logprobs=request.top_logprobs is not None,
         echo=request.echo,
+        prompt=request.prompt,
     )

@@ -61,14 +61,23 @@ class Row:
         self._logprob = 0.0
         self._unreported_tokens = 0
 
-    def echo(self, entries: list[TokenLogprob], tokens: list[int], out: list[JobOutput]) -> None:
+    def echo(
+        self,
+        entries: list[TokenLogprob],
+        tokens: list[int],
+        silent: int,
+        detokenizer: Detokenizer,
+        out: list[JobOutput],
+    ) -> None:
         """Give the prompt out as the beginning of the answer, before its first token.
 
-        Its ``entries`` are logprobs, empty when nobody asked. Stop strings are not looked for.
+        Its ``entries`` are logprobs, empty when nobody asked. The first ``silent`` tokens have no
+        text. Stop strings are not looked for.
         """
         for start in range(0, len(tokens), _ECHO_TOKENS):
             end = start + _ECHO_TOKENS
-            text = "".join([self._detokenizer.add(token) for token in tokens[start:end]])
+            texts = [detokenizer.add(token) for token in tokens[max(start, silent) : end]]
+            text = "".join(texts) + (detokenizer.flush() if end >= len(tokens) else "")
             logprobs = tuple(entries[start:end])
             out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=logprobs))
 

@@ -38,7 +38,9 @@ class Rowless:
         """Refuse."""
         raise refused(self.kind)
 
-    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> NoReturn:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> NoReturn:
         """Refuse."""
         raise refused(self.kind)
 

@@ -134,7 +134,9 @@ class GoodModel(ScriptedEngine):
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), _EOS]
         return ConstraintMaker(lambda: Script(tokens, maker() if maker else None))
 
-    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> Any:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> Any:
         return IncrementalDetokenizer(self._tokenizer.decode, frozenset({_EOS}), after)
 
     def can_admit(self) -> bool:

@@ -187,7 +187,9 @@ class ScriptedEngine:
         form = next(schema_forms(json.loads(source.structure.text), lambda _: True))
         return ConstraintMaker(_Free, form.check, form.remarks)
 
-    def detokenizer(self, markers: bool, after: Sequence[int] = ()) -> _Texts:
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> _Texts:
         return _Texts(self._texts)
 
     def token_bytes(self, token: int) -> bytes:

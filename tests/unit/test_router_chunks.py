@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -71,6 +72,28 @@ def test_any_text_survives_its_chunk(texts: list[str], include_usage: bool, make
         assert chunk["model"] == IDENTITY.model_id
         assert ("usage" in chunk) is include_usage
         assert chunk.get("usage") is None
+
+
+@pytest.mark.parametrize("shape", [ChatShape, TextShape])
+def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) -> None:
+    form = Form(2, include_usage=True, continuous_usage=True)
+    writer = ChunkWriter(IDENTITY, form, shape(form), prompt_tokens=5)
+    logprobs = (TokenLogprob(b"c", -0.5, 7),)
+    deltas = [
+        Delta(1, 'a"}\n', 1),
+        Delta(1, "", 2),
+        Delta(1, "b", 3, index=1),
+        Delta(1, "c", 1, logprobs=logprobs),
+    ]
+    chunks = parse(writer.first() + writer.deltas(deltas) + writer.ends([ended(), ended(1)]))
+    chunks += parse(writer.last(FINISHED, CLOCKED))
+    counted = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counted[-6:] == [1, 6, 7, 7, 7, 3]
+    assert not any(counted[:-6])
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {5}
+    texts = [choice["delta"].get("content") if "delta" in choice else choice["text"]
+             for chunk in chunks[-6:-3] for choice in chunk["choices"]]  # fmt: skip
+    assert texts == ['a"}\n', "b", "c"]
 
 
 def test_the_last_chunks() -> None:

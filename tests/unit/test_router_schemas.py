@@ -114,6 +114,10 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (chat(cache_salt=5), "cache_salt", TYPE, "a string"),
     (chat(max_tokens=4, min_tokens=5), "min_tokens", VALUE, "more than the answer may have"),
     (chat(include_stop_str_in_output="no"), "include_stop_str_in_output", TYPE, "a boolean"),
+    (
+        chat(stream=True, stream_options={"continuous_usage_stats": True}),
+        "stream_options.continuous_usage_stats", VALUE, "needs `include_usage: true`",
+    ),
     (chat(stream_options={}), "stream_options", VALUE, "`stream: true` only"),
     (chat(fps=0), "fps", VALUE, "greater than 0"),
     (chat(fps=241), "fps", VALUE, "at most 240"),
