@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import jiter
@@ -15,7 +12,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.body_limits import SMALL_BYTES, check_amounts
+from lmx.router.body_limits import SMALL_BYTES, check_amounts, no_collection
 from lmx.router.rate_limits import ADMISSION
 from lmx.router.token_estimate import estimated_tokens
 
@@ -93,7 +90,7 @@ def parse_object(payload: bytes) -> dict[str, Any]:
     most that :mod:`lmx.router.body_limits` lets through, a million numbers or 150,000 names, 40 ms.
     """
     try:
-        with _no_collection():
+        with no_collection():
             value = jiter.from_json(payload, catch_duplicate_keys=True, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(ErrorCode.INVALID_JSON, _describe(payload, str(error))) from error
@@ -105,19 +102,6 @@ def parse_object(payload: bytes) -> dict[str, Any]:
     if too_deep(payload, value):
         raise _too_deep()
     return value
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Have the collector of cycles wait: nothing that is parsed has any, and looking for them
-    again and again among what is being made takes longer than the parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def too_deep(payload: bytes, value: dict[str, Any]) -> bool:

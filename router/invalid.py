@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.body_limits import no_collection
 
 _GIVEN_LIMIT: Final = 60
 """Characters of an offending value that an error repeats."""
@@ -61,7 +62,8 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
     """Return the body as ``schema``. Raises :class:`RequestError` (400) for the first fault."""
     try:
-        return schema.model_validate(body)
+        with no_collection():
+            return schema.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise describe_invalid(
