@@ -28,6 +28,9 @@ VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Larger frames are refused by the sockets (ZMQ_MAXMSGSIZE) and by :func:`decode`."""
 
+_MOST_LEVELS: Final = 100
+"""Of values within values; msgpack itself gives up at some hundred."""
+
 _T = TypeVar("_T")
 _Pack = Callable[[Any], Any]
 _Unpack = Callable[[Any, str], Any]
@@ -83,6 +86,45 @@ def encode(value: Any, correlation: int = 0) -> bytes:
         raise TypeError(f"{cls.__name__} is not a registered message")
     packed = msgpack.packb([MAGIC, VERSION, cls.__name__, correlation, to_map(value)])
     return typing.cast("bytes", packed)
+
+
+def encode_any(value: Any, correlation: int = 0) -> bytes:
+    """Return the wire form of a registered message, whatever its fields hold.
+
+    For replies, which are made of what others wrote: text that is no Unicode, numbers beyond 64
+    bits, values within values a thousand deep and objects that can't travel are replaced, and the
+    rest goes as it is.
+    """
+    try:
+        return encode(value, correlation)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        cls = type(value)
+        if _messages.get(cls.__name__) is not cls:
+            raise
+        body = plain(to_map(value))
+        packed = msgpack.packb([MAGIC, VERSION, cls.__name__, plain(correlation), body])
+        return typing.cast("bytes", packed)
+
+
+def plain(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Return a value of which each part can travel: see :func:`encode_any`."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case None | bool() | float() | bytes():
+            return value
+        case int():
+            return min(max(value, -(2**63)), 2**64 - 1)
+        case _ if levels == 0:
+            return "..."
+        case dict():
+            return {
+                str(plain(str(name), 0)): plain(inner, levels - 1) for name, inner in value.items()
+            }
+        case list() | tuple() | set() | frozenset():
+            return [plain(inner, levels - 1) for inner in value]
+        case _:
+            return plain(str(value), 0)
 
 
 def decode(payload: bytes) -> Envelope:

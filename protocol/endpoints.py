@@ -24,12 +24,22 @@ class RunDirectory:
     @property
     def control(self) -> str:
         """Supervisor ROUTER; the router, the CLI and workers connect."""
-        return f"ipc://{self.path / 'control'}"
+        return f"ipc://{self.control_socket}"
 
     @property
     def events(self) -> str:
         """Supervisor XPUB; the router subscribes."""
-        return f"ipc://{self.path / 'events'}"
+        return f"ipc://{self.events_socket}"
+
+    @property
+    def control_socket(self) -> Path:
+        """The file behind :attr:`control`."""
+        return self.path / "control"
+
+    @property
+    def events_socket(self) -> Path:
+        """The file behind :attr:`events`."""
+        return self.path / "events"
 
     def worker(self, instance: str) -> str:
         """Worker ROUTER; one DEALER per router connects. Never used by a second process."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lmx.protocol.regular_file import open_regular, parse_json, read_regular
 from lmx.protocol.states import ModelKind
 
 _ENCODERS: Final = frozenset(
@@ -26,7 +26,8 @@ _CARDS: Final = {
 }
 """What a model card calls a model for."""
 
-_CARD_LIMIT_CHARACTERS: Final = 64 * 1024
+_CARD_LIMIT_BYTES: Final = 64 * 1024
+_CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
 _PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
 
 
@@ -72,8 +73,8 @@ def _is_encoder(config: Mapping[str, Any]) -> bool:
 
 def _card_kind(path: Path) -> ModelKind | None:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_CARD_LIMIT_CHARACTERS)
+        with open_regular(path) as file:
+            text = file.read(_CARD_LIMIT_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
     except OSError:
         return None
     if not text.startswith("---"):
@@ -84,7 +85,7 @@ def _card_kind(path: Path) -> ModelKind | None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(read_regular(path, _CONFIG_LIMIT_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

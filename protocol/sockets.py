@@ -1,4 +1,5 @@
-"""Every zmq socket option that lmx sets, in one table, with the reason for each."""
+"""Every zmq socket option that lmx sets, in one table, with the reason for each. What the
+supervisor listens with is its own (``supervisor/connections.py``)."""
 
 from __future__ import annotations
 
@@ -14,10 +15,8 @@ from lmx.protocol.codec import MAX_MESSAGE_BYTES
 class Role(Enum):
     """What a socket is for; picks its type and options."""
 
-    CONTROL_SERVER = "control server"
     CONTROL_CLIENT = "control client"
     CONTROL_ASKER = "control asker"
-    EVENTS_SERVER = "events server"
     EVENTS_CLIENT = "events client"
     DATA_SERVER = "data server"
     DATA_CLIENT = "data client"
@@ -40,7 +39,6 @@ _RECONNECT: Final[dict[int, int]] = {
 }
 
 _TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
-    Role.CONTROL_SERVER: (zmq.ROUTER, _ROUTER | {zmq.SNDHWM: 1000, zmq.RCVHWM: 10_000}),
     Role.CONTROL_CLIENT: (
         zmq.DEALER,
         # IMMEDIATE: queue nothing for a supervisor that is not there, a send then fails at
@@ -50,7 +48,6 @@ _TABLE: Final[dict[Role, tuple[int, dict[int, int]]]] = {
     # Without IMMEDIATE, as below: an answer may be the supervisor's last word, as to
     # `restart --supervisor`. Who asks looks at the supervisor's lock to know that it is there.
     Role.CONTROL_ASKER: (zmq.DEALER, _RECONNECT | {zmq.SNDHWM: 1000, zmq.RCVHWM: 1000}),
-    Role.EVENTS_SERVER: (zmq.XPUB, {zmq.SNDHWM: 1000}),
     Role.EVENTS_CLIENT: (zmq.SUB, _RECONNECT | {zmq.RCVHWM: 10_000}),
     # A step's output is one message per router: 10,000 is minutes of a reader that is gone
     # in all but name, and the pulse would have found it by then.

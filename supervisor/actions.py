@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.memory_plan import MemoryPlan
-from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.worker_state import Worker
 
@@ -24,11 +24,9 @@ class Actions(Protocol):
     def local_path(self, model: ModelConfig) -> Path | None:
         """Return the model's folder if it is on this machine as it is, else None."""
 
-    def fetched_path(self, model: ModelConfig) -> Path | None:
-        """Return the model's folder as an earlier fetch left it, maybe incomplete; else None."""
-
-    def whole_path(self, model: ModelConfig) -> Path | None:
-        """Return the model's folder if all of it is on this machine, else None."""
+    def inspect(self, model_id: str, question: Question) -> Inspection | None:
+        """Have a model's files read. Returns what they say where that is known at once; None: it
+        comes with ``Core.inspected``, always, of the latest question for this model alone."""
 
     def start_fetch(self, model: ModelConfig) -> None:
         """Begin to make the model available; progress and the end come as events."""
@@ -36,14 +34,8 @@ class Actions(Protocol):
     def stop_fetch(self, model_id: str) -> None:
         """End a fetch, if one runs; no event follows."""
 
-    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
-        """Return what the model is for: as configured, else as its folder tells."""
-
-    def model_facts(self, path: Path) -> ModelFacts:
-        """Return what a model's folder tells people of it."""
-
-    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
-        """Return what a worker will need. Raises :class:`LmxError`."""
+    def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
+        """Return what a worker will need. Reads nothing. Raises :class:`LmxError`."""
 
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         """Keep what a worker with this plan was measured at: after its load (``peak_bytes`` 0),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError, UnavailableError
 from lmx.protocol.inventory import AddModel
 from lmx.supervisor.added_file import AddedFile
-from lmx.supervisor.added_question import check_source, plain_source, read_added
+from lmx.supervisor.added_question import plain_source, read_added
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_diff import compare
 from lmx.supervisor.config_model import AddedModelConfig, ModelConfig
 from lmx.supervisor.core import Core
-from lmx.supervisor.model_facts import context_problem
+from lmx.supervisor.inspection import Inspection, Question
+from lmx.supervisor.memory_plan import context_problem
+from lmx.supervisor.slot_look import question_of
 
 
 def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
@@ -31,10 +33,20 @@ def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str
 
 class AddedModels:
     """Owner of the added models, in memory and in their file. What is in force is the core's
-    configuration, which has them beside those of the file that a person wrote."""
+    configuration, which has them beside those of the file that a person wrote.
 
-    def __init__(self, file: AddedFile) -> None:
+    ``inspect`` reads a model's files; ``now_s`` is the core's clock.
+    """
+
+    def __init__(
+        self,
+        file: AddedFile,
+        inspect: Callable[[Question], Awaitable[Inspection]],
+        now_s: Callable[[], float],
+    ) -> None:
         self._file = file
+        self._inspect = inspect
+        self._now_s = now_s
         self._models = file.load()
         self._core: Core | None = None
 
@@ -62,25 +74,25 @@ class AddedModels:
                 return model.id
         return None
 
-    def add(self, question: AddModel, now_s: float) -> None:
-        """Serve a model from now on, and after restarts; it is loaded when it is asked for.
+    async def add(self, question: AddModel) -> None:
+        """Serve a model from now on, and after restarts; it is loaded when it is asked for. What
+        is on this machine of it is read before: one whose files can't be is not kept.
 
         Known already with the same source and context: only its parameters change, if it was
         added. Raises :class:`LmxError`: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE with
         the ``param`` it is about, SHUTTING_DOWN.
         """
-        if self._the_core.stopping:
-            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        self._refuse_while_stopping()
         model = read_added(question)
-        known = self._known(model)
-        if known is None:
-            check_source(model.source)
-            self._refuse_longer_context(model)
-        elif isinstance(known, AddedModelConfig):
+        if self._known(model) is None:
+            _refuse_unreadable(model, await self._inspect(question_of(model)))
+            self._refuse_while_stopping()
+        known = self._known(model)  # somebody may have added it meanwhile
+        if isinstance(known, AddedModelConfig):
             model = known.model_copy(update={"parameters": model.parameters})
-        else:
+        elif known is not None:
             return
-        self._put_in_force({**self._models, model.id: model}, now_s)
+        self._put_in_force({**self._models, model.id: model}, self._now_s())
 
     def remove(self, model_id: str, now_s: float) -> int | None:
         """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
@@ -99,11 +111,9 @@ class AddedModels:
         self._put_in_force(left, now_s)
         return pid
 
-    def _refuse_longer_context(self, model: AddedModelConfig) -> None:
-        """Of a repository that is not on this machine yet nothing is known: its load says so."""
-        problem = context_problem(model, self._the_core.facts_of(model))
-        if problem is not None:
-            raise RequestError(ErrorCode.INVALID_VALUE, problem, param="context_length")
+    def _refuse_while_stopping(self) -> None:
+        if self._the_core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
 
     @property
     def _the_core(self) -> Core:
@@ -139,6 +149,16 @@ class AddedModels:
             self._file.save(models)
         self._models = models
         core.reconfigure(new, compare(core.config, new).models, now_s)
+
+
+def _refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
+    """Of a repository that is not on this machine yet nothing is known: its load says so."""
+    problem = found.source_problem or found.problem
+    if problem is not None:
+        raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
+    problem = context_problem(model, found.facts.context_tokens)
+    if problem is not None:
+        raise RequestError(ErrorCode.INVALID_VALUE, problem, param="context_length")
 
 
 def _names(config: Config) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
@@ -11,8 +10,7 @@ from pydantic import ValidationError
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.inventory import AddModel
 from lmx.supervisor.config_model import AddedModelConfig
-from lmx.supervisor.memory_plan import folder_path
-from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, SourceError, parse_source
+from lmx.supervisor.sources import HubSource, SourceError, folder_path, parse_source
 
 _PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
 
@@ -22,7 +20,7 @@ _PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "conte
 
 def read_added(question: AddModel) -> AddedModelConfig:
     """Return the model that a question describes. Raises :class:`RequestError` with the ``param``
-    that is wrong; whether its source exists is :func:`check_source`'s."""
+    that is wrong; whether its source exists is not looked at."""
     try:
         size = len(json.dumps(question.parameters, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -60,32 +58,6 @@ def _refused(error: ValidationError, model_id: str) -> LmxError:
             "and . _ : / @ + -, and begins with a letter or a digit"
         )
     return RequestError(ErrorCode.INVALID_VALUE, message, param=_PARAMS.get(key, key))
-
-
-def check_source(source: str) -> None:
-    """Raises :class:`RequestError` for a folder or a file that is not there, or is no model."""
-    parsed = parse_source(source)
-    try:
-        match parsed:
-            case FolderSource(path) if Path(path).is_file():
-                problem = (
-                    f"{path} is a file, and not a .gguf one: name a folder in MLX form, a .gguf "
-                    "file or a repository org/name"
-                )
-            case FolderSource(path) if not Path(path).is_dir():
-                problem = f"there is no folder {path}: check the path on the machine that runs lmx"
-            case FolderSource(path) if not (Path(path) / "config.json").is_file():
-                problem = (
-                    f"{path} has no config.json: name a folder in MLX form, a .gguf file or a "
-                    "repository org/name"
-                )
-            case GgufSource(path) if not Path(path).is_file():
-                problem = f"there is no file {path}: check the path on the machine that runs lmx"
-            case _:
-                return
-    except OSError as error:
-        problem = f"{source} can't be looked at: {error.strerror or error}"
-    raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
 
 
 def _absolute(source: str) -> str:

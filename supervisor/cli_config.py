@@ -32,15 +32,21 @@ def config_group() -> None:
 @config_option
 @command
 def config_check(config: Path | None) -> None:
-    """Say whether the configuration is valid, with every problem in it."""
+    """Say whether the configuration is valid, with every problem in it.
+
+    Models whose files can't be read are named too; they cost themselves alone.
+    """
     # With this a supervisor that is to be replaced tries the program that is to replace it: one
     # that lacks a module must not get that far.
     import lmx.supervisor.foreground  # noqa: F401
+    from lmx.supervisor.unreadable import unreadable_models
 
     checked = read_config(config)
     models = ", ".join(model.id for model in checked.models) or "no models"
     for gap in checked.routing_gaps():
         click.echo(gap)
+    for problem in unreadable_models(checked, home()):
+        click.echo(problem)
     click.echo(f"ok: {config_path(config) or 'defaults and LMX_* variables'} ({models})")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +9,7 @@ import click
 
 from lmx.supervisor.cli_command import command, home, json_option, read_config
 from lmx.supervisor.home import Home
+from lmx.supervisor.json_output import json_text
 
 
 @click.command()
@@ -22,7 +22,7 @@ def status(as_json: bool) -> None:
     with ControlClient(home()) as client:
         found = client.status()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json_text(found))
         return
     from lmx.supervisor.console import make_console
     from lmx.supervisor.status_view import print_status

@@ -11,6 +11,7 @@ from lmx.protocol import control
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.core import Core
 from lmx.supervisor.denials import denied
+from lmx.supervisor.later import LaterAnswers
 from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.view import public_state
@@ -33,12 +34,19 @@ def answer_or_deny(
 
 class Commands:
     """Answers questions with the core. Those about lmx as a whole belong to
-    :mod:`lmx.supervisor.service_commands`."""
+    :mod:`lmx.supervisor.service_commands`. A load is answered ``later``: its files are read."""
 
-    def __init__(self, core: Core, loading: Loading, reply: Callable[[Asker, Any], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        loading: Loading,
+        reply: Callable[[Asker, Any], None],
+        later: LaterAnswers,
+    ) -> None:
         self._core = core
         self._loading = loading
         self._reply = reply
+        self._later = later
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
@@ -51,13 +59,13 @@ class Commands:
             case control.Acquire():
                 return self._acquire(asker, question, now_s)
             case control.LoadModel(model_id, context_length):
-                return self._loading.load(model_id, context_length, now_s)
+                self._later.answer(asker, self._loading.load(model_id, context_length))
             case control.UnloadModel(model_id):
                 return self._unload(model_id, now_s)
             case control.KillModel(model_id):
                 return self._kill(model_id, now_s)
             case control.RestartModel(model_id):
-                return self._restart(model_id, now_s)
+                return self._restart(asker, model_id, now_s)
             case control.DrainModel(model_id):
                 return self._hold(model_id, now_s)
             case control.ResetModel(model_id):
@@ -69,6 +77,7 @@ class Commands:
             case _:
                 kind = type(question).__name__
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
+        return None
 
     def _acquire(self, asker: Asker, question: control.Acquire, now_s: float) -> Any:
         slot = self._core.slot(question.model_id)
@@ -92,10 +101,11 @@ class Commands:
         back = "is being started again" if slot.wanted else "stays down"
         return control.Done(f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid)
 
-    def _restart(self, model_id: str, now_s: float) -> control.Done:
+    def _restart(self, asker: Asker, model_id: str, now_s: float) -> control.Done | None:
         slot = self._core.slot(model_id)
         if slot.worker is None:
-            return self._loading.load(model_id, None, now_s)
+            self._later.answer(asker, self._loading.load(model_id, None))
+            return None
         pid = slot.worker.pid
         self._core.operator.restart(slot, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)

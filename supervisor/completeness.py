@@ -3,12 +3,13 @@ alone, never into the weights."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
+
+from lmx.protocol.regular_file import IrregularFileError, parse_json, read_regular
 
 STAMP_NAME: Final = ".lmx-import.json"
 """In a folder that was made from a GGUF file: from which, and what belongs to it."""
@@ -16,6 +17,7 @@ STAMP_NAME: Final = ".lmx-import.json"
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
 _MOST_SHARDS: Final = 10_000
+_INDEX_LIMIT_BYTES: Final = 64 * 1024**2
 _TOKENIZERS: Final = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model"),
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken"),
@@ -65,7 +67,8 @@ def promised(names: Iterable[str]) -> list[str]:
 def whole_conversion(folder: Path) -> dict[str, Any] | None:
     """Return the stamp of a folder that was made from a GGUF file, None if it is not whole."""
     try:
-        stamp: dict[str, Any] = json.loads((folder / STAMP_NAME).read_text())
+        content = read_regular(folder / STAMP_NAME, _INDEX_LIMIT_BYTES)
+        stamp: dict[str, Any] = parse_json(content)
         return stamp if stamp["files"] == file_sizes(folder) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -92,8 +95,9 @@ def _indexed(folder: Path) -> list[str]:
     names: set[str] = set()
     for index in folder.glob(_INDEX):
         try:
-            found = json.loads(index.read_bytes())["weight_map"].values()
+            content = read_regular(index, _INDEX_LIMIT_BYTES)
+            found = parse_json(content)["weight_map"].values()
             names.update(name for name in found if isinstance(name, str))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (IrregularFileError, ValueError, KeyError, TypeError, AttributeError):
             return [f"{index.name} (it is damaged)"]
     return sorted(names)

@@ -77,7 +77,7 @@ class ControlClient:
         """Return the reply. Raises :class:`OperationError`: not_running when there is no
         supervisor, what it said when it denied, a time-out when it says nothing."""
         self._correlation += 1
-        self._socket.send(codec.encode(question, self._correlation))
+        self._socket.send(codec.encode_any(question, self._correlation))
         while True:
             self._wait()
             envelope = codec.decode(self._socket.recv())

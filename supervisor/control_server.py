@@ -7,66 +7,83 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
-import zmq
-import zmq.asyncio
 
 from lmx.protocol import codec, control
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, ProtocolError
-from lmx.protocol.sockets import Role, open_socket, send_nowait
+from lmx.supervisor.connections import Connection, Door
+from lmx.supervisor.zmtp import Message
 
 log = structlog.get_logger()
 _FAILED: Final = control.Denied(
     ErrorCode.INTERNAL, "the supervisor failed on this: see `lmx-supervisor logs`"
 )
+_SUBSCRIBE: Final = b"\x01"
+_UNSUBSCRIBE: Final = b"\x00"
+_MOST_TOPICS: Final = 100
 OnMessage = Callable[[bytes, Any, int], None]
 
 
 class ControlServer:
-    """Binds ``control`` and ``events``. The caller holds the supervisor lock already: zmq
-    would take the paths of a running supervisor without an error."""
+    """Binds ``control``, a ROUTER, and ``events``, an XPUB, for peers that are ZeroMQ sockets.
+    The caller holds the supervisor lock already: the paths may be of an earlier supervisor."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._run = run
-        self._context = zmq.asyncio.Context()
-        self._control = open_socket(self._context, Role.CONTROL_SERVER)
-        self._events = open_socket(self._context, Role.EVENTS_SERVER)
-        self._control.bind(run.control)
-        self._events.bind(run.events)
+        self._control = Door(run.control_socket, b"ROUTER", self._take)
+        self._events = Door(run.events_socket, b"XPUB", _subscribe)
+        self._on_message: OnMessage | None = None
 
     async def serve(self, on_message: OnMessage) -> None:
         """Hand every message to ``on_message(identity, message, correlation)`` until
         cancelled. A frame that is no message is logged and dropped, and so is what a bug
         makes of one that is."""
-        while True:
-            frames = await self._control.recv_multipart()
-            if len(frames) < 2:
-                continue
-            try:
-                envelope = codec.decode(frames[1])
-            except ProtocolError as error:
-                log.warning("control.bad_frame", error=error.message)
-                continue
-            try:
-                on_message(frames[0], envelope.message, envelope.correlation)
-            except Exception:
-                # One message that trips over a bug must not end every model.
-                log.exception("control.message_failed", kind=type(envelope.message).__name__)
-                if envelope.correlation:
-                    self.send(frames[0], _FAILED, envelope.correlation)
+        self._on_message = on_message
+        try:
+            await self._events.open()
+            await self._control.open()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._on_message = None
 
     def send(self, identity: bytes, message: Any, correlation: int = 0) -> None:
         """Send to one peer; a peer that has gone is a fact of life, logged at debug."""
-        if not send_nowait(self._control, identity, codec.encode(message, correlation)):
+        peer = self._control.find(identity)
+        if peer is None or not peer.send(codec.encode_any(message, correlation)):
             log.debug("control.unreachable", peer=repr(identity), kind=type(message).__name__)
 
     def publish(self, message: Any) -> None:
         """Send to every subscriber there is."""
-        send_nowait(self._events, codec.encode(message))
+        payload = codec.encode_any(message)
+        for subscriber in self._events.subscribers(payload):
+            subscriber.send(payload)
 
     async def close(self) -> None:
         """Close both sockets, after giving what was just sent a moment to leave. Nobody connects
         meanwhile: what they ask would be lost, and the next program's socket is there soon."""
-        self._control.unbind(self._run.control)
-        await asyncio.sleep(0.05)
-        self._context.destroy(linger=200)
+        await self._control.close()
+        await self._events.close()
+
+    def _take(self, peer: Connection, frames: Message) -> None:
+        if self._on_message is None:
+            return
+        try:
+            envelope = codec.decode(frames[0])
+        except ProtocolError as error:
+            log.warning("control.bad_frame", error=error.message)
+            return
+        try:
+            self._on_message(peer.identity, envelope.message, envelope.correlation)
+        except Exception:
+            # One message that trips over a bug must not end every model.
+            log.exception("control.message_failed", kind=type(envelope.message).__name__)
+            if envelope.correlation:
+                self.send(peer.identity, _FAILED, envelope.correlation)
+
+
+def _subscribe(peer: Connection, frames: Message) -> None:
+    wish, topic = frames[0][:1], frames[0][1:]
+    if wish == _SUBSCRIBE and len(peer.topics) < _MOST_TOPICS:
+        peer.topics.add(topic)
+        peer.named = True
+    elif wish == _UNSUBSCRIBE:
+        peer.topics.discard(topic)

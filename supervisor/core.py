@@ -25,8 +25,8 @@ from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.config_diff import ModelChanges
 from lmx.supervisor.denials import drained, not_ready, quarantined
 from lmx.supervisor.groups import Groups
+from lmx.supervisor.inspection import Inspection
 from lmx.supervisor.memory_back import Returned
-from lmx.supervisor.model_facts import ModelFacts
 from lmx.supervisor.operator_wishes import OperatorWishes
 from lmx.supervisor.picture import positions
 from lmx.supervisor.placer import Placer
@@ -195,14 +195,12 @@ class Core:
         self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
         Remodel(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
         self._take_names()
+        anew = (*changes.added, *changes.respawned, *changes.touched)
         for slot in self._configured():
-            anew = (*changes.added, *changes.respawned, *changes.touched)
-            if planned_anew or slot.model.id in anew:
+            if slot.state is SlotState.QUEUED and (planned_anew or slot.model.id in anew):
+                self._life.enqueue(slot, now_s)
+            elif planned_anew or slot.model.id in anew:
                 look_at(slot, self._actions)
-        if planned_anew:
-            for slot in self._configured():
-                if slot.state is SlotState.QUEUED:
-                    self._life.enqueue(slot, now_s)
         self._placer.place(now_s)
 
     # Facts.
@@ -230,18 +228,16 @@ class Core:
 
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
         """Return what a worker of the model would have reserved if it were started now, as it is
-        or as ``model`` says; 0 if that can't be told: it has no folder on this machine, or none
-        that can be planned for."""
+        or as ``model`` says; 0 if that can't be told: it has no folder on this machine, none that
+        can be planned for, or one that was not read yet."""
         slot = self.slots.get(model_id)
         if slot is None:
             return 0
         model = model or slot.model
-        path = self._actions.fetched_path(model)
-        if path is None:
+        if slot.inspection is None or slot.inspection.files is None:
             return 0
         try:
-            kind = self._actions.model_kind(model, path)
-            return self._actions.plan_memory(model, kind, path).reserve_bytes
+            return self._actions.plan_memory(model, slot.inspection).reserve_bytes
         except LmxError as error:
             log.warning("model.not_planned", model=model_id, error=error.message)
             return 0
@@ -320,10 +316,12 @@ class Core:
             self._life.failures.give_up(slot, outcome, now_s)
         self._placer.place(now_s)
 
-    def facts_of(self, model: ModelConfig) -> ModelFacts:
-        """Return what the files of any model tell, where they are whole on this machine."""
-        folder = self._actions.whole_path(model)
-        return ModelFacts() if folder is None else self._actions.model_facts(folder)
+    def inspected(self, model_id: str, found: Inspection, now_s: float) -> None:
+        """Take what a model's files say."""
+        slot = self.slots.get(model_id)
+        if slot is not None:
+            self._life.inspected(slot, found, now_s)
+            self._placer.place(now_s)
 
     def files_changed(self, model_id: str) -> None:
         """Take that a model's files have come or are gone: what is told of it is read anew, and

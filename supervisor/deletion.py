@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
@@ -17,6 +18,7 @@ from lmx.supervisor.disk import delete_folder, delete_from_hub, scan_conversions
 from lmx.supervisor.downloads import Downloads
 from lmx.supervisor.home import Home
 from lmx.supervisor.on_disk import Doomed, Served, available, doomed, users
+from lmx.supervisor.slots import Slot
 from lmx.supervisor.sources import parse_source
 
 _UNLOAD_S: Final = 120.0
@@ -85,18 +87,13 @@ class Deletion:
         return Deleted(deleted, freed_bytes)
 
     def _served(self) -> tuple[Served, ...]:
-        return tuple(
-            Served(slot.model.id, parse_source(slot.model.source))
-            for slot in self._core.slots.values()
-            if not slot.removed
-        )
+        return tuple(_served(slot) for slot in self._core.slots.values() if not slot.removed)
 
     def _target(self, name: str) -> Served | str:
         try:
-            model = self._core.slot(name).model
+            return _served(self._core.slot(name))
         except LmxError:
             return name
-        return Served(model.id, parse_source(model.source))
 
     def _unfinished(self, gone: Doomed) -> list[str]:
         if gone.repo_id is None:
@@ -146,3 +143,9 @@ class Deletion:
             else:
                 self._core.files_changed(model_id)
         self._core.flush(now_s)
+
+
+def _served(slot: Slot) -> Served:
+    file = slot.inspection.gguf_path if slot.inspection is not None else None
+    source = parse_source(slot.model.source)
+    return Served(slot.model.id, source, None if file is None else Path(file))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from typing import Final
 
@@ -27,6 +26,7 @@ from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.console import make_console
 from lmx.supervisor.control_client import ControlClient
 from lmx.supervisor.home import Home
+from lmx.supervisor.json_output import json_text
 
 _POLL_S: Final = 0.5
 _START_S: Final = 30.0
@@ -73,7 +73,7 @@ def show_downloads(home: Home, as_json: bool) -> None:
     with ControlClient(home) as client:
         found: Downloads = client.ask(GetDownloads())
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(view) for view in found.downloads], indent=2))
+        click.echo(json_text([dataclasses.asdict(view) for view in found.downloads]))
         return
     for view in found.downloads:
         click.echo(_line(view))
@@ -84,7 +84,7 @@ def show_available(home: Home, as_json: bool) -> None:
     with ControlClient(home, _SCAN_S) as client:
         found: Available = client.ask(GetAvailable())
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(model) for model in found.models], indent=2))
+        click.echo(json_text([dataclasses.asdict(model) for model in found.models]))
         return
     for model in found.models:
         served = f"served as {model.model_id}" if model.model_id else "not served"

@@ -10,7 +10,7 @@ from lmx.supervisor.download_records import Download
 from lmx.supervisor.sources import GgufSource, default_model_id
 
 
-def serve_download(added: AddedModels, download: Download, path: Path, now_s: float) -> str | None:
+async def serve_download(added: AddedModels, download: Download, path: Path) -> str | None:
     """Have a model served that was downloaded, unless it is; returns its id. None for a single
     file that is no model. Raises :class:`LmxError`, as when its name is taken."""
     model_id, source = download.repo_id, download.repo_id
@@ -22,5 +22,5 @@ def serve_download(added: AddedModels, download: Download, path: Path, now_s: fl
         source = f"{download.repo_id}@{download.revision}"
     known = added.find(source)
     if known is None:
-        added.add(AddModel(model_id, source), now_s)
+        await added.add(AddModel(model_id, source))
     return known or model_id

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError, Unavailable
 from lmx.protocol.inventory import Downloads as DownloadList
 from lmx.protocol.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.download_question import asked_download
 from lmx.supervisor.download_records import GOES_ON, Download, DownloadFile, trimmed
 from lmx.supervisor.download_speed import bytes_per_s, note_bytes
@@ -39,20 +38,22 @@ class Downloads:
     """Owner of the downloads, in memory and in their file. One thread: the supervisor's loop.
 
     ``serve(download, path)`` has a model served that has come, and returns its id, None for what
-    is no model; what it raises of :class:`LmxError` is told with the download. ``note`` keeps an
-    event.
+    is no model; what it raises of :class:`LmxError` is told with the download.
+    ``is_whole(download)`` looks whether what one made is still there. ``note`` keeps an event.
     """
 
     def __init__(
         self,
         file: DownloadFile,
         program: FetchProgram,
-        serve: Callable[[Download, Path], str | None],
+        serve: Callable[[Download, Path], Awaitable[str | None]],
+        is_whole: Callable[[Download], Awaitable[bool]],
         note: Callable[..., None],
     ) -> None:
         self._file = file
         self._program = program
         self._serve = serve
+        self._is_whole = is_whole
         self._note = note
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
         self._samples: dict[str, deque[tuple[float, int]]] = {}
@@ -78,9 +79,9 @@ class Downloads:
         wanted = asked_download(question)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
-            if await asyncio.to_thread(_is_whole, download):
+            if await self._is_whole(download):
                 # Unless it was removed since, or its name was taken, it is served already.
-                self._have_served(download)
+                await self._have_served(download)
                 return self._view(download)
             # Somebody may have begun it meanwhile.
             download = self._latest(wanted.key)
@@ -107,7 +108,7 @@ class Downloads:
                 await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
         return self._view(download)
 
-    def came_otherwise(self, repo_id: str, revision: str | None, path: Path) -> None:
+    async def came_otherwise(self, repo_id: str, revision: str | None, path: Path) -> None:
         """Take that a model's load has fetched all of a repository: a download of the same that
         had failed, or had been ended, is complete by that."""
         download = self._latest((repo_id, revision or "main", None))
@@ -115,7 +116,7 @@ class Downloads:
             return
         if download.status is not DownloadStatus.COMPLETED:
             download.error_code = download.param = download.retry_after_s = None
-            self._came(download, path)
+            await self._came(download, path)
 
     def list(self, download_id: str | None = None) -> DownloadList:
         """Return the downloads, the latest first. Raises :class:`LmxError` (not_found_error)."""
@@ -209,20 +210,20 @@ class Downloads:
             download.retry_after_s = outcome.retry_after_s
             self._end(download, DownloadStatus.FAILED, outcome.message)
             return
-        self._came(download, outcome)
+        await self._came(download, outcome)
 
-    def _came(self, download: Download, path: Path) -> None:
+    async def _came(self, download: Download, path: Path) -> None:
         download.path = str(path)
         if download.total_bytes is not None:
             download.downloaded_bytes = download.total_bytes
-        self._have_served(download)
+        await self._have_served(download)
         self._end(download, DownloadStatus.COMPLETED, download.error or "")
 
-    def _have_served(self, download: Download) -> None:
+    async def _have_served(self, download: Download) -> None:
         assert download.path is not None
         download.model_id = download.error = None
         try:
-            download.model_id = self._serve(download, Path(download.path))
+            download.model_id = await self._serve(download, Path(download.path))
         except LmxError as error:
             download.error = f"downloaded, but not served: {error.message}"
 
@@ -290,13 +291,3 @@ class Downloads:
             self._unsaved = False
             text = self._file.text_of(self._all.values())
             await asyncio.to_thread(self._file.save, text)
-
-
-def _is_whole(download: Download) -> bool:
-    if download.path is None:
-        return False
-    path = Path(download.path)
-    try:
-        return path.is_file() if download.filename is not None else missing_part(path) is None
-    except OSError:
-        return False

@@ -47,6 +47,26 @@ _LOGIT_COPIES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
+class Widths:
+    """Of a model's layers: numbers for each token, attention heads, and how many tokens there
+    are in the vocabulary; 0 where the configuration says nothing."""
+
+    hidden: int
+    inner: int
+    heads: int
+    vocabulary: int
+
+
+def widths(config: Mapping[str, Any]) -> Widths:
+    """Read them from a configuration."""
+    text = text_section(config)
+    hidden = count(text, "hidden_size", "n_embd", "d_model")
+    heads = count(text, "num_attention_heads", "n_head", "n_heads")
+    vocabulary = count(text, "vocab_size") or count(config, "vocab_size")
+    return Widths(hidden, _inner(text, hidden), heads, vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """Bytes by what they are for. ``buffers_bytes``: freed ones that mlx keeps for reuse.
     ``context_tokens`` None: the worker finds it out."""
@@ -78,13 +98,13 @@ class Estimate:
         )
 
 
-def process_bytes(config: Mapping[str, Any], kind: ModelKind) -> int:
+def process_bytes(widths: Widths, kind: ModelKind) -> int:
     """Return what a worker takes besides weights and caches."""
-    return _PROCESS_BYTES[kind] + _TOKEN_BYTES * _vocabulary(config)
+    return _PROCESS_BYTES[kind] + _TOKEN_BYTES * widths.vocabulary
 
 
 def activation_bytes(
-    config: Mapping[str, Any],
+    widths: Widths,
     kind: ModelKind,
     element_bytes: int,
     context_tokens: int,
@@ -103,17 +123,14 @@ def activation_bytes(
     else:
         # One text that is longer than a piece goes alone.
         chunk = max(_METAL_PIECE_TOKENS if metal else _CHUNK_TOKENS, context_tokens)
-    text = text_section(config)
-    hidden = count(text, "hidden_size", "n_embd", "d_model")
-    heads = count(text, "num_attention_heads", "n_head", "n_heads")
-    numbers = _HIDDEN_COPIES * hidden + _INNER_COPIES * _inner(text, hidden)
+    numbers = _HIDDEN_COPIES * widths.hidden + _INNER_COPIES * widths.inner
     if not metal:
         depth_tokens = context_tokens * _DEPTH_TOKENS // (context_tokens + _DEPTH_TOKENS)
-        numbers += _SCORE_COPIES * heads * depth_tokens
+        numbers += _SCORE_COPIES * widths.heads * depth_tokens
     total_bytes = chunk * numbers * element_bytes
     if kind is not ModelKind.CHAT:
         return total_bytes
-    total_bytes += _LOGIT_COPIES * rows * _vocabulary(config) * 4
+    total_bytes += _LOGIT_COPIES * rows * widths.vocabulary * 4
     return total_bytes + sum(
         part.layers * part.token_bytes * chunk for part in layers if part.window_tokens
     )
@@ -129,7 +146,3 @@ def _inner(text: Mapping[str, Any], hidden: int) -> int:
     routed = experts * count(text, "moe_intermediate_size", "expert_dim")
     dense = count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
     return max(routed, dense)
-
-
-def _vocabulary(config: Mapping[str, Any]) -> int:
-    return count(text_section(config), "vocab_size") or count(config, "vocab_size")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,19 @@ from rich.table import Table
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.kv_shape import kv_bytes
-from lmx.protocol.model_kind import read_kind
 from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.console import make_console
 from lmx.supervisor.estimate import Estimate
-from lmx.supervisor.fetched import fetched_folder
+from lmx.supervisor.fetched import not_fetched
 from lmx.supervisor.home import Home
+from lmx.supervisor.inspector import inspect_now
+from lmx.supervisor.json_output import json_text
 from lmx.supervisor.machine_budget import budget_bytes
 from lmx.supervisor.measured import Measured
-from lmx.supervisor.memory_plan import MemoryPlan, estimate_memory, folder_path, plan_of
+from lmx.supervisor.memory_plan import MemoryPlan, estimate_memory, plan_of
+from lmx.supervisor.slot_look import question_of
+from lmx.supervisor.sources import folder_path
 from lmx.supervisor.system_memory import read_memory
 
 
@@ -44,19 +45,24 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     known, isn't fetched yet or can't be read.
     """
     chosen = _find(config, model)
-    path = fetched_folder(chosen.source, home, os.environ)
-    kind = chosen.kind or read_kind(path)
+    (found,) = inspect_now(home, [question_of(chosen)])
+    path, kind, files, draft = found.path, found.kind, found.files, found.draft_files
+    if path is None:
+        raise not_fetched(chosen.source)
+    if found.problem is not None or files is None or kind is None:
+        problem = found.problem or f"{path} is not whole: {found.missing} is missing"
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
     budget = budget_bytes(config.memory, read_memory().total_bytes)
-    estimate = estimate_memory(chosen, kind, path, budget)
+    estimate = estimate_memory(chosen, kind, files, draft, budget)
     if not estimate.weights_bytes:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
         )
-    plan = plan_of(chosen, kind, path, estimate, Measured(home.measured))
+    plan = plan_of(chosen, kind, files, draft, estimate, Measured(home.measured))
     if as_json:
-        found = {"model": chosen.id, "path": str(path), "kind": kind.value}
-        click.echo(json.dumps(found | as_dict(estimate, plan, budget), indent=2))
+        told = {"model": chosen.id, "path": path, "kind": kind.value}
+        click.echo(json_text(told | as_dict(estimate, plan, budget)))
     else:
         show(make_console(), chosen, estimate, plan, budget)
 

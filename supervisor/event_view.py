@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from lmx.protocol import control
 from lmx.protocol.control import Event, EventList
 from lmx.protocol.event_object import event_object
 from lmx.supervisor.home import Home
+from lmx.supervisor.json_output import json_text
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
 
@@ -86,7 +86,7 @@ def _write_line(found: Iterable[tuple[str, Event]]) -> None:
 
 def event_json(epoch: str, event: Event) -> str:
     """Return an event as one line of JSON. ``seq`` is unique within an ``epoch``."""
-    return json.dumps(event_object(epoch, event))
+    return json_text(event_object(epoch, event), None)
 
 
 def event_line(event: Event) -> str:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.home import Home
-from lmx.supervisor.memory_plan import folder_path
-from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, file_hash, parse_source
+from lmx.supervisor.sources import (
+    FolderSource,
+    GgufSource,
+    HubSource,
+    file_hash,
+    folder_path,
+    parse_source,
+)
 
 
 def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
@@ -24,11 +30,16 @@ def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> P
         case HubSource(repo_id, revision):
             found = _snapshot(repo_id, revision or "main", environment)
     if found is None:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{source} was not fetched yet, and its size is read from its files: load it once",
-        )
+        raise not_fetched(source)
     return found
+
+
+def not_fetched(source: str) -> OperationError:
+    """Return the error for a model of which nothing is on this machine."""
+    return OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{source} was not fetched yet, and its size is read from its files: load it once",
+    )
 
 
 def _converted(file: Path, home: Home) -> Path | None:

@@ -9,30 +9,39 @@ from lmx.protocol import control, inventory
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.commands import answer_or_deny
+from lmx.supervisor.later import LaterAnswers
 from lmx.supervisor.slots import Asker
 
 QUESTIONS: Final = (inventory.AddModel, inventory.RemoveModel)
 
 
 class InventoryCommands:
-    """Answers with the added models. Downloads and files on disk are others'."""
+    """Answers with the added models; ``later`` where files are to be read before. Downloads and
+    files on disk are others'."""
 
-    def __init__(self, added: AddedModels, reply: Callable[[Asker, Any], None]) -> None:
+    def __init__(
+        self, added: AddedModels, reply: Callable[[Asker, Any], None], later: LaterAnswers
+    ) -> None:
         self._added = added
         self._reply = reply
+        self._later = later
 
     def answer(self, asker: Asker, question: Any, now_s: float) -> None:
         """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
-        answer_or_deny(self._reply, asker, lambda: self._answer(question, now_s))
+        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
 
-    def _answer(self, question: Any, now_s: float) -> control.Done:
+    def _answer(self, asker: Asker, question: Any, now_s: float) -> control.Done | None:
         match question:
             case inventory.AddModel():
-                self._added.add(question, now_s)
-                return control.Done(f"{question.model_id} is served: its first request loads it")
+                self._later.answer(asker, self._add(question))
+                return None
             case inventory.RemoveModel(model_id):
                 pid = self._added.remove(model_id, now_s)
                 return control.Done(f"{model_id} is removed; its files stay", pid)
             case _:
                 kind = type(question).__name__
                 raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
+
+    async def _add(self, question: inventory.AddModel) -> control.Done:
+        await self._added.add(question)
+        return control.Done(f"{question.model_id} is served: its first request loads it")

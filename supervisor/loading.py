@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from lmx.protocol import control
@@ -13,26 +14,40 @@ from lmx.supervisor.added_models import AddedModels
 from lmx.supervisor.budget import format_bytes
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.core import Core
+from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.sources import HubSource, SourceError, parse_source
 
 _LEAST_CONTEXT_TOKENS: Final = 16
+_POLL_S: Final = 0.02
+_READ_POLLS: Final = 300
+"""Six seconds, for the model's files to be read: who asks waits no longer than ten."""
+
 _PARAM: Final = "max_context_length"
 _LEAVING: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
 
 
 class Loading:
-    """Answers ``LoadModel``. ``in_cache(repo_id)``: whether all of a repository of the hub is in
-    the hub's cache on this machine."""
+    """Answers ``LoadModel``. ``inspect`` reads a model's files, also those of a repository in the
+    hub's cache on this machine; ``now_s`` is the core's clock."""
 
-    def __init__(self, core: Core, added: AddedModels, in_cache: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        added: AddedModels,
+        inspect: Callable[[Question], Awaitable[Inspection]],
+        now_s: Callable[[], float],
+    ) -> None:
         self._core = core
         self._added = added
-        self._in_cache = in_cache
+        self._inspect = inspect
+        self._now_s = now_s
 
-    def load(self, name: str, context_length: int | None, now_s: float) -> control.Done:
-        """Begin to load a model. Raises :class:`LmxError`."""
-        slot = self._slot(name, now_s)
+    async def load(self, name: str, context_length: int | None) -> control.Done:
+        """Begin to load a model; returns once its files were read, or within seconds. Raises
+        :class:`LmxError`."""
+        slot = await self._slot(name)
+        now_s = self._now_s()
         if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
                 return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
@@ -42,7 +57,12 @@ class Loading:
             model = slot.model.model_copy(update={"context_length": context_length})
             self._refuse_size(slot, model)
             self._core.operator.load_with(slot, model, now_s)
-        return self._begun(slot, now_s)
+        self._core.flush(now_s)
+        for _ in range(_READ_POLLS):
+            if slot.state is not SlotState.QUEUED or slot.plan is not None:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._begun(slot, self._now_s())
 
     def _begun(self, slot: Slot, now_s: float) -> control.Done:
         if slot.state is SlotState.COLD and slot.given_up is not None:
@@ -51,26 +71,28 @@ class Loading:
             raise UnavailableError(
                 ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
             )
-        if slot.state is SlotState.QUEUED:
+        if slot.state is SlotState.QUEUED and slot.plan is not None:
             place = self._core.positions(now_s)[slot.model.id]
             return control.Done(f"{slot.model.id} waits for memory, number {place} in the queue")
         return control.Done(f"loading {slot.model.id}")
 
-    def _slot(self, name: str, now_s: float) -> Slot:
+    async def _slot(self, name: str) -> Slot:
         try:
             return self._core.slot(name)
         except LmxError:
-            if not self._is_downloaded(name):
+            if not await self._is_downloaded(name):
                 raise
-        self._added.add(AddModel(name, name), now_s)
+        await self._added.add(AddModel(name, name))
         return self._core.slot(name)
 
-    def _is_downloaded(self, name: str) -> bool:
+    async def _is_downloaded(self, name: str) -> bool:
         try:
             source = parse_source(name)
         except SourceError:
             return False
-        return isinstance(source, HubSource) and source.repo_id == name and self._in_cache(name)
+        if not isinstance(source, HubSource) or source.repo_id != name:
+            return False
+        return (await self._inspect(Question(name))).whole
 
     def _refuse_context(self, slot: Slot, context_length: int) -> None:
         most = slot.facts.context_tokens

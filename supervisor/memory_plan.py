@@ -3,10 +3,8 @@ and from what it was measured at before."""
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
@@ -15,9 +13,8 @@ from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
-from lmx.supervisor.kv_config import kv_layers, native_context
 from lmx.supervisor.measured import Measured
-from lmx.supervisor.model_files import ModelFiles, read_model_files
+from lmx.supervisor.model_files import MOST_BYTES, ModelFiles
 from lmx.supervisor.settings_key import settings_key
 
 _LEAST_PREFIX_BYTES: Final = 256 * 1024**2
@@ -87,14 +84,19 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: ModelConfig, kind: ModelKind, path: Path, budget_bytes: int, measured: Measured | None
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+    measured: Measured | None,
 ) -> MemoryPlan:
-    """Return the share of a model's worker. Reads headers of its files and of its draft's.
+    """Return the share of a model's worker, of whose files, and of its draft's, this was read.
 
-    Raises :class:`lmx.protocol.errors.OperationError` for a folder that is no model.
+    Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
     """
-    estimated = estimate_memory(model, kind, path, budget_bytes)
-    plan = plan_of(model, kind, path, estimated, measured)
+    estimated = estimate_memory(model, kind, files, draft, budget_bytes)
+    plan = plan_of(model, kind, files, draft, estimated, measured)
     # One worker that grew beyond everything must not keep its model out for good.
     return replace(plan, peak_bytes=min(plan.peak_bytes, budget_bytes))
 
@@ -102,12 +104,13 @@ def plan_memory(
 def plan_of(
     model: ModelConfig,
     kind: ModelKind,
-    path: Path,
+    files: ModelFiles,
+    draft: ModelFiles | None,
     estimate: Estimate,
     measured: Measured | None,
 ) -> MemoryPlan:
     """Return the plan that follows from an estimate, and from what was measured before."""
-    key = settings_key(model, kind, path, estimate.context_tokens, _draft_path(model))
+    key = settings_key(model, kind, files, estimate.context_tokens, draft)
     found = measured.lookup(key) if measured is not None else None
     chat = kind is ModelKind.CHAT
     return MemoryPlan(
@@ -124,36 +127,58 @@ def plan_of(
     )
 
 
-def estimate_memory(model: ModelConfig, kind: ModelKind, path: Path, budget_bytes: int) -> Estimate:
+def estimate_memory(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+) -> Estimate:
     """Return what a model's worker takes, without what was measured before.
 
     A context that isn't configured is the model's own, up to 32,768 tokens, and no longer than
     ``budget_bytes``, or the share that was set by hand, has room for; but at least 2048 tokens:
-    that those don't fit is for the ledger to say.
+    that those don't fit is for the ledger to say. Raises :class:`OperationError` for figures that
+    no model has.
     """
-    files = read_model_files(path, kind)
-    try:
-        return _fitted(model, kind, files, budget_bytes)
-    except ValueError as error:
+    found = _fitted(model, kind, files, draft, budget_bytes)
+    if found.total_bytes > MOST_BYTES:
         raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID, f"{path / 'config.json'} makes no sense: {error}"
-        ) from error
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"the config.json of {model.id} makes no sense: the model would take more than "
+            f"{MOST_BYTES} bytes",
+        )
+    return found
 
 
-def folder_path(source: str) -> Path:
-    """Return the absolute path of a folder that a person named."""
-    return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
+def context_problem(model: ModelConfig, native_tokens: int | None) -> str | None:
+    """Return what is wrong with the context that a model is set to have: more than it was made
+    for, unless nobody chose it. None: nothing, or it can't be told yet."""
+    wanted = model.context_length
+    if native_tokens is None or wanted is None or wanted <= native_tokens:
+        return None
+    if isinstance(model, AddedModelConfig) and model.context_at_most:
+        return None
+    return (
+        f"{model.id} can't have a context of {wanted} tokens: at most {native_tokens}, which is "
+        "what the model has"
+    )
 
 
-def _fitted(model: ModelConfig, kind: ModelKind, files: ModelFiles, budget_bytes: int) -> Estimate:
+def _fitted(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+) -> Estimate:
     room_bytes = _set_bytes(model) or budget_bytes
-    native = native_context(files.config)
+    native = files.context_tokens
     model = _within_own_context(model, native)
     configured = model.context_length
     if kind is not ModelKind.CHAT:
         longest = native or _ENCODER_CONTEXT_TOKENS
         return _encoder(model, kind, files, min(configured or longest, longest))
-    draft = _draft_files(model)
 
     def with_context(tokens: int) -> Estimate:
         return _writer(model, files, draft, tokens, room_bytes)
@@ -187,22 +212,22 @@ def _writer(
     context_tokens: int,
     room_bytes: int,
 ) -> Estimate:
-    layers = kv_layers(files.config, files.element_bytes)
+    layers = files.kv_layers
     if draft is not None:
         # It keeps its own keys and values of the same tokens.
-        layers += kv_layers(draft.config, draft.element_bytes)
+        layers += draft.kv_layers
     row_bytes = kv_bytes(layers, context_tokens)
     weights = files.weights_bytes
     bare = Estimate(
         weights_bytes=weights,
         draft_bytes=0 if draft is None else draft.weights_bytes,
-        process_bytes=process_bytes(files.config, ModelKind.CHAT),
+        process_bytes=process_bytes(files.widths, ModelKind.CHAT),
         kv_layers=layers,
         context_tokens=context_tokens,
         kv_cache_bytes=0,
         prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
         activation_bytes=activation_bytes(
-            files.config, ModelKind.CHAT, files.element_bytes, context_tokens,
+            files.widths, ModelKind.CHAT, files.element_bytes, context_tokens,
             model.kept_rows, layers,
         )
         + _growth_bytes(model, layers, context_tokens),
@@ -235,13 +260,13 @@ def _encoder(
     return Estimate(
         weights_bytes=files.weights_bytes,
         draft_bytes=0,
-        process_bytes=process_bytes(files.config, kind),
+        process_bytes=process_bytes(files.widths, kind),
         kv_layers=(),
         context_tokens=model.context_length,
         kv_cache_bytes=0,
         prefix_cache_bytes=0,
         activation_bytes=activation_bytes(
-            files.config, kind, files.element_bytes, context_tokens, 0, ()
+            files.widths, kind, files.element_bytes, context_tokens, 0, ()
         ),
         buffers_bytes=buffers_bytes(files.weights_bytes),
     )
@@ -249,21 +274,6 @@ def _encoder(
 
 def _set_bytes(model: ModelConfig) -> int | None:
     return None if model.memory_bytes is None else int(model.memory_bytes)
-
-
-def _draft_path(model: ModelConfig) -> Path | None:
-    speculation = model.speculation
-    return folder_path(speculation.draft) if speculation and speculation.draft else None
-
-
-def _draft_files(model: ModelConfig) -> ModelFiles | None:
-    path = _draft_path(model)
-    if path is None:
-        return None
-    try:
-        return read_model_files(path, ModelKind.CHAT)
-    except OperationError as error:
-        raise OperationError(error.code, f"speculation.draft: {error}") from error
 
 
 def _prefix_cache_bytes(model: ModelConfig, row_bytes: int, room_bytes: int) -> int:

@@ -1,20 +1,39 @@
-"""What a model folder's files say of its size: config.json and the headers of its weights."""
+"""What a model folder's files say of its size: config.json and the headers of its weights.
+
+The folder may come from anywhere: each file has limits, and what is in it too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.kv_shape import KvLayers
+from lmx.protocol.regular_file import open_regular, parse_json, read_regular
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.kv_config import text_section
+from lmx.supervisor.estimate import Widths, widths
+from lmx.supervisor.kv_config import kv_layers, native_context, text_section
 
-_HEADER_LIMIT_BYTES: Final = 100 * 1024**2
+CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
+_HEADER_LIMIT_BYTES: Final = 32 * 1024**2
+"""Of one file: 300 thousand tensors. What is read of it takes ten times as much memory."""
+
+_HEADERS_LIMIT_BYTES: Final = 128 * 1024**2
+_MOST_SHARDS: Final = 4096
+MOST_BYTES: Final = 2**50
+"""More than any model has: a petabyte."""
+
+_MOST_LAYER_BYTES: Final = 2**40
+"""Of a layer's cache, for one token."""
+
+_MOST_SIZE: Final = 2**31
 _FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 _DEFAULT_FLOAT_BYTES: Final = 2
 """Of a model that has none of these: 8-bit floats are computed with in 16 bits."""
@@ -23,64 +42,49 @@ _SIZES: Final = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "vocab_size"),
 )
-"""Of a configuration; negative ones would count as absent, which is little memory."""
+"""Of a configuration; ones that no model has would count as absent, which is little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """``weights_bytes``: of all tensors, as they will be in memory. ``element_bytes``: of one
     number in activations and caches. mlx computes in the type of the weights, of quantized ones
-    in that of their scales: of the types that hold floats it is the one with the most bytes."""
+    in that of their scales: of the types that hold floats it is the one with the most bytes.
+    ``kv_layers``: of a model that writes. ``context_tokens`` None: the configuration doesn't say.
+    ``revision``: a hash that changes when the files do."""
 
-    config: dict[str, Any]
     weights_bytes: int
     element_bytes: int
+    kv_layers: tuple[KvLayers, ...]
+    context_tokens: int | None
+    widths: Widths
+    revision: str
 
 
 def read_model_files(folder: Path, kind: ModelKind) -> ModelFiles:
-    """Read a model folder. Raises :class:`OperationError` when it is not one, whatever is wrong
-    with it: a folder from anywhere is no reason for the supervisor to fall."""
+    """Read a model folder. Blocks for as long as its disk does. Raises :class:`OperationError`
+    when it is not one, whatever is wrong with it."""
     try:
         return _read(folder, kind)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
-            f"{folder} can't be read as a model ({type(error).__name__}: {error}): fetch it again",
+            f"{folder} can't be read as a model ({_why(error)}): fetch it again",
         ) from error
 
 
-def shards(folder: Path, kind: ModelKind) -> list[Path]:
-    """Return the files that hold the weights."""
-    found = sorted(folder.glob("*.safetensors"))
-    if kind is not ModelKind.CHAT:
-        # The dense layers of sentence-transformers lie in folders of their own.
-        found += sorted(folder.glob("*/*.safetensors"))
-    return found
-
-
-def _read(folder: Path, kind: ModelKind) -> ModelFiles:
-    if not folder.is_dir():
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID,
-            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: "
-            "give a folder with config.json and *.safetensors, "
-            "a .gguf file, or a Hugging Face repo id",
-        )
-    config = _read_config(folder)
-    _refuse_negative(config)
-    sizes: Counter[str] = Counter()
-    for shard in shards(folder, kind):
-        sizes.update(tensor_bytes(shard))
-    return ModelFiles(config, sum(sizes.values()), _element_bytes(sizes))
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a model folder's configuration. Raises :class:`OperationError`."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_bytes())
+        config = parse_json(read_regular(file, CONFIG_LIMIT_BYTES))
     except FileNotFoundError as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID, f"{folder} has no config.json: not a model folder"
+        ) from error
+    except OSError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{file} can't be read: {_why(error)}"
         ) from error
     except ValueError as error:
         raise OperationError(
@@ -93,11 +97,78 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_negative(config: dict[str, Any]) -> None:
+def _read(folder: Path, kind: ModelKind) -> ModelFiles:
+    if not folder.is_dir():
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: "
+            "give a folder with config.json and *.safetensors, "
+            "a .gguf file, or a Hugging Face repo id",
+        )
+    config = read_config(folder)
+    try:
+        _refuse_nonsense(config)
+        found = _shards(folder, kind)
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{folder / 'config.json'} makes no sense: {error}"
+        ) from error
+    sizes: Counter[str] = Counter()
+    header_bytes = 0
+    for shard in found:
+        tensors, length = _tensor_bytes(shard)
+        sizes.update(tensors)
+        header_bytes += length
+        if header_bytes > _HEADERS_LIMIT_BYTES:
+            raise ValueError(f"the headers of its weights have more than {header_bytes} bytes")
+    element_bytes = _element_bytes(sizes)
+    try:
+        layers = kv_layers(config, element_bytes) if kind is ModelKind.CHAT else ()
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{folder / 'config.json'} makes no sense: {error}"
+        ) from error
+    if any(part.token_bytes + part.fixed_bytes > _MOST_LAYER_BYTES for part in layers):
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder / 'config.json'} makes no sense: a layer's cache is beyond any memory",
+        )
+    return ModelFiles(
+        sum(sizes.values()), element_bytes, layers, native_context(config), widths(config),
+        _revision(folder, found),
+    )  # fmt: skip
+
+
+def _shards(folder: Path, kind: ModelKind) -> list[Path]:
+    """Return the files that hold the weights."""
+    found = sorted(folder.glob("*.safetensors"))
+    if kind is not ModelKind.CHAT:
+        # The dense layers of sentence-transformers lie in folders of their own.
+        found += sorted(folder.glob("*/*.safetensors"))
+    if len(found) > _MOST_SHARDS:
+        raise ValueError(f"{len(found)} files of weights")
+    return found
+
+
+def _revision(folder: Path, shards: list[Path]) -> str:
+    config = hashlib.sha256(read_regular(folder / "config.json", CONFIG_LIMIT_BYTES)).hexdigest()
+    files = [(file.name, file.stat()) for file in shards]
+    if folder.parent.name == "snapshots":
+        # Of the hub's cache: the folder's name is the revision, and holds links, whose files
+        # another download may have made anew.
+        parts = [folder.name, config, [(name, stat.st_size) for name, stat in files]]
+    else:
+        sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        parts = [str(folder), config, sizes]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _refuse_nonsense(config: dict[str, Any]) -> None:
+    text = text_section(config)
     for key in _SIZES:
-        value = text_section(config).get(key)
-        if isinstance(value, int) and value < 0:
-            raise ValueError(f"{key} is {value}")
+        value = text.get(key)
+        if isinstance(value, int) and not 0 <= value < _MOST_SIZE:
+            raise ValueError(f"{key} is {value if abs(value) < 2**63 else 'beyond 64 bits'}")
 
 
 def tensor_bytes(shard: Path) -> Counter[str]:
@@ -106,13 +177,25 @@ def tensor_bytes(shard: Path) -> Counter[str]:
     Format: u64 little endian header length, then JSON whose entries have ``dtype`` and
     ``data_offsets``. Raises :class:`OperationError` for a file that is not one.
     """
+    return _tensor_bytes(shard)[0]
+
+
+def _tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
     try:
-        with shard.open("rb") as file:
+        with open_regular(shard) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_LIMIT_BYTES:
-                raise ValueError(f"header of {length} bytes")
-            header = json.loads(file.read(length))
-        return _sum(_tensors(header))
+                most = _HEADER_LIMIT_BYTES
+                raise ValueError(f"header of {length} bytes, of which at most {most} are read")
+            header = parse_json(file.read(length))
+        sizes: Counter[str] = Counter()
+        for dtype, size in _tensors(header):
+            sizes[dtype] += size
+        return sizes, length
+    except OSError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{shard} can't be read: {_why(error)}"
+        ) from error
     except (AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -122,20 +205,22 @@ def tensor_bytes(shard: Path) -> Counter[str]:
 
 def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            if not 0 <= int(begin) <= int(end):
-                raise ValueError(f"{name} lies from {begin} to {end}")
-            yield str(entry["dtype"]), int(end) - int(begin)
-
-
-def _sum(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
-    sizes: Counter[str] = Counter()
-    for dtype, size in tensors:
-        sizes[dtype] += size
-    return sizes
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        if type(begin) is not int or type(end) is not int:
+            raise TypeError("a tensor's place in the file is no number")
+        if not 0 <= begin <= end <= MOST_BYTES:
+            raise ValueError(f"{name[:80]} lies beyond any file")
+        yield str(entry["dtype"])[:16], end - begin
 
 
 def _element_bytes(sizes: Counter[str]) -> int:
     floats = [dtype for dtype, _ in sizes.most_common() if dtype in _FLOAT_BYTES]
     return _FLOAT_BYTES[floats[0]] if floats else _DEFAULT_FLOAT_BYTES
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,5 +1,4 @@
-"""What of the disk is a model that can be served, and which files are whose. Pure, but that links
-in the paths of models are followed."""
+"""What of the disk is a model that can be served, and which files are whose. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +11,24 @@ from lmx.protocol.inventory import AvailableModel
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.download_records import Download
-from lmx.supervisor.memory_plan import folder_path
-from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, Source
+from lmx.supervisor.sources import FolderSource, GgufSource, HubSource, Source, folder_path
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of the configuration, or an added one."""
+    """A model of the configuration, or an added one. ``file``: the GGUF file that it is made
+    from, links followed; None for others, and while it was not looked at yet."""
 
     model_id: str
     source: Source
+    file: Path | None = None
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that it is made from."""
+        if not isinstance(self.source, GgufSource):
+            return None
+        return self.file or folder_path(self.source.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def doomed(
                         return _of_repo(repo, of_it)
             return Doomed()
         case GgufSource(path):
-            return _of_file(target.model_id, path, repos, conversions)
+            return _of_file(target, path, repos, conversions)
         case FolderSource(path):
             raise _not_ours(target.model_id, path)
 
@@ -114,7 +121,7 @@ def _needs(served: Served, gone: Doomed, repos: Sequence[CachedRepo]) -> bool:
             mine = [s for s in snapshots if s.is_of(revision or "main")]
             return not gone.commits or any(s.commit in gone.commits for s in mine)
         case GgufSource(path):
-            return _lies_in(path, gone.snapshots) or folder_path(path).resolve() in gone.files
+            return _lies_in(path, gone.snapshots) or served.gguf in gone.files
         case FolderSource(path):
             return _lies_in(path, (*gone.snapshots, *gone.folders))
 
@@ -134,20 +141,19 @@ def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> Doomed:
 
 
 def _of_file(
-    model_id: str, path: str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
+    target: Served, path: str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
 ) -> Doomed:
-    file = folder_path(path)
-    folders = tuple(made.path for made in conversions if made.source == file.resolve())
+    file, resolved = folder_path(path), target.gguf
+    assert resolved is not None
+    folders = tuple(made.path for made in conversions if made.source == resolved)
     for repo in repos:
         for snapshot in repo.snapshots:
             if file.is_relative_to(snapshot.path):
                 gone = _of_repo(repo, [snapshot])
-                return Doomed(
-                    gone.repo_id, gone.commits, gone.snapshots, folders, (file.resolve(),)
-                )
+                return Doomed(gone.repo_id, gone.commits, gone.snapshots, folders, (resolved,))
     if not folders:
-        raise _not_ours(model_id, path)
-    return Doomed(folders=folders, files=(file.resolve(),))
+        raise _not_ours(target.model_id, path)
+    return Doomed(folders=folders, files=(resolved,))
 
 
 def _not_ours(model_id: str, path: str) -> OperationError:
@@ -186,6 +192,4 @@ def _served_as(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -
 
 
 def _is_file(served: Served, file: Path) -> bool:
-    return isinstance(served.source, GgufSource) and (
-        folder_path(served.source.path).resolve() == file
-    )
+    return served.gguf == file

@@ -15,7 +15,7 @@ from lmx.supervisor.control_client import ControlClient, not_running
 from lmx.supervisor.home import Home
 from lmx.supervisor.lock_holder import Silence, lock_holder, silence
 from lmx.supervisor.records import Records
-from lmx.supervisor.sources import HubSource, SourceError, parse_source
+from lmx.supervisor.sources import HubSource, SourceError, folder_path, parse_source
 from lmx.supervisor.status_words import find_model
 from lmx.supervisor.steady_client import SteadyClient
 from lmx.supervisor.without_supervisor import kill_worker
@@ -43,8 +43,6 @@ def load_model(home: Home, model: str, context_length: int | None) -> None:
 
 def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
     """Have another model served; loads nothing. Raises :class:`OperationError`."""
-    from lmx.supervisor.memory_plan import folder_path  # the other commands start sooner without
-
     try:
         if not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one

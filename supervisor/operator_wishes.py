@@ -12,7 +12,7 @@ from lmx.supervisor.denials import drained
 from lmx.supervisor.placer import Placer
 from lmx.supervisor.restart import FailureRecord
 from lmx.supervisor.slot_life import SlotLife
-from lmx.supervisor.slot_look import look_at
+from lmx.supervisor.slot_look import plan_again
 from lmx.supervisor.slots import Slot
 from lmx.supervisor.view import public_state
 from lmx.supervisor.worker_state import DrainAsked, KillAsked, Worker
@@ -48,7 +48,7 @@ class OperatorWishes:
         """As :meth:`load`, with other settings than those in force; a worker that has those ends
         after its streams. Until the next one, or until the configuration changes the model."""
         slot.model = model
-        look_at(slot, self._actions)
+        plan_again(slot, self._actions)
         if slot.worker is not None:
             slot.wanted, slot.held, slot.ordered_at_s = True, False, now_s
             detail = f"it is loaded with a context of {model.context_length}"

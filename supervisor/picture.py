@@ -39,7 +39,7 @@ def scene_of(
     """Return what placement sees of the slots."""
     slots = list(slots)
     return Scene(
-        waiting=tuple(_waiting(slot, now_s) for slot in slots if slot.state is SlotState.QUEUED),
+        waiting=tuple(_queued(slots, now_s)),
         residents=tuple(
             _resident(slot, slot.worker, ledger, memory)
             for slot in slots
@@ -58,8 +58,8 @@ def scene_of(
 
 def positions(slots: Iterable[Slot], now_s: float) -> dict[str, int]:
     """Return the place of each waiting model in the queue, from 1."""
-    waiting = [_waiting(slot, now_s) for slot in slots if slot.state is SlotState.QUEUED]
-    return {one.model_id: place for place, one in enumerate(queue_order(waiting), 1)}
+    waiting = queue_order(_queued(slots, now_s))
+    return {one.model_id: place for place, one in enumerate(waiting, 1)}
 
 
 def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
@@ -80,9 +80,13 @@ def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
     return max(worker.idle_since_s + keep_alive_s, _settled_at_s(slot, worker))
 
 
-def _waiting(slot: Slot, now_s: float) -> Waiting:
-    assert slot.plan is not None
-    return Waiting(slot.model.id, slot.plan.reserve_bytes, slot.asked_at_s(now_s), slot.pinned)
+def _queued(slots: Iterable[Slot], now_s: float) -> list[Waiting]:
+    """Without a plan a model's files are still being read: it waits for no memory yet."""
+    return [
+        Waiting(slot.model.id, slot.plan.reserve_bytes, slot.asked_at_s(now_s), slot.pinned)
+        for slot in slots
+        if slot.state is SlotState.QUEUED and slot.plan is not None
+    ]
 
 
 def _resident(slot: Slot, worker: Worker, ledger: Ledger, memory: MemoryConfig) -> Resident:

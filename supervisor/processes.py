@@ -13,31 +13,29 @@ from typing import Any, Final
 
 import structlog
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.ids import new_instance_id
-from lmx.protocol.model_kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.child import signal_group, start_child
-from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.control_server import ControlServer
 from lmx.supervisor.descendants import Descendants
 from lmx.supervisor.disk_retry import DiskRetry
 from lmx.supervisor.event_log import EventLog
 from lmx.supervisor.exit_watch import ExitWatch
-from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
 from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.inspection import Inspection, Question
+from lmx.supervisor.inspector import Inspections
 from lmx.supervisor.measured import Measured
-from lmx.supervisor.memory_plan import MemoryPlan, folder_path, plan_memory
-from lmx.supervisor.model_facts import ModelFacts, read_facts
+from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
 from lmx.supervisor.pins import Pins
 from lmx.supervisor.records import Records, RouterRecord, WorkerRecord
 from lmx.supervisor.slots import Asker
-from lmx.supervisor.sources import FolderSource, parse_source
+from lmx.supervisor.sources import FolderSource, folder_path, parse_source
 from lmx.supervisor.specs import router_spec, worker_spec
 from lmx.supervisor.worker_state import Worker
 
@@ -63,6 +61,7 @@ class Processes:
         watch: ExitWatch,
         server: ControlServer,
         fetching: Fetching,
+        inspections: Inspections,
         events: EventLog,
         pins: Pins,
         holds: Holds,
@@ -85,6 +84,7 @@ class Processes:
         self._watch = watch
         self._server = server
         self._fetching = fetching
+        self._inspections = inspections
         self._events = events
         self._pins = pins
         self._holds = holds
@@ -121,25 +121,9 @@ class Processes:
             return folder_path(source.path)
         return None
 
-    def fetched_path(self, model: ModelConfig) -> Path | None:
-        try:
-            return fetched_folder(model.source, self._home, os.environ)
-        except OperationError:
-            return None
-
-    def whole_path(self, model: ModelConfig) -> Path | None:
-        return self.local_path(model) or self._whole(model.source)
-
-    def in_cache(self, repo_id: str) -> bool:
-        """Whether all of a repository of the hub is on this machine."""
-        return self._whole(repo_id) is not None
-
-    def _whole(self, source: str) -> Path | None:
-        try:
-            folder = fetched_folder(source, self._home, os.environ)
-            return folder if missing_part(folder) is None else None
-        except (OperationError, OSError):
-            return None
+    def inspect(self, model_id: str, question: Question) -> Inspection | None:
+        self._inspections.ask(model_id, question)
+        return None
 
     def start_fetch(self, model: ModelConfig) -> None:
         self._fetching.start(model)
@@ -147,14 +131,13 @@ class Processes:
     def stop_fetch(self, model_id: str) -> None:
         self._fetching.stop(model_id)
 
-    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
-        return model.kind or read_kind(path)
-
-    def model_facts(self, path: Path) -> ModelFacts:
-        return read_facts(path)
-
-    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
-        return plan_memory(model, kind, path, self._ledger.budget_bytes, self._measured)
+    def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
+        kind, files = model.kind or found.kind, found.files
+        if found.problem is not None or files is None or kind is None:
+            problem = found.problem or f"{model.source} is not whole: {found.missing} is missing"
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+        budget_bytes = self._ledger.budget_bytes
+        return plan_memory(model, kind, files, found.draft_files, budget_bytes, self._measured)
 
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
         self._measured.record(plan.settings_key, static_bytes, peak_bytes)

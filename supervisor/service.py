@@ -42,8 +42,11 @@ from lmx.supervisor.handover import Handover, leave
 from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
 from lmx.supervisor.inbox import Inbox
+from lmx.supervisor.inspection import Inspection
+from lmx.supervisor.inspector import Inspections, Inspector
 from lmx.supervisor.inventory_commands import InventoryCommands
 from lmx.supervisor.invocation import Invocation
+from lmx.supervisor.later import LaterAnswers
 from lmx.supervisor.loading import Loading
 from lmx.supervisor.machine_budget import budget_bytes
 from lmx.supervisor.measured import Measured
@@ -88,6 +91,7 @@ class Service:
         self._lock = SupervisorLock(home.lock)
         self._stop_asked: asyncio.Event | None = None
         self._replace_asked = asyncio.Event()
+        self._came: set[asyncio.Task[None]] = set()
         self.serving = False
 
     async def run(self) -> Handover | None:
@@ -183,8 +187,11 @@ class Service:
                 task.cancel()
             self._service_commands.close()
             self._disk_commands.close()
+            self._later.close()
+            self._inspections.close()
             self.guard.close()
             self._watch.close()
+            await self._inspector.wait_closed()
             await self._server.close()
 
     def _wire(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -197,23 +204,27 @@ class Service:
         records = Records(self.home.state, self._disk.change)
         program = FetchProgram.of(self.home)
         self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
+        self._inspector = Inspector(self.home)
+        self._inspections = Inspections(self._inspector, self._inspected)
         pins, holds = Pins(self.home.pins), Holds(self.home.holds)
         ledger = Ledger(self._budget_bytes(self.config))
         self._processes = Processes(
             self.config, self.home, self.version, records, self._watch, self._server,
-            self._fetching, self._events, pins, holds, self._disk,
+            self._fetching, self._inspections, self._events, pins, holds, self._disk,
             self._descendants, Measured(self.home.measured), ledger, self._worker_left,
             read_admin_key(self.home.admin_key), self._invocation, self._worker_exited,
             self._router_exited,
         )  # fmt: skip
-        added = AddedModels(AddedFile(self.home.added_models))
+        inspect = self._inspector.inspect_soon
+        added = AddedModels(AddedFile(self.home.added_models), inspect, time.monotonic)
         self.core = Core(
             added.join(self.config), ledger, self._processes, epoch, pins.load(), holds.load()
         )
         added.serve_with(self.core)
         added.tell_shadowed(self.config, self._events.note)
         tell_routing_gaps(self.core.config, self._events.note)
-        loading = Loading(self.core, added, self._processes.in_cache)
+        loading = Loading(self.core, added, inspect, time.monotonic)
+        self._later = LaterAnswers(self._processes.reply)
         self._memory = MemoryWatch(
             self.core, self.config.memory, self._processes.send, self._events.note
         )
@@ -225,7 +236,8 @@ class Service:
         self._counts = RouterCounts(self.started_s, self.guard.knows, self._processes.reply)
         self._downloads = Downloads(
             DownloadFile(self.home.downloads), program,
-            lambda download, path: self._download_came(added, download, path), self._events.note,
+            lambda download, path: self._download_came(added, download, path),
+            self._download_is_whole, self._events.note,
         )  # fmt: skip
         self._disk_commands = DiskCommands(
             self._downloads,
@@ -249,8 +261,10 @@ class Service:
             self._disk.change, self._descendants.end,
         )  # fmt: skip
         self._inbox = Inbox(
-            self.core, self.guard, Commands(self.core, loading, self._processes.reply),
-            self._service_commands, InventoryCommands(added, self._processes.reply),
+            self.core, self.guard,
+            Commands(self.core, loading, self._processes.reply, self._later),
+            self._service_commands,
+            InventoryCommands(added, self._processes.reply, self._later),
             self._disk_commands, self._counts,
             self._adoption, self._server.send,
             lambda: self.config.server.host,
@@ -312,19 +326,34 @@ class Service:
     def _fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         self.core.fetch_advanced(model_id, phase, fraction)
 
-    def _download_came(self, added: AddedModels, download: Download, path: Path) -> str | None:
-        now_s = time.monotonic()
-        model_id = serve_download(added, download, path, now_s)
+    async def _download_came(
+        self, added: AddedModels, download: Download, path: Path
+    ) -> str | None:
+        model_id = await serve_download(added, download, path)
         if model_id is not None:
             self.core.files_changed(model_id)
-        self.core.flush(now_s)
+        self.core.flush(time.monotonic())
         return model_id
+
+    async def _download_is_whole(self, download: Download) -> bool:
+        if download.path is None:
+            return False
+        file = download.filename is not None
+        return await self._inspector.is_whole(Path(download.path), file=file)
+
+    def _inspected(self, model_id: str, found: Inspection) -> None:
+        now_s = time.monotonic()
+        self.core.inspected(model_id, found, now_s)
+        self.core.flush(now_s)
 
     def _fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
         now_s = time.monotonic()
         slot = self.core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)
         if isinstance(outcome, Path) and isinstance(source, HubSource):
-            self._downloads.came_otherwise(source.repo_id, source.revision, outcome)
+            came = self._downloads.came_otherwise(source.repo_id, source.revision, outcome)
+            task = asyncio.get_running_loop().create_task(came)
+            self._came.add(task)
+            task.add_done_callback(self._came.discard)
         self.core.fetch_ended(model_id, outcome, now_s)
         self.core.flush(now_s)

@@ -21,9 +21,10 @@ from lmx.supervisor import lifecycle, restart
 from lmx.supervisor.actions import Actions
 from lmx.supervisor.budget import Ledger, format_bytes
 from lmx.supervisor.config import Config, ModelConfig
-from lmx.supervisor.model_facts import context_problem
+from lmx.supervisor.inspection import Inspection
+from lmx.supervisor.memory_plan import context_problem
 from lmx.supervisor.slot_failures import SlotFailures
-from lmx.supervisor.slot_look import read_files
+from lmx.supervisor.slot_look import question_of, take
 from lmx.supervisor.slots import LastExit, Slot
 from lmx.supervisor.worker_state import (
     BecameReady,
@@ -94,14 +95,25 @@ class SlotLife:
         self._actions.start_fetch(slot.model)
 
     def enqueue(self, slot: Slot, now_s: float) -> None:
-        """Have a cold slot whose path is known wait for the memory that it needs."""
-        path = slot.path
-        assert path is not None
+        """Have a cold slot whose path is known wait for the memory that it needs, once its files
+        have been read."""
+        assert slot.path is not None
+        slot.state, slot.plan, slot.queue_told = SlotState.QUEUED, None, False
         # Read anew at each start: the folder may hold another model by now, and what was
         # measured of it since may have made the plan another one.
-        read_files(slot, path, self._actions)
-        assert slot.kind is not None
-        problem = context_problem(slot.model, slot.facts)
+        question = question_of(slot.model, str(slot.path))
+        found = self._actions.inspect(slot.model.id, question)
+        if found is not None:
+            self.inspected(slot, found, now_s)
+
+    def inspected(self, slot: Slot, found: Inspection, now_s: float) -> None:
+        """Take what a model's files say; one that waited for it waits for memory from here on."""
+        if not found.question.same_model(question_of(slot.model)):
+            return  # it has another configuration by now, whose files are being read
+        take(slot, found, self._actions)
+        if slot.state is not SlotState.QUEUED or slot.plan is not None:
+            return
+        problem = context_problem(slot.model, slot.facts.context_tokens)
         if problem is not None:
             error = UnavailableError(
                 ErrorCode.MODEL_SOURCE_INVALID, problem, param="context_length"
@@ -109,11 +121,9 @@ class SlotLife:
             self.failures.give_up(slot, error, now_s)
             return
         try:
-            slot.plan = slot.needs = self._actions.plan_memory(slot.model, slot.kind, path)
+            slot.plan = slot.needs = self._actions.plan_memory(slot.model, found)
         except LmxError as error:
             self.failures.give_up(slot, error, now_s)
-            return
-        slot.state, slot.queue_told = SlotState.QUEUED, False
 
     def launch(self, slot: Slot, now_s: float) -> None:
         """Reserve the bytes and spawn the worker of a queued slot; there must be room."""

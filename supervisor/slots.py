@@ -11,6 +11,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.config_model import AddedModelConfig
+from lmx.supervisor.inspection import Inspection
 from lmx.supervisor.memory_back import Returned
 from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.model_facts import ModelFacts
@@ -60,9 +61,10 @@ class Slot:
 
     ``wanted``: it is to be running; decides what follows an exit. ``path``: its folder on
     this machine, None until a fetch has told. ``kind``: what the model is for, None until the
-    folder is known, as are ``facts``. ``plan``: the memory of its worker, or of the one that it
-    waits for; ``needs``: what its next worker would get, as of its files and of what was measured
-    since, None until they are known. ``problem``: why it is down, for people; ``given_up``: the
+    folder is known, as are ``facts``; ``inspection`` is all that its files say. ``plan``: the
+    memory of its worker, or of the one that it waits for, None while its files are being read;
+    ``needs``: what its next worker would get, as of its files and of what was measured since,
+    None until they are known. ``problem``: why it is down, for people; ``given_up``: the
     error that its last start ended with before there was a worker. ``held``: an operator drained
     it, it takes no request. ``removed``: it is no longer configured and goes with its worker.
     ``ordered_at_s``: since when an operator waits for it. ``evicted_for``: the model that its
@@ -77,6 +79,7 @@ class Slot:
     removed: bool = False
     path: Path | None = None
     kind: ModelKind | None = None
+    inspection: Inspection | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     plan: MemoryPlan | None = None
     needs: MemoryPlan | None = None
@@ -101,6 +104,13 @@ class Slot:
     load_s_total: float = 0.0
     exits: Counter[ExitCause] = field(default_factory=Counter)
     last_exit: LastExit | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is down, or would be if it were started now, for people."""
+        if self.problem is None and self.worker is None and self.inspection is not None:
+            return self.inspection.problem
+        return self.problem
 
     @property
     def added(self) -> bool:

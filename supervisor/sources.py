@@ -1,13 +1,14 @@
 """Where a model comes from: the text a person writes, read into one of three sources.
 
-Pure: text in, values out. Nothing here looks at a disk or a network, so a source that is read
+Text in, values out. Nothing here looks at a disk or a network, so a source that is read
 without an error may still not exist; the fetch program finds that out and says so.
 """
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 # The hub's own rule: letters, digits, '-', '_' and '.'; neither part starts or ends with '-' or
 # '.', and '--' and '..' never occur, because the hub's cache folders use '--' as a separator.
@@ -137,6 +138,11 @@ def default_model_id(source: Source) -> str:
             f"no model id can be made from {path!r}: give one, as in 'my-model={path}'"
         )
     return model_id
+
+
+def folder_path(source: str) -> Path:
+    """Return the absolute path of a folder that a person named. Links are not followed."""
+    return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
 
 
 def file_hash(path: PurePath) -> str:

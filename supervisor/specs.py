@@ -16,7 +16,8 @@ from lmx.protocol.specs import (
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.home import Home
-from lmx.supervisor.memory_plan import MemoryPlan, folder_path
+from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.sources import folder_path
 
 
 def worker_spec(

@@ -44,7 +44,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         phase=worker.phase if worker else slot.fetch_phase,
         fraction=worker.fraction if worker else slot.fetch_fraction,
         retry_after_s=ready_in_s(slot, position, now_s),
-        problem=slot.problem,
+        problem=slot.trouble,
         position=position,
         pinned=slot.pinned,
         max_waiting=slot.model.max_rows + slot.model.max_queue,
@@ -113,7 +113,7 @@ def worker_status(
         "retry_in_s": None
         if slot.retry_at_s is None
         else round(max(0.0, slot.retry_at_s - now_s), 3),
-        "problem": slot.problem,
+        "problem": slot.trouble,
     }
 
 

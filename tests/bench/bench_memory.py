@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from model_folders import plan_folder
 from report import Section, section_lines
 from worker_bench import BenchWorker, Trace, bench_worker, sampling
 
@@ -22,7 +23,7 @@ from lmx.protocol.model_kind import read_kind
 from lmx.protocol.specs import PrefixCacheSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
-from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
+from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.worker.footprint import parse_status
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "memory.md"
@@ -93,11 +94,11 @@ def measure_writer(folder: Path, context_tokens: int, concurrency: int) -> Measu
         id="m", source=str(folder), context_length=context_tokens, concurrency=concurrency,
         prefix_cache={"enabled": False},
     )  # fmt: skip
-    bare = plan_memory(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
+    bare = plan_folder(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
     row_bytes = kv_bytes(bare.kv_layers, context_tokens)
     cache = {"memory_bytes": PROMPTS * row_bytes, "disk": False}
     model = ModelConfig.model_validate(model.model_dump() | {"prefix_cache": cache})
-    plan = plan_memory(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
+    plan = plan_folder(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
     assert plan.kv_cache_bytes is not None
     rows = plan.kv_cache_bytes // row_bytes
     settings = {
@@ -114,7 +115,7 @@ def measure_writer(folder: Path, context_tokens: int, concurrency: int) -> Measu
 def measure_encoder(folder: Path, kind: ModelKind, context_tokens: int) -> Measured:
     """Measure an embedding model."""
     model = ModelConfig(id="m", source=str(folder), context_length=context_tokens)
-    plan = plan_memory(model, kind, folder, BUDGET_BYTES, None)
+    plan = plan_folder(model, kind, folder, BUDGET_BYTES, None)
     chosen = random.Random(0)
     with bench_worker(folder, kind=kind, context_length=context_tokens) as worker:
         static_bytes = memory(worker, "VmRSS")

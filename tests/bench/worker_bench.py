@@ -64,7 +64,7 @@ class BenchWorker:
         directory = RunDirectory(home / "r")
         directory.prepare()
         self._context: zmq.Context[Any] = zmq.Context()
-        self._control = open_socket(self._context, Role.CONTROL_SERVER)
+        self._control = open_socket(self._context, Role.DATA_SERVER)
         self._control.bind(directory.control)
         self._router = open_socket(self._context, Role.DATA_CLIENT)
         self._router.connect(directory.worker(INSTANCE))

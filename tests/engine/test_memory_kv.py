@@ -13,7 +13,6 @@ from tiny_models import CONFIGS, make_tiny_model
 
 from lmx.protocol.kv_shape import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.kv_config import kv_layers
 from lmx.supervisor.model_files import read_model_files
 
 pytestmark = pytest.mark.engine
@@ -35,7 +34,7 @@ def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
 
     files = read_model_files(folder, ModelKind.CHAT)
     assert files.config == json.loads((folder / "config.json").read_text())
-    counted = kv_bytes(kv_layers(files.config, files.element_bytes), TOKENS)
+    counted = kv_bytes(files.kv_layers, TOKENS)
     assert counted == pytest.approx(_held(folder), rel=0.02)
 
 

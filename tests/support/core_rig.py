@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.config_model import AddedModelConfig
 from lmx.supervisor.core import Core
+from lmx.supervisor.home import Home
+from lmx.supervisor.inspect_main import inspect
+from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.inventory_commands import InventoryCommands
+from lmx.supervisor.later import LaterAnswers
 from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker, Slot
 from lmx.supervisor.worker_state import Worker
@@ -39,6 +44,19 @@ class NoFile(AddedFile):
         pass
 
 
+class AtOnce(LaterAnswers):
+    """Answers that need no event loop: nothing that they wait for takes any time here."""
+
+    def answer(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
+        answering = self._answer(asker, work)
+        try:
+            answering.send(None)
+        except StopIteration:
+            return
+        answering.close()
+        raise AssertionError("this waits")
+
+
 class CoreRig:
     """``needs``: bytes by model. ``models``: settings by model, beside ``config``'s sections.
     Workers may be silent for as long as they like: no test here has them beat each second."""
@@ -54,17 +72,26 @@ class CoreRig:
     ) -> None:
         self.actions = FakeActions(needs)
         self.config = make_config(needs, models, **config)
-        self.added = AddedModels(added_file or NoFile())
+        self.in_cache: set[str] = set()
+        self.added = AddedModels(added_file or NoFile(), self.inspect, lambda: self.now_s)
         self.core = Core(
             self.added.join(self.config), Ledger(budget), self.actions, "epoch", pins or {}
         )
-        self.in_cache: set[str] = set()
         self.added.serve_with(self.core)
-        loading = Loading(self.core, self.added, self.in_cache.__contains__)
-        self.commands = Commands(self.core, loading, self.actions.reply)
-        self.inventory = InventoryCommands(self.added, self.actions.reply)
+        loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
+        later = AtOnce(self.actions.reply)
+        self.commands = Commands(self.core, loading, self.actions.reply, later)
+        self.inventory = InventoryCommands(self.added, self.actions.reply, later)
         self.now_s = 0.0
         self._asked = 0
+
+    async def inspect(self, question: Question) -> Inspection:
+        if question.source in self.in_cache:
+            return Inspection(question, "/models/cached")
+        found = inspect(question, Home(Path("/nowhere")))
+        if found.problem is not None or found.source_problem is not None:
+            return found
+        return replace(found, facts=self.actions.facts)
 
     def slot(self, name: str) -> Slot:
         return self.core.slots[name]

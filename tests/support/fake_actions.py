@@ -9,17 +9,24 @@ from typing import Any
 from lmx.protocol.errors import LmxError
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.estimate import Widths
+from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.memory_plan import MemoryPlan
 from lmx.supervisor.model_facts import ModelFacts
+from lmx.supervisor.model_files import ModelFiles
 from lmx.supervisor.slots import Asker
 from lmx.supervisor.worker_state import Worker
+
+FILES = ModelFiles(100, 2, (), None, Widths(0, 0, 0, 0), "0" * 64)
+"""Of a model that says nothing."""
 
 
 class FakeActions:
     """Processes are numbers; ``needs`` is what each model claims to need, in bytes. ``told``
     has replies and publications in their order. ``parted``: exited workers whose memory is being
     measured back; nothing settles it by itself. ``details``: the latest of each event's name.
-    ``working`` is what each needs on top of what it needs once it is loaded."""
+    ``unread``: models whose files are still being read. ``working`` is what each needs on top of
+    what it needs once it is loaded."""
 
     def __init__(self, needs: dict[str, int] | None = None) -> None:
         self.needs = needs or {}
@@ -46,6 +53,8 @@ class FakeActions:
         self.working: dict[str, int] = {}
         self.remote: set[str] = set()
         self.facts = ModelFacts()
+        self.inspected: list[str] = []
+        self.unread: set[str] = set()
         self._next_pid = 1000
 
     def wall_s(self) -> float:
@@ -54,11 +63,15 @@ class FakeActions:
     def local_path(self, model: ModelConfig) -> Path | None:
         return None if model.id in self.remote else Path("/models") / model.id
 
-    def fetched_path(self, model: ModelConfig) -> Path | None:
-        return Path("/models") / model.id
-
-    def whole_path(self, model: ModelConfig) -> Path | None:
-        return self.local_path(model)
+    def inspect(self, model_id: str, question: Question) -> Inspection | None:
+        self.inspected.append(model_id)
+        if model_id in self.unread:
+            return None
+        if model_id in self.remote and question.path is None:
+            return Inspection(question)
+        kind = question.kind or self.kinds.get(model_id, ModelKind.CHAT)
+        path = question.path or f"/models/{model_id}"
+        return Inspection(question, path, kind=kind, facts=self.facts, files=FILES)
 
     def start_fetch(self, model: ModelConfig) -> None:
         assert model.id not in self.fetching
@@ -67,13 +80,7 @@ class FakeActions:
     def stop_fetch(self, model_id: str) -> None:
         self.fetching.discard(model_id)
 
-    def model_kind(self, model: ModelConfig, path: Path) -> ModelKind:
-        return model.kind or self.kinds.get(model.id, ModelKind.CHAT)
-
-    def model_facts(self, path: Path) -> ModelFacts:
-        return self.facts
-
-    def plan_memory(self, model: ModelConfig, kind: ModelKind, path: Path) -> MemoryPlan:
+    def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
         if self.estimate_error is not None:
             raise self.estimate_error
         return MemoryPlan(

@@ -137,9 +137,9 @@ class FakeSupervisor:
         self.acquire_reply: Callable[[Acquire], Acquired | Denied | None] = lambda _: None
         self.replies: dict[type, Any] = {}
         self._known: set[bytes] = set()
-        self._control = open_socket(context, Role.CONTROL_SERVER)
+        self._control = open_socket(context, Role.DATA_SERVER)
         self._control.bind(run_dir.control)
-        self._events = open_socket(context, Role.EVENTS_SERVER)
+        self._events = context.socket(zmq.XPUB)
         self._events.bind(run_dir.events)
         self._task = asyncio.create_task(self._run())
 

@@ -28,7 +28,7 @@ def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     asked: list[Any] = []
     context = zmq.Context()
-    socket = open_socket(context, Role.CONTROL_SERVER)
+    socket = open_socket(context, Role.DATA_SERVER)
     socket.bind(home.run.control)
     over = threading.Event()
 

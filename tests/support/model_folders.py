@@ -7,6 +7,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config import ModelConfig
+from lmx.supervisor.measured import Measured
+from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
+from lmx.supervisor.model_files import ModelFiles, read_model_files
+from lmx.supervisor.sources import folder_path
+
 PLAIN: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -39,3 +46,26 @@ def write_model(folder: Path, weights_bytes: int = 4000, **config: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(PLAIN | config))
     write_shard(folder / "model.safetensors", w=("BF16", weights_bytes))
     return folder
+
+
+def plan_folder(
+    model: ModelConfig,
+    kind: ModelKind,
+    folder: Path,
+    budget_bytes: int,
+    measured: Measured | None,
+) -> MemoryPlan:
+    """Return the share of a worker of what lies in a folder, and of its draft's."""
+    files, draft = read_folder(model, kind, folder)
+    return plan_memory(model, kind, files, draft, budget_bytes, measured)
+
+
+def read_folder(
+    model: ModelConfig, kind: ModelKind, folder: Path
+) -> tuple[ModelFiles, ModelFiles | None]:
+    """Return what the files of a folder say, and those of the model's draft."""
+    speculation = model.speculation
+    if speculation is None or speculation.draft is None:
+        return read_model_files(folder, kind), None
+    draft = read_model_files(folder_path(speculation.draft), ModelKind.CHAT)
+    return read_model_files(folder, kind), draft

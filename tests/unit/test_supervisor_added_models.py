@@ -100,14 +100,14 @@ def test_one_broken_entry_costs_no_other(tmp_path: Path) -> None:
     assert list(AddedFile(path).load()) == ["y"]
 
 
-def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     rig = CoreRig({"a": 100})
-    blocked = AddedModels(AddedFile(tmp_path / "no"))
+    blocked = AddedModels(AddedFile(tmp_path / "no"), rig.inspect, lambda: 0.0)
     blocked._file = AddedFile(tmp_path / "blocked" / "models.json")
     blocked.serve_with(rig.core)
     with pytest.raises(OperationError, match="nothing was changed"):
-        blocked.add(AddModel("new", str(folder)), 0.0)
+        await blocked.add(AddModel("new", str(folder)))
     assert added(rig) == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_rig import NoFile
+from core_rig import AtOnce, NoFile
 from fake_actions import FakeActions
 
 from lmx.protocol import control
@@ -18,6 +18,7 @@ from lmx.supervisor.budget import Ledger
 from lmx.supervisor.commands import Commands
 from lmx.supervisor.config import Config
 from lmx.supervisor.core import Core
+from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.loading import Loading
 from lmx.supervisor.slots import Asker, Slot
 
@@ -37,10 +38,15 @@ def make(
         }
     )
     core = Core(config, Ledger(budget), actions, "epoch")
-    added = AddedModels(NoFile())
+    added = AddedModels(NoFile(), unread, lambda: 0.0)
     added.serve_with(core)
-    commands = Commands(core, Loading(core, added, lambda _repo_id: False), actions.reply)
+    loading = Loading(core, added, unread, lambda: 0.0)
+    commands = Commands(core, loading, actions.reply, AtOnce(actions.reply))
     return core, actions, commands
+
+
+async def unread(question: Question) -> Inspection:
+    return Inspection(question)
 
 
 def slot_of(core: Core, name: str = "a") -> Slot:

@@ -18,6 +18,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.inventory import AddModel, DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.added_models import AddedModels
+from lmx.supervisor.completeness import missing_part
 from lmx.supervisor.download_records import (
     KEPT,
     Download,
@@ -107,11 +108,18 @@ class Ground:
         self._program.write_text(f"#!/bin/sh\n{text}\n")
         self._program.chmod(0o755)
 
+    async def _serve(self, download: Download, path: Path) -> str | None:
+        return self.served(download, path)
+
+    async def _is_whole(self, download: Download) -> bool:
+        return download.path is not None and missing_part(Path(download.path)) is None
+
     def downloads(self) -> Downloads:
         return Downloads(
             DownloadFile(self.folder / "downloads.json"),
             FetchProgram(self.folder, self.folder / "fetch.log"),
-            lambda download, path: self.served(download, path),
+            self._serve,
+            self._is_whole,
             lambda name, *_, **__: self.events.append(name),
         )
 
@@ -286,7 +294,7 @@ class Added:
     def find(self, source: str) -> str | None:
         return next((name for name, given in self.sources.items() if given == source), None)
 
-    def add(self, question: AddModel, _now_s: float) -> None:
+    async def add(self, question: AddModel) -> None:
         self.sources[question.model_id] = question.source
 
 
@@ -300,17 +308,17 @@ class Added:
         (None, "notes.txt", None, None),
     ],
 )
-def test_under_what_a_download_is_served(
+async def test_under_what_a_download_is_served(
     revision: str | None, filename: str | None, model_id: str | None, source: str | None
 ) -> None:
     done = record(revision=revision, filename=filename)
     added = Added()
     path = Path("/cache/file")
-    assert serve_download(cast(AddedModels, added), done, path, 1.0) == model_id
+    assert await serve_download(cast(AddedModels, added), done, path) == model_id
     assert added.sources == ({} if model_id is None else {model_id: source})
     if source is not None:
         known = Added(mine=source)
-        assert serve_download(cast(AddedModels, known), done, path, 1.0) == "mine"
+        assert await serve_download(cast(AddedModels, known), done, path) == "mine"
 
 
 async def test_a_failure_tells_its_field_and_when_to_come_back(ground: Ground) -> None:
@@ -330,10 +338,10 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
     downloads = ground.downloads()
     ground.script(FAILS)
     failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
-    downloads.came_otherwise("org/name", "v2", Path("/cache/other"))
-    downloads.came_otherwise("org/other", None, Path("/cache/other"))
+    await downloads.came_otherwise("org/name", "v2", Path("/cache/other"))
+    await downloads.came_otherwise("org/other", None, Path("/cache/other"))
     assert (await ended(downloads, failed)).status is DownloadStatus.FAILED
-    downloads.came_otherwise("org/name", None, Path("/cache/name"))
+    await downloads.came_otherwise("org/name", None, Path("/cache/name"))
     done = await ended(downloads, failed)
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
     assert (done.error, done.error_code) == (None, None)

@@ -15,7 +15,7 @@ from model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.kv_shape import KvLayers, kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.estimate import activation_bytes, process_bytes
+from lmx.supervisor.estimate import activation_bytes, process_bytes, widths
 from lmx.supervisor.kv_config import kv_layers, native_context
 from lmx.supervisor.model_files import read_model_files, tensor_bytes
 
@@ -137,8 +137,8 @@ def test_nonsense_is_an_error_or_a_size(config: dict[str, Any]) -> None:
     assert all(part.layers > 0 for part in layers)
     assert (native_context(config) or 1) > 0
     for kind in ModelKind:
-        assert process_bytes(config, kind) > 0
-        assert activation_bytes(config, kind, 2, 1024, 2, layers) >= 0
+        assert process_bytes(widths(config), kind) > 0
+        assert activation_bytes(widths(config), kind, 2, 1024, 2, layers) >= 0
 
 
 def test_weights_and_their_type_come_from_headers(tmp_path: Path) -> None:
@@ -162,7 +162,8 @@ def test_encoders_have_weights_in_folders_below(tmp_path: Path) -> None:
 def test_activations_grow_with_what_makes_them() -> None:
     def at_work(tokens: int = 1024, rows: int = 1, platform: str = "linux") -> int:
         layers = kv_layers(LLAMA_8B, 2)
-        return activation_bytes(LLAMA_8B, ModelKind.CHAT, 2, tokens, rows, layers, platform)
+        of = widths(LLAMA_8B)
+        return activation_bytes(of, ModelKind.CHAT, 2, tokens, rows, layers, platform)
 
     assert at_work(2048) > at_work(1024)
     assert at_work(rows=2) - at_work() >= 128_256 * 4, "another row's logits"
@@ -186,7 +187,7 @@ def test_what_is_not_a_model_is_said_so(tmp_path: Path) -> None:
             read()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(LmxError, match=r"can't be read as a model"):
+    with pytest.raises(LmxError, match=r"dangling\.safetensors can't be read"):
         read()
     (tmp_path / "dangling.safetensors").unlink()
     (tmp_path / "config.json").write_text("{")
@@ -215,4 +216,4 @@ def test_a_broken_shard_is_said_so(tmp_path: Path, content: bytes) -> None:
 
 def test_plain_folders_are_what_other_tests_count_with(tmp_path: Path) -> None:
     files = read_model_files(write_model(tmp_path), ModelKind.CHAT)
-    assert kv_bytes(kv_layers(files.config, files.element_bytes), 256) == 256 * PLAIN_TOKEN_BYTES
+    assert kv_bytes(files.kv_layers, 256) == 256 * PLAIN_TOKEN_BYTES

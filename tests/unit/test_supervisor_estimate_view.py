@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import write_model
+from model_folders import plan_folder, read_folder, write_model
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.model_kind import read_kind
@@ -18,7 +18,7 @@ from lmx.supervisor.estimate_view import hints, print_estimate
 from lmx.supervisor.fetched import fetched_folder
 from lmx.supervisor.home import Home
 from lmx.supervisor.measured import Measured
-from lmx.supervisor.memory_plan import estimate_memory, plan_memory, plan_of
+from lmx.supervisor.memory_plan import estimate_memory, plan_of
 
 MIB = 1024**2
 
@@ -51,7 +51,7 @@ def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     config, home = config_of(write_model(tmp_path / "m")), Home(tmp_path)
     measured = Measured(tmp_path / "measured.json")
     home.state.mkdir()
-    key = plan_memory(
+    key = plan_folder(
         config.models[0], ModelKind.CHAT, tmp_path / "m", 4 * 1024**3, measured
     ).settings_key
     Measured(home.measured).record(key, 77 * MIB, 9000 * MIB)
@@ -109,8 +109,9 @@ def test_hints_suit_the_model(tmp_path: Path) -> None:
     def told(path: Path, **model: Any) -> str:
         chosen = config_of(path, **model).models[0]
         kind = read_kind(path)
-        estimate = estimate_memory(chosen, kind, path, MIB)
-        plan = plan_of(chosen, kind, path, estimate, None)
+        files, draft = read_folder(chosen, kind, path)
+        estimate = estimate_memory(chosen, kind, files, draft, MIB)
+        plan = plan_of(chosen, kind, files, draft, estimate, None)
         return "; ".join(hints(chosen, estimate, plan, MIB))
 
     chat = write_model(tmp_path / "m")

@@ -14,6 +14,7 @@ from model_folders import write_model
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
 from lmx.supervisor.measured import Measured
+from lmx.supervisor.model_files import read_model_files
 from lmx.supervisor.settings_key import settings_key
 
 
@@ -78,7 +79,8 @@ def test_a_file_that_cannot_be_written_costs_a_log_line(tmp_path: Path) -> None:
 
 def key(folder: Path, context_tokens: int | None = 10, **model: Any) -> str:
     config = ModelConfig.model_validate({"id": "m", "source": str(folder), **model})
-    return settings_key(config, ModelKind.CHAT, folder, context_tokens, None)
+    files = read_model_files(folder, ModelKind.CHAT)
+    return settings_key(config, ModelKind.CHAT, files, context_tokens, None)
 
 
 def test_a_key_changes_with_what_memory_depends_on(tmp_path: Path) -> None:
@@ -106,4 +108,3 @@ def test_a_snapshot_of_the_hub_is_known_by_its_commit(tmp_path: Path) -> None:
     os.utime(folder / "model.safetensors", ns=(1, 1))
     assert key(folder) == before
     assert key(folder.rename(folder.with_name("decaf"))) not in ("", before)
-    assert key(folder) == "", "nothing is remembered of what isn't there"

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import write_model
+from model_folders import plan_folder, write_model
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.child import without_keys
 from lmx.supervisor.config import ModelConfig
-from lmx.supervisor.memory_plan import plan_memory
-from lmx.supervisor.model_facts import ModelFacts, read_facts
+from lmx.supervisor.home import Home
+from lmx.supervisor.inspect_main import inspect
+from lmx.supervisor.inspection import Question
+from lmx.supervisor.model_facts import ModelFacts
 
 
 @pytest.mark.parametrize(
@@ -31,23 +33,34 @@ from lmx.supervisor.model_facts import ModelFacts, read_facts
         ),
         ({"model_type": "llava", "text_config": {"hidden_size": 3}}, ModelFacts("llava", None)),
         ({}, ModelFacts()),
-        ([], ModelFacts()),
     ],
 )
 def test_family_and_context_are_the_text_models(
     config: Any, facts: ModelFacts, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    os.utime(tmp_path / "config.json", (5.0, 1_700_000_000.7))
-    created_s = 1_700_000_000 if isinstance(config, dict) else None
-    assert read_facts(tmp_path) == replace(facts, created_s=created_s)
+    folder = write_model(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    os.utime(folder / "config.json", (5.0, 1_700_000_000.7))
+    found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
+    assert found.facts == replace(facts, created_s=1_700_000_000)
+    assert found.problem is None
+
+
+@pytest.mark.parametrize("family", ["\ud800", "a\nb", "x" * 81, ["llama"], 3])
+def test_a_family_that_is_no_name_is_said(family: Any, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model_type=family)
+    found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
+    assert found.problem == f"{folder / 'config.json'} makes no sense: model_type is no name"
 
 
 def test_a_broken_or_missing_file_tells_nothing(tmp_path: Path) -> None:
-    assert read_facts(tmp_path) == ModelFacts()
+    question = Question(str(tmp_path), str(tmp_path))
+    assert inspect(question, Home(tmp_path)).facts == ModelFacts()
     for text in ("{", "[" * 100_000):
         (tmp_path / "config.json").write_text(text)
-        assert read_facts(tmp_path) == ModelFacts()
+        found = inspect(question, Home(tmp_path))
+        assert found.facts == ModelFacts()
+        assert str(tmp_path / "config.json") in (found.problem or "")
 
 
 def test_children_have_no_keys_in_their_environment() -> None:
@@ -57,7 +70,7 @@ def test_children_have_no_keys_in_their_environment() -> None:
 
 def test_a_plan_tells_its_weights_and_its_kv_cache_apart(tmp_path: Path) -> None:
     folder = write_model(tmp_path, weights_bytes=5000)
-    plan = plan_memory(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
+    plan = plan_folder(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
     assert plan.weights_bytes == 5000
     assert plan.kv_cache_bytes is not None
     assert plan.kv_cache_bytes > 0

@@ -77,7 +77,7 @@ class Peer:
         self.answer_beats = True
 
     def bind_control(self) -> Any:
-        socket = open_socket(self.context, Role.CONTROL_SERVER)
+        socket = open_socket(self.context, Role.DATA_SERVER)
         socket.bind(self.directory.control)
         return socket
 
