@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from lmx.protocol.set_aside import set_aside
 from lmx.router.job_records import SCHEMA_VERSION, create
 
 _BUSY_TIMEOUT_MS: Final = 2000
@@ -25,10 +27,12 @@ _log = structlog.get_logger()
 def open_records(path: Path) -> sqlite3.Connection:
     """Return a connection to the records in ``path``, which only its owner may read.
 
-    A file that is corrupt or of another version is moved aside, over one that was moved before,
-    and an empty one takes its place. Raises ``OSError`` and ``sqlite3.Error`` when the file
+    One that is corrupt, of another version or no file at all is moved aside, and an empty one takes
+    its place. Raises ``OSError`` and ``sqlite3.Error`` when the file
     can't be used now: the folder is missing, the disk is full, another process holds it.
     """
+    if not _is_file(path):
+        move_aside(path, "it is no file")
     try:
         return _open(path)
     except sqlite3.DatabaseError as error:
@@ -48,12 +52,19 @@ def is_unfit(error: sqlite3.Error) -> bool:
 
 def move_aside(path: Path, why: str) -> None:
     """Move the file out of the way, with what SQLite keeps beside it. Raises ``OSError``."""
-    aside = path.with_name(f"{path.name}.unusable")
+    aside = set_aside(path)
     _log.error("jobs.file_moved_aside", path=str(path), to=str(aside), reason=why)
-    path.replace(aside)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or may become one."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return not path.is_symlink()
 
 
 class _OtherVersionError(Exception):

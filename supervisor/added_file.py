@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from pydantic import ValidationError
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.config_model import AddedModelConfig
-from lmx.supervisor.whole_file import write_whole
-
-log = structlog.get_logger()
+from lmx.supervisor.state_file import StateFile, say_nothing
 
 _KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters")
 """All that an added model says; the rest is as by default."""
@@ -23,40 +21,25 @@ _KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters
 class AddedFile:
     """``state/models.json``, ``{"models": [...]}``, each with :data:`_KEYS`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse, say)
 
     def load(self) -> dict[str, AddedModelConfig]:
         """Return the added models by id, none if there is no file. What can't be read of it is
-        logged and left out, and the file is moved aside: lmx starts without."""
-        found, problem = self._look()
-        if problem is not None:
-            self._move_aside(problem)
-        return found
+        said and left out, and the file is set aside: lmx starts without, and what can be read is
+        written anew with the next change."""
+        models, broken = self._file.load() or ({}, [])
+        if broken:
+            self._file.set_aside(f"has models that can't be served ({', '.join(broken)})")
+            if models:
+                with contextlib.suppress(OperationError):
+                    self.save(models)
+        return models
 
     def read(self) -> dict[str, AddedModelConfig]:
         """Return what :meth:`load` does, and leave the file as it is: it is another's."""
-        return self._look()[0]
-
-    def _look(self) -> tuple[dict[str, AddedModelConfig], str | None]:
-        found: dict[str, AddedModelConfig] = {}
-        try:
-            values = json.loads(self._path.read_text(encoding="utf-8"))["models"]
-            entries = [dict(each) for each in values]
-        except FileNotFoundError:
-            return found, None
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            return found, f"{type(error).__name__}: {error}"
-        broken = []
-        for entry in entries:
-            try:
-                model = AddedModelConfig.model_validate(
-                    {key: entry[key] for key in _KEYS if key in entry}
-                )
-                found[model.id] = model
-            except ValidationError:
-                broken.append(entry.get("id"))
-        return found, f"these can't be served: {broken}" if broken else None
+        models, _ = self._file.peek() or ({}, [])
+        return models
 
     def save(self, models: Mapping[str, AddedModelConfig]) -> None:
         """Write all of them, whole or not at all. Raises :class:`OperationError`."""
@@ -64,18 +47,32 @@ class AddedFile:
             model.model_dump(mode="json", include=set(_KEYS)) for model in models.values()
         ]
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self._path, json.dumps({"models": entries}, indent=1))
+            self._file.save({"models": entries})
         except OSError as error:
             raise OperationError(
                 ErrorCode.INTERNAL,
-                f"can't write {self._path} ({error.strerror or error}), so nothing was changed",
+                f"can't write {self._file.path} ({error.strerror or error}), so nothing was "
+                "changed",
             ) from error
 
-    def _move_aside(self, why: str) -> None:
-        aside = self._path.with_suffix(".broken")
-        log.error("added_models.unreadable", path=str(self._path), moved_to=str(aside), error=why)
+
+def _parse(found: Any) -> tuple[dict[str, AddedModelConfig], list[str]]:
+    """Return the models by id, and what the others are called."""
+    models: dict[str, AddedModelConfig] = {}
+    broken: list[str] = []
+    for entry in [dict(each) for each in found["models"]]:
         try:
-            self._path.replace(aside)
-        except OSError as error:
-            log.error("added_models.not_moved", path=str(self._path), error=str(error))
+            model = AddedModelConfig.model_validate(
+                {key: entry[key] for key in _KEYS if key in entry}
+            )
+            _check_parameters(model)
+        except (ValidationError, ValueError):
+            broken.append(repr(entry.get("id"))[:80])
+            continue
+        models[model.id] = model
+    return models, broken
+
+
+def _check_parameters(model: AddedModelConfig) -> None:
+    """Raises ``ValueError`` for values that could not be written, or sent, again."""
+    json.dumps(model.parameters, allow_nan=False, ensure_ascii=False).encode()

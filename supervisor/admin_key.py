@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from lmx.protocol.regular_file import read_regular
+from lmx.protocol.set_aside import set_aside
+from lmx.supervisor.state_file import say_nothing
 from lmx.supervisor.whole_file import write_whole
 
 _PREFIX: Final = "lmx-admin-"
 _LEAST_LENGTH: Final = 16
+_MOST_BYTES: Final = 4096
 
 
-def read_admin_key(path: Path) -> str:
-    """Return the key in a file, which is made if there is none. It never goes into a log.
+def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
+    """Return the key in a file, which is made if there is none. What is no key is set aside, and
+    ``say`` is told so. It never goes into a log.
 
     Raises ``OSError`` when it can be neither read nor written.
     """
-    with contextlib.suppress(FileNotFoundError):
-        key = path.read_text().strip()
-        if len(key) >= _LEAST_LENGTH:
+    if os.path.lexists(path):
+        key = _read(path)
+        if key is not None:
             return key
+        aside = set_aside(path)
+        say(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
     key = _PREFIX + secrets.token_urlsafe(32)
     write_whole(path, key + "\n")
     return key
+
+
+def _read(path: Path) -> str | None:
+    try:
+        key = read_regular(path, _MOST_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    whole = len(key) >= _LEAST_LENGTH and key.isprintable() and " " not in key
+    return key if whole else None

@@ -39,12 +39,15 @@ def config_check(config: Path | None) -> None:
     # With this a supervisor that is to be replaced tries the program that is to replace it: one
     # that lacks a module must not get that far.
     import lmx.supervisor.foreground  # noqa: F401
+    from lmx.supervisor.config_load import config_notices
     from lmx.supervisor.unreadable import unreadable_models
 
     checked = read_config(config)
     models = ", ".join(model.id for model in checked.models) or "no models"
     for gap in checked.routing_gaps():
         click.echo(gap)
+    for notice in config_notices(config_path(config)):
+        click.echo(notice)
     for problem in unreadable_models(checked, home()):
         click.echo(problem)
     click.echo(f"ok: {config_path(config) or 'defaults and LMX_* variables'} ({models})")

@@ -15,11 +15,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.regular_file import read_regular
 from lmx.supervisor.config import Config, ModelConfig
 from lmx.supervisor.sources import SourceError, parse_models_variable
 
 _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
 """A word of the file itself, long enough to be a key."""
+
+_MOST_BYTES: Final = 16 * 1024**2
 
 _NOT_SETTINGS: Final = frozenset({"LMX_HOME", "LMX_CONFIG", "LMX_CACHE_DIR"})
 
@@ -68,6 +71,13 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
     return config
 
 
+def config_notices(path: Path | None) -> list[str]:
+    """Return, in sentences for people, what is odd about a configuration that is valid."""
+    if path is None or read_regular(path, _MOST_BYTES).strip():
+        return []
+    return [f"{path} is empty: what it should say is as by default, and no models are in it"]
+
+
 def variable_names() -> dict[str, tuple[str, ...]]:
     """Return every ``LMX_*`` setting variable with the path of its key."""
     names: dict[str, tuple[str, ...]] = {"LMX_DEFAULT_MODEL": ("default_model",)}
@@ -81,19 +91,26 @@ def variable_names() -> dict[str, tuple[str, ...]]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _MOST_BYTES).decode("utf-8")
     except OSError as error:
+        why = error.strerror or error
         raise OperationError(
-            ErrorCode.CONFIG_INVALID, f"can't read the configuration {path}: {error.strerror}"
+            ErrorCode.CONFIG_INVALID, f"can't read the configuration {path}: {why}"
         ) from error
     except UnicodeDecodeError as error:
         raise OperationError(ErrorCode.CONFIG_INVALID, f"{path} is not UTF-8 text") from error
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID, f"can't read the configuration {path}: {error}"
+        ) from error
     try:
         values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  a SafeLoader underneath
     except yaml.YAMLError as error:
         # Not all that the error says: it shows the lines around, and a key may stand there.
         message = f"{path} is not YAML: {_what_and_where(error)}"
         raise OperationError(ErrorCode.CONFIG_INVALID, message) from None
+    except RecursionError:
+        raise OperationError(ErrorCode.CONFIG_INVALID, f"{path} is nested too deeply") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.inventory import DownloadView
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.whole_file import write_whole
+from lmx.supervisor.state_file import StateFile, say_nothing
 
 log = structlog.get_logger()
 
@@ -84,24 +84,36 @@ def trimmed(downloads: Iterable[Download]) -> list[Download]:
     return kept
 
 
+_TEXT: Final = (str, type(None))
+_NUMBER: Final = (int, float, type(None))
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("download_id", "repo_id"), (str,)),
+    **dict.fromkeys(("revision", "filename", "model_id", "error", "param", "path"), _TEXT),
+    **dict.fromkeys(("started_s",), (int, float)),
+    **dict.fromkeys(("ended_s", "retry_after_s"), _NUMBER),
+    **dict.fromkeys(("total_bytes",), (int, type(None))),
+    **dict.fromkeys(("downloaded_bytes",), (int,)),
+    **dict.fromkeys(("goes_on",), (bool,)),
+}
+"""What fields of a record may be."""
+
+
 class DownloadFile:
     """``state/downloads.json``: a list of downloads, the latest last."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _downloads, say)
 
     def load(self) -> list[Download]:
-        """Return the downloads, none if there is no file or it can't be read. What was unfinished
-        is INTERRUPTED, at the time of and with what was last written of it."""
+        """Return the downloads, none if there is no file; one that can't be read is set aside.
+        What was unfinished is INTERRUPTED, at the time of and with what was last written of it."""
+        found = self._file.load()
+        if not found:
+            return []
         try:
-            values = json.loads(self._path.read_text(encoding="utf-8"))
-            written_s = self._path.stat().st_mtime
-            found = [_download(each) for each in values]
-        except FileNotFoundError:
-            return []
-        except (OSError, TypeError, ValueError, AttributeError) as error:
-            log.error("downloads.unreadable", path=str(self._path), error=str(error))
-            return []
+            written_s = self._file.path.stat().st_mtime
+        except OSError:
+            written_s = time.time()
         for download in found:
             if download.unfinished:
                 download.status = DownloadStatus.INTERRUPTED
@@ -111,17 +123,23 @@ class DownloadFile:
         return found
 
     @staticmethod
-    def text_of(downloads: Iterable[Download]) -> str:
+    def values_of(downloads: Iterable[Download]) -> list[dict[str, Any]]:
         """Return what :meth:`save` is to write."""
-        return json.dumps([asdict(download) for download in downloads], indent=1)
+        return [asdict(download) for download in downloads]
 
-    def save(self, text: str) -> None:
+    def save(self, values: list[dict[str, Any]]) -> None:
         """Write all, whole or not at all; a failure is logged, and they hold until the supervisor
         ends."""
         try:
-            write_whole(self._path, text)
+            self._file.save(values)
         except OSError as error:
-            log.error("downloads.not_written", path=str(self._path), error=str(error))
+            log.error("downloads.not_written", path=str(self._file.path), error=str(error))
+
+
+def _downloads(values: Any) -> list[Download]:
+    if not isinstance(values, list):
+        raise TypeError("it is no list")
+    return [_download(each) for each in values]
 
 
 def _download(values: dict[str, Any]) -> Download:
@@ -129,4 +147,7 @@ def _download(values: dict[str, Any]) -> Download:
     download = Download(**{key: value for key, value in values.items() if key in known})
     download.status = DownloadStatus(download.status)
     download.error_code = None if download.error_code is None else ErrorCode(download.error_code)
+    for name, kinds in _KINDS.items():
+        if not isinstance(getattr(download, name), kinds):
+            raise TypeError(f"{name} is of another type")
     return download

@@ -289,5 +289,5 @@ class Downloads:
     async def _write(self) -> None:
         while self._unsaved:
             self._unsaved = False
-            text = self._file.text_of(self._all.values())
-            await asyncio.to_thread(self._file.save, text)
+            values = self._file.values_of(self._all.values())
+            await asyncio.to_thread(self._file.save, values)

@@ -59,7 +59,7 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
             ErrorCode.MODEL_SOURCE_INVALID,
             f"no weights found in {path}: a model's folder has *.safetensors beside config.json",
         )
-    plan = plan_of(chosen, kind, files, draft, estimate, Measured(home.measured))
+    plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
     if as_json:
         told = {"model": chosen.id, "path": path, "kind": kind.value}
         click.echo(json_text(told | as_dict(estimate, plan, budget)))

@@ -15,8 +15,11 @@ from typing import Final
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.logs import LogFile, configure_logs
+from lmx.protocol.set_aside import clear_for_log
 from lmx.supervisor.advice import advice
+from lmx.supervisor.cli_command import config_path
 from lmx.supervisor.config import LogConfig
+from lmx.supervisor.config_load import config_notices
 from lmx.supervisor.console import LoadProgress, make_console, print_welcome
 from lmx.supervisor.handover import Handover
 from lmx.supervisor.home import Home
@@ -37,11 +40,16 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     """Run until SIGINT or SIGTERM. Raises :class:`OperationError` when it can't start, or when
     the configuration is not valid."""
     config = invocation.read_config()
-    home.prepare()
+    prepared = home.prepare()
     faulthandler.enable()
     raise_file_limit()
+    aside = clear_for_log(home.supervisor_log)
     logs = _Logs(home, config.logs, detached=invocation.detached)
     service = Service(config, home, version, invocation, lambda new: logs.follow(new.logs))
+    if aside is not None:
+        service.say(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
+    for notice in (*prepared, *config_notices(config_path(invocation.config))):
+        service.say(notice)
     handover = asyncio.run(_serve(service, narrate=not invocation.detached))
     if handover is not None:
         invocation.replace_program(handover)

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
-import structlog
-
-from lmx.supervisor.whole_file import write_whole
-
-log = structlog.get_logger()
+from lmx.supervisor.state_file import StateFile, say_nothing
 
 
 class Holds:
     """A small JSON file, a list of model ids."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse, say)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._file.path
 
     def load(self) -> frozenset[str]:
-        """Return the ids, none if there is no file. An unreadable file is logged, and no model
+        """Return the ids, none if there is no file. An unreadable file is set aside, and no model
         is held: a model that answers does less harm than one that refuses and nobody knows why."""
-        try:
-            found = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            return frozenset()
-        except (OSError, ValueError, RecursionError) as error:
-            log.warning("holds.unreadable", path=str(self.path), error=str(error))
-            return frozenset()
-        if not isinstance(found, list):
-            log.warning("holds.unreadable", path=str(self.path), error="not a list")
-            return frozenset()
-        return frozenset(name for name in found if isinstance(name, str))
+        return self._file.load() or frozenset()
 
     def save(self, held: Collection[str]) -> None:
         """Write all, whole or not at all. Raises ``OSError``."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(self.path, json.dumps(sorted(held)))
+        self._file.save(sorted(held))
+
+
+def _parse(found: Any) -> frozenset[str]:
+    if not isinstance(found, list):
+        raise TypeError("it is no list")
+    return frozenset(name for name in found if isinstance(name, str))

@@ -10,6 +10,7 @@ from pathlib import Path
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.log_files import process_log, slug, worker_log
+from lmx.protocol.set_aside import set_aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +113,22 @@ class Home:
         """The supervisor's own log."""
         return process_log(self.logs, "supervisor")
 
-    def prepare(self) -> None:
-        """Make the folders, readable by their owner alone.
+    def prepare(self) -> list[str]:
+        """Make the folders, readable by their owner alone; returns, in sentences for people, what
+        stood there that is no folder and was set aside.
 
         Raises :class:`OperationError` when other users can change what is in the home.
         """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_private(self.path)
-        for folder in (self.state, self.logs, self.models, self.temporary):
+        said = []
+        for folder in (self.state, self.logs, self.models, self.temporary, self.run.path):
+            if os.path.lexists(folder) and not folder.is_dir():
+                aside = set_aside(folder)
+                said.append(f"{folder} was no folder: it was set aside as {aside.name}")
             folder.mkdir(exist_ok=True, mode=0o700)
         self.run.prepare()
+        return said
 
 
 def _check_private(folder: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from lmx.supervisor.whole_file import write_whole
+from lmx.supervisor.state_file import StateFile, say_nothing
 
 log = structlog.get_logger()
 
@@ -32,12 +32,27 @@ class Measured:
     """Measurements by settings key (:mod:`lmx.supervisor.settings_key`), in a file.
 
     A file that can't be used is set aside, and one that can't be written costs a line in the
-    log: the estimate goes on without. One writer: the supervisor; others may read.
+    log: the estimate goes on without. One writer, the supervisor, has ``load`` of it; others
+    ``peek``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._entries = self._read()
+    def __init__(self, file: StateFile[dict[str, Measurement]]) -> None:
+        self._file = file
+        self._entries: dict[str, Measurement] = {}
+
+    @classmethod
+    def load(cls, path: Path, say: Callable[[str], None] = say_nothing) -> Measured:
+        """Return what is in the file of this process."""
+        measured = cls(StateFile(path, _parse, say))
+        measured._entries = measured._file.load() or {}
+        return measured
+
+    @classmethod
+    def peek(cls, path: Path) -> Measured:
+        """Return what is in another process's file."""
+        measured = cls(StateFile(path, _parse))
+        measured._entries = measured._file.peek() or {}
+        return measured
 
     def lookup(self, key: str) -> Measurement | None:
         """Return what was measured, None if nothing was."""
@@ -56,29 +71,11 @@ class Measured:
             del self._entries[next(iter(self._entries))]
         self._write()
 
-    def _read(self) -> dict[str, Measurement]:
-        try:
-            return _parse(json.loads(self._path.read_bytes()))
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            log.warning("measured.unreadable", path=str(self._path), reason=str(error))
-            return {}
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            aside = self._path.with_suffix(".damaged")
-            log.warning("measured.damaged", path=str(aside), reason=str(error))
-            try:
-                self._path.replace(aside)
-            except OSError as failed:
-                log.warning("measured.not_set_aside", reason=str(failed))
-            return {}
-
     def _write(self) -> None:
-        text = json.dumps({key: asdict(entry) for key, entry in self._entries.items()}, indent=1)
         try:
-            write_whole(self._path, text)
+            self._file.save({key: asdict(entry) for key, entry in self._entries.items()})
         except OSError as error:
-            log.warning("measured.not_written", path=str(self._path), reason=str(error))
+            log.warning("measured.not_written", path=str(self._file.path), reason=str(error))
 
 
 def _parse(found: Any) -> dict[str, Measurement]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from lmx.supervisor.whole_file import write_whole
+from lmx.supervisor.state_file import StateFile, say_nothing
 
 log = structlog.get_logger()
 
@@ -16,31 +16,30 @@ log = structlog.get_logger()
 class Pins:
     """A small JSON file, ``{model id: pinned}``, of what differs from the configuration."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse, say)
 
     def load(self) -> dict[str, bool]:
-        """Return the pins, empty if there are none. An unreadable file is logged and taken as
+        """Return the pins, empty if there are none. An unreadable file is set aside and taken as
         empty: the configuration's pins are as good a start."""
-        try:
-            found = json.loads(self._path.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            log.warning("pins.unreadable", path=str(self._path), error=str(error))
-            return {}
-        if not isinstance(found, dict):
-            log.warning("pins.unreadable", path=str(self._path), error="not an object")
-            return {}
-        return {name: pinned for name, pinned in found.items() if isinstance(pinned, bool)}
+        return self._file.load() or {}
 
     def save(self, pins: Mapping[str, bool]) -> str | None:
         """Write all pins, whole or not at all. Returns why they could not be written, to what
         file, for people; None: they were. Without it they hold until the supervisor ends."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self._path, json.dumps(dict(pins), sort_keys=True))
+            self._file.save(dict(sorted(pins.items())))
         except OSError as error:
-            log.error("pins.not_written", path=str(self._path), error=str(error))
-            return f"{self._path}: {error.strerror or error}"
+            log.error("pins.not_written", path=str(self._file.path), error=str(error))
+            return f"{self._file.path}: {error.strerror or error}"
         return None
+
+
+def _parse(found: Any) -> dict[str, bool]:
+    if not isinstance(found, dict):
+        raise TypeError("it is no object")
+    return {
+        name: pinned
+        for name, pinned in found.items()
+        if isinstance(pinned, bool) and name.isprintable()
+    }

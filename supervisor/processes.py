@@ -15,6 +15,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.ids import new_instance_id
+from lmx.protocol.set_aside import clear_for_log
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.child import signal_group, start_child
@@ -27,9 +28,9 @@ from lmx.supervisor.exit_watch import ExitWatch
 from lmx.supervisor.fetching import Fetching
 from lmx.supervisor.holds import Holds
 from lmx.supervisor.home import Home
-from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.inspection import Inspection, Question
 from lmx.supervisor.inspector import Inspections
+from lmx.supervisor.invocation import Invocation
 from lmx.supervisor.measured import Measured
 from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
 from lmx.supervisor.pins import Pins
@@ -74,6 +75,7 @@ class Processes:
         invocation: Invocation,
         worker_exited: Callable[[str, int | None], None],
         router_exited: Callable[[int, int | None], None],
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._admin_key = admin_key
@@ -95,6 +97,7 @@ class Processes:
         self._worker_left = worker_left
         self._worker_exited = worker_exited
         self._router_exited = router_exited
+        self._say = say
 
     def reconfigure(self, config: Config) -> None:
         """Start what is started from here on with another configuration."""
@@ -146,9 +149,8 @@ class Processes:
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
     ) -> int:
         spec = worker_spec(self._config, self._home, model, instance, path, kind, plan)
-        child = start_child(
-            "lmx.worker", (model.id, instance), spec, self._home, self._home.worker_log(model.id)
-        )
+        output = self._log(self._home.worker_log(model.id))
+        child = start_child("lmx.worker", (model.id, instance), spec, self._home, output)
         self._watch_child(instance, child)
         self._records.save_worker(WorkerRecord(child.pid, instance, model.id, plan.reserve_bytes))
         return child.pid
@@ -187,12 +189,19 @@ class Processes:
             (router_id,),
             spec,
             self._home,
-            self._home.router_log,
+            self._log(self._home.router_log),
             (listener.fileno(),),
         )
         self._watch_child(None, child)
         port = listener.getsockname()[1]
         return RouterRecord(child.pid, router_id, self._config.server.host, port)
+
+    def _log(self, path: Path) -> Path:
+        """Return where a child is to log, once nothing stands in the way there."""
+        aside = clear_for_log(path)
+        if aside is not None:
+            self._say(f"{path} was no file: it was set aside as {aside.name}")
+        return path
 
     def signal_router(self, pid: int, number: int) -> None:
         signal_group(pid, number)

@@ -7,12 +7,13 @@ has an id too that stands in the process's command line.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import stat
 import time
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.set_aside import set_aside
 from lmx.supervisor.disk_retry import Change, change_once
+from lmx.supervisor.state_file import StateFile, say_nothing
 from lmx.supervisor.whole_file import write_whole
 
 log = structlog.get_logger()
@@ -92,8 +95,9 @@ class SupervisorLock:
     not. The file stays behind; removing it would let two hold two files.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
         self._path = path
+        self._say = say
         self._descriptor: int | None = None
 
     def acquire(self, inherited: int | None = None) -> None:
@@ -105,8 +109,7 @@ class SupervisorLock:
         """
         if inherited is not None:
             os.set_inheritable(inherited, False)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600) if inherited is None else inherited
+        descriptor = self._open() if inherited is None else inherited
         try:
             _lock_within(descriptor, _ACQUIRE_S)
         except BlockingIOError as error:
@@ -120,6 +123,22 @@ class SupervisorLock:
         # Held; what stands in it is for people, and a full disk takes no word.
         change_once(self._path, lambda: _sign(descriptor))
         self._descriptor = descriptor
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError:
+            if not os.path.lexists(self._path):
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        # A folder, a pipe, a link to nowhere: nobody holds it as a lock.
+        aside = set_aside(self._path)
+        self._say(f"{self._path} was no file: it was set aside as {aside.name}")
+        return os.open(self._path, flags, 0o600)
 
     @property
     def descriptor(self) -> int:
@@ -151,7 +170,13 @@ class Records:
     ``OSError``: a process is as good without its record, and the next supervisor adopts it by its
     Hello."""
 
-    def __init__(self, state: Path, change: Callable[[Path, Change], None] = change_once) -> None:
+    def __init__(
+        self,
+        state: Path,
+        change: Callable[[Path, Change], None] = change_once,
+        say: Callable[[str], None] = say_nothing,
+    ) -> None:
+        self._say = say
         self._workers = state / "workers"
         self._routers = state / "router.json"
         self._change = change
@@ -165,9 +190,10 @@ class Records:
         self._remove(self._workers / f"{instance}.json")
 
     def workers(self) -> list[WorkerRecord]:
-        """Return every worker's record; those that are no records are logged and removed."""
+        """Return every worker's record; unreadable ones are set aside."""
         paths = sorted(self._workers.glob("*.json"))
-        return [found for path in paths if (found := _read(path, _worker_record)) is not None]
+        found = [StateFile(path, _worker_record, self._say).load() for path in paths]
+        return [record for record in found if record is not None]
 
     def save_routers(self, records: Sequence[RouterRecord]) -> None:
         """Write the records of all routers that run; none: the file is removed."""
@@ -177,15 +203,16 @@ class Records:
             self._remove(self._routers)
 
     def orphans(self) -> list[ProcessRecord]:
-        """Return what runs of all that is recorded, the routers first."""
-        recorded: list[ProcessRecord] = [*self.routers(), *self.workers()]
-        return [record for record in recorded if record.alive]
+        """Return what runs of all that is recorded, the routers first. Changes nothing: who asks
+        may not be the supervisor."""
+        routers = StateFile(self._routers, _router_records).peek() or []
+        paths = sorted(self._workers.glob("*.json"))
+        workers = [StateFile(path, _worker_record).peek() for path in paths]
+        return [each for each in (*routers, *workers) if each is not None and each.alive]
 
     def routers(self) -> list[RouterRecord]:
-        """Return every router's record; a file that has none is logged and removed."""
-        if not self._routers.exists():
-            return []
-        return _read(self._routers, _router_records) or []
+        """Return every router's record; an unreadable file is set aside."""
+        return StateFile(self._routers, _router_records, self._say).load() or []
 
     def _save(self, path: Path, values: Any) -> None:
         text = json.dumps(values)
@@ -201,22 +228,17 @@ class Records:
 
 
 def _router_records(values: list[dict[str, Any]]) -> list[RouterRecord]:
-    return [RouterRecord(**value) for value in values]
+    return [_typed(RouterRecord(**value)) for value in values]
 
 
 def _worker_record(value: dict[str, Any]) -> WorkerRecord:
-    return WorkerRecord(**value)
+    return _typed(WorkerRecord(**value))
 
 
-def _read(path: Path, parse: Callable[[Any], _Record]) -> _Record | None:
-    try:
-        return parse(json.loads(path.read_text()))
-    except OSError as error:
-        # The disk's doing: the record may be good.
-        log.warning("record.unreadable", path=str(path), error=str(error))
-        return None
-    except (ValueError, TypeError, RecursionError) as error:
-        log.warning("record.unreadable", path=str(path), error=str(error))
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
+def _typed(record: _Record) -> _Record:
+    """Raises ``TypeError`` for a value of another type than it should have."""
+    for name, kind in typing.get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if type(value) is not kind or (kind is int and not 0 <= value < 2**53):
+            raise TypeError(f"{name} is {value!r:.80}")
+    return record

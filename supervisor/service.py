@@ -88,7 +88,8 @@ class Service:
         self.started_s = time.time()
         self._invocation = invocation
         self._tell_reconfigured = reconfigured
-        self._lock = SupervisorLock(home.lock)
+        self.notices: list[str] = []
+        self._lock = SupervisorLock(home.lock, self.say)
         self._stop_asked: asyncio.Event | None = None
         self._replace_asked = asyncio.Event()
         self._came: set[asyncio.Task[None]] = set()
@@ -110,6 +111,14 @@ class Service:
             log.info("supervisor.not_needed", asker_id=successor.asker_id)  # it was stopped
             return None
         return await self._run()
+
+    def say(self, text: str) -> None:
+        """Have the log, the status and, once there are any, the events tell what is not as it
+        should be, and keeps nobody from serving."""
+        log.warning("supervisor.notice", detail=text)
+        self.notices.append(text)
+        if self.serving:
+            self._events.note("supervisor.notice", None, text)
 
     @property
     def stop_asked(self) -> bool:
@@ -166,6 +175,8 @@ class Service:
             )  # fmt: skip
             self.serving = True
             self._downloads.resume()
+            for notice in self.notices:
+                self._events.note("supervisor.notice", None, notice)
             self._events.note(
                 "supervisor.ready", None, f"lmx {self.version}", home=str(self.home.path),
                 budget_bytes=self.core.ledger.budget_bytes, models=len(self.core.slots),
@@ -201,22 +212,22 @@ class Service:
         self._events = EventLog(epoch)
         self._disk = DiskRetry(self._events.note)
         self._descendants = Descendants(self.home)
-        records = Records(self.home.state, self._disk.change)
+        records = Records(self.home.state, self._disk.change, self.say)
         program = FetchProgram.of(self.home)
         self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
         self._inspector = Inspector(self.home)
         self._inspections = Inspections(self._inspector, self._inspected)
-        pins, holds = Pins(self.home.pins), Holds(self.home.holds)
+        pins, holds = Pins(self.home.pins, self.say), Holds(self.home.holds, self.say)
         ledger = Ledger(self._budget_bytes(self.config))
         self._processes = Processes(
             self.config, self.home, self.version, records, self._watch, self._server,
             self._fetching, self._inspections, self._events, pins, holds, self._disk,
-            self._descendants, Measured(self.home.measured), ledger, self._worker_left,
-            read_admin_key(self.home.admin_key), self._invocation, self._worker_exited,
-            self._router_exited,
+            self._descendants, Measured.load(self.home.measured, self.say), ledger,
+            self._worker_left, read_admin_key(self.home.admin_key, self.say),
+            self._invocation, self._worker_exited, self._router_exited, self.say,
         )  # fmt: skip
         inspect = self._inspector.inspect_soon
-        added = AddedModels(AddedFile(self.home.added_models), inspect, time.monotonic)
+        added = AddedModels(AddedFile(self.home.added_models, self.say), inspect, time.monotonic)
         self.core = Core(
             added.join(self.config), ledger, self._processes, epoch, pins.load(), holds.load()
         )
@@ -235,7 +246,7 @@ class Service:
         )
         self._counts = RouterCounts(self.started_s, self.guard.knows, self._processes.reply)
         self._downloads = Downloads(
-            DownloadFile(self.home.downloads), program,
+            DownloadFile(self.home.downloads, self.say), program,
             lambda download, path: self._download_came(added, download, path),
             self._download_is_whole, self._events.note,
         )  # fmt: skip
@@ -290,6 +301,7 @@ class Service:
                 "uptime_s": round(time.time() - self.started_s, 3),
                 "memory_bytes": psutil.Process().memory_info().rss,
                 "home": str(self.home.path),
+                "notices": list(self.notices),
             },
             "router": with_urls(self.guard.status(), self.config.server.host, own_addresses),
             "workers": self.core.status(now_s),

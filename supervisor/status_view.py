@@ -31,6 +31,8 @@ def print_status(console: Console, status: dict[str, Any]) -> None:
     )
     if machine := memory_words(supervisor):
         console.print(f"[yellow]{machine}[/]")
+    for notice in supervisor.get("notices", ()):
+        console.print(f"[yellow]{escape(notice)}[/]")
     if not workers:
         console.print("\nno models; add some to lmx.yaml, then `lmx-supervisor reload`")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -33,7 +32,6 @@ def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
     mx.save_safetensors(str(shard), cast, {"format": "mlx"})
 
     files = read_model_files(folder, ModelKind.CHAT)
-    assert files.config == json.loads((folder / "config.json").read_text())
     counted = kv_bytes(files.kv_layers, TOKENS)
     assert counted == pytest.approx(_held(folder), rel=0.02)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bad_files import put_bad
 from bad_folders import BAD, ODD, write_bad
-from rig import Rig, scripted, wait_until
+from rig import Rig, http, scripted, wait_until
 
 from lmx.protocol import control, inventory
 from lmx.protocol.errors import ErrorCode, OperationError
@@ -83,3 +84,45 @@ def test_lmx_ends_and_starts_again_with_such_models_in_its_state(lmx: Rig) -> No
     assert lmx.cli("status").returncode == 0
     for name in added:
         lmx.ask(inventory.RemoveModel(name))
+
+
+KINDS = ["folder", "dangling link", "pipe", "garbage", "deep", "empty"]
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+async def test_lmx_starts_whatever_its_own_files_are(shift: int) -> None:
+    made = Rig({"models": [scripted("good")]})
+    made.home.chmod(0o700)
+    logs = [f"logs/{name}.log" for name in ("supervisor", "router", "worker-good")]
+    state = [f"{name}.json" for name in ("pins", "models", "measured", "downloads", "router")]
+    others = ["state/workers/x.json", "admin.key", "state/jobs.sqlite", "lock"]
+    for at, name in enumerate([*logs, *(f"state/{each}" for each in state), *others]):
+        put_bad(made.home / name, KINDS[at % 3 if name in logs else (at + shift) % len(KINDS)])
+    try:
+        made.up()
+        made.wait_state("good", "ready")
+        notices = made.status()["supervisor"]["notices"]
+        for name in [*logs, *(f"state/{each}" for each in state), *others[:2]]:
+            assert any(str(made.home / name) in notice for notice in notices), (name, notices)
+        assert {event.detail for event in made.events("supervisor.notice")} == set(notices)
+        printed = made.cli("status")
+        assert printed.returncode == 0
+        assert "was set aside" in printed.stdout
+        async with http() as session, session.get(f"{made.url}/jobs") as response:
+            assert response.status == 200
+        assert made.stop(signal.SIGTERM) == 0
+        made.up()
+        assert made.status()["supervisor"]["notices"] == []
+    finally:
+        made.close()
+
+
+def test_an_empty_configuration_is_said() -> None:
+    made = Rig({"models": []})
+    made.config_path.write_text("")
+    try:
+        said = made.cli("config", "check", "--config", str(made.config_path))
+        assert said.returncode == 0
+        assert "lmx.yaml is empty" in said.stdout
+    finally:
+        made.close()

@@ -116,7 +116,7 @@ async def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path, content
     with opened(path) as store:
         store.put(row("a"))
         assert await store.get("a", None) is not None
-    assert path.with_name("jobs.sqlite.unusable").read_bytes() == content
+    assert path.with_name("jobs.sqlite.damaged").read_bytes() == content
 
 
 async def test_a_file_of_another_version_is_moved_aside(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_a_file_of_another_version_is_moved_aside(tmp_path: Path) -> None:
     other.close()
     with opened(path) as store:
         assert await ids(store) == []
-    assert path.with_name("jobs.sqlite.unusable").exists()
+    assert path.with_name("jobs.sqlite.damaged").exists()
 
 
 async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_many_stores_make_the_file_at_the_same_moment(tmp_path: Path) -> N
             one.put(row(f"job-{number}"))
         await asyncio.gather(*(one.get("none", None) for one in stores))
         assert len(await ids(stores[0])) == 8
-    assert not path.with_name("jobs.sqlite.unusable").exists()
+    assert not path.with_name("jobs.sqlite.damaged").exists()
 
 
 async def test_jobs_of_a_router_that_was_killed_are_interrupted(tmp_path: Path) -> None:

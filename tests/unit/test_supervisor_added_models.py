@@ -91,7 +91,7 @@ def test_a_broken_file_is_moved_aside(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     assert AddedFile(path).load() == {}
     assert not path.exists()
-    assert path.with_suffix(".broken").read_text() == text
+    assert path.with_name("models.json.damaged").read_text() == text
 
 
 def test_one_broken_entry_costs_no_other(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_records_outlive_the_supervisor(tmp_path: Path) -> None:
         DownloadStatus.FAILED, error_code=ErrorCode.DOWNLOAD_FAILED, error="cut", ended_s=2.0
     )
     running = record(DownloadStatus.DOWNLOADING, total_bytes=10, downloaded_bytes=5)
-    file.save(file.text_of([failed, running]))
+    file.save(file.values_of([failed, running]))
     found = file.load()
     assert found[0] == failed
     written_s = (tmp_path / "downloads.json").stat().st_mtime

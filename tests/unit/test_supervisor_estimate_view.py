@@ -49,12 +49,12 @@ def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, home = config_of(write_model(tmp_path / "m")), Home(tmp_path)
-    measured = Measured(tmp_path / "measured.json")
+    measured = Measured.load(tmp_path / "measured.json")
     home.state.mkdir()
     key = plan_folder(
         config.models[0], ModelKind.CHAT, tmp_path / "m", 4 * 1024**3, measured
     ).settings_key
-    Measured(home.measured).record(key, 77 * MIB, 9000 * MIB)
+    Measured.load(home.measured).record(key, 77 * MIB, 9000 * MIB)
     found = printed(capsys, config, tmp_path, "small")
     assert found["measured_static_bytes"] == 77 * MIB
     assert found["measured_peak_bytes"] == found["reserve_bytes"] == 9000 * MIB

@@ -20,14 +20,14 @@ from lmx.supervisor.settings_key import settings_key
 
 def test_it_survives_a_restart_and_keeps_the_highest_peak(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
-    measured = Measured(path)
+    measured = Measured.load(path)
     assert measured.lookup("a") is None
     measured.record("a", 100, 0)
     measured.record("a", 90, 300)
     measured.record("a", 0, 200)
     measured.record("b", 0, 200)
     measured.record("", 100, 200)
-    for found in (measured, Measured(path)):
+    for found in (measured, Measured.load(path)):
         entry = found.lookup("a")
         assert entry is not None
         assert (entry.static_bytes, entry.peak_bytes) == (90, 300)
@@ -37,12 +37,12 @@ def test_it_survives_a_restart_and_keeps_the_highest_peak(tmp_path: Path) -> Non
 
 
 def test_the_oldest_go(tmp_path: Path) -> None:
-    measured = Measured(tmp_path / "measured.json")
+    measured = Measured.load(tmp_path / "measured.json")
     for number in range(200):
         measured.record(f"k{number}", 1, 1)
     measured.record("k0", 2, 2)
     measured.record("new", 1, 1)
-    again = Measured(tmp_path / "measured.json")
+    again = Measured.load(tmp_path / "measured.json")
     for found in (measured, again):
         assert found.lookup("k1") is None
         assert found.lookup("k0") is not None
@@ -62,15 +62,16 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "measured.json"
     path.write_bytes(content)
     with structlog.testing.capture_logs() as logs:
-        measured = Measured(path)
-    assert [line["event"] for line in logs] == ["measured.damaged"]
-    assert (tmp_path / "measured.damaged").read_bytes() == content
+        measured = Measured.load(path)
+    assert [line["event"] for line in logs] == ["state.set_aside"]
+    assert (tmp_path / "measured.json.damaged").read_bytes() == content
     measured.record("a", 1, 2)
     assert json.loads(path.read_text())["a"]["peak_bytes"] == 2
 
 
 def test_a_file_that_cannot_be_written_costs_a_log_line(tmp_path: Path) -> None:
-    measured = Measured(tmp_path / "none" / "measured.json")
+    (tmp_path / "none").touch()
+    measured = Measured.load(tmp_path / "none" / "measured.json")
     with structlog.testing.capture_logs() as logs:
         measured.record("a", 1, 2)
     assert [line["event"] for line in logs] == ["measured.not_written"]

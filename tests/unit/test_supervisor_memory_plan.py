@@ -186,7 +186,7 @@ def test_nonsense_is_an_error(tmp_path: Path) -> None:
 
 def test_what_was_measured_takes_the_place_of_the_estimate(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
-    measured = Measured(tmp_path / "measured.json")
+    measured = Measured.load(tmp_path / "measured.json")
     first = plan(folder, measured=measured)
     measured.record(first.settings_key, 300 * MIB, 0)
     second = plan(folder, measured=measured)

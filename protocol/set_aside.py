@@ -1,0 +1,41 @@
+"""Moves what stands in the way of a file of lmx's own, and is not fit to be it, out of the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_MOST: Final = 10
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is there, whatever it is, to ``NAME.damaged``, or to ``NAME.damaged-2`` and so
+    on where that is taken; returns its new path. Raises ``OSError``."""
+    for number in range(1, _MOST):
+        aside = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
+        if number == _MOST - 1 or not os.path.lexists(aside):
+            break
+    path.replace(aside)
+    return aside
+
+
+def clear_for_log(path: Path) -> Path | None:
+    """Have nothing at ``path`` that can't be a log file: a folder, a pipe, a link to nowhere.
+
+    Returns where it was moved, None where nothing was in the way. A link to a file, to one that is
+    yet to be made or to a device is a person's wish. Raises ``OSError``.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.is_symlink() or path.resolve().parent.is_dir():
+            return None
+    except OSError:
+        if not os.path.lexists(path):
+            return None  # the folder itself is not there: who opens the file says so
+    else:
+        if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
+            return None
+    return set_aside(path)
