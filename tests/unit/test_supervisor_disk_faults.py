@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,10 +60,7 @@ class _Processes(processes.Processes):
     """With the disk of a real one; which models there are, and what they need, is the fake's."""
 
     local_path = FakeActions.local_path
-    fetched_path = FakeActions.fetched_path
-    whole_path = FakeActions.whole_path
-    model_kind = FakeActions.model_kind
-    model_facts = FakeActions.model_facts
+    inspect = FakeActions.inspect
     plan_memory = FakeActions.plan_memory
 
     def signal(self, worker: Any, number: int) -> None:
@@ -92,13 +90,22 @@ class _Lmx:
         )
         ledger = Ledger(1000)
         self.actions = _Processes(
-            make_config({}), self.home, "1", self.records, nobody, nobody, nobody, self.events,
-            Pins(self.home.pins), Holds(self.home.holds), self.retry, nobody,
-            Measured(self.home.measured), ledger, self._left, "key", lambda *_: None,
-            lambda *_: None,
+            make_config({}), self.home, "1", self.records, nobody, nobody, nobody, nobody,
+            self.events, Pins(self.home.pins), Holds(self.home.holds), self.retry, nobody,
+            Measured.load(self.home.measured), ledger, self._left, "key", nobody,
+            lambda *_: None, lambda *_: None, lambda _: None,
         )  # fmt: skip
         fake = FakeActions({"a": 100, "b": 100})
-        for name in ("needs", "kinds", "estimate_error", "working", "remote", "facts"):
+        for name in (
+            "needs",
+            "kinds",
+            "estimate_error",
+            "working",
+            "remote",
+            "facts",
+            "inspected",
+            "unread",
+        ):
             setattr(self.actions, name, getattr(fake, name))
         self.core = Core(make_config({"a": 100, "b": 100}), ledger, self.actions, "epoch")
 
@@ -206,11 +213,17 @@ def test_an_exit_on_a_read_only_disk_is_an_exit(tmp_path: Path) -> None:
         assert not socket_path.exists()
 
 
-def test_a_record_that_can_not_be_read_is_not_removed(tmp_path: Path) -> None:
+def test_a_record_that_can_not_be_read_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_path: Path, _most_bytes: int) -> bytes:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr("lmx.supervisor.state_file.read_regular", fails)
     workers = tmp_path / "workers"
     workers.mkdir()
     record = workers / f"{new_instance_id()}.json"
-    record.mkdir()  # reading it raises OSError
+    record.write_text("{}")
     assert Records(tmp_path).workers() == []
     assert record.exists()
 
