@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +76,9 @@ def keep_forever(keep: Callable[[], object], name: str) -> None:
 
 
 def _keep_forever(keep: Callable[[], object]) -> None:
+    # They are the main thread's: one that this one took while another program is put in this one's
+    # place would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     failed = False
     while True:
         time.sleep(_CHECK_S)

@@ -13,10 +13,15 @@ _MOST: Final = 10
 def set_aside(path: Path) -> Path:
     """Rename what is there, whatever it is, to ``NAME.damaged``, or to ``NAME.damaged-2`` and so
     on where that is taken; returns its new path. Raises ``OSError``."""
-    for number in range(1, _MOST):
+    number = 1
+    while True:
         aside = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
-        if number == _MOST - 1 or not os.path.lexists(aside):
+        # Not for ever: from some number on an older file makes way, but no folder does.
+        if not os.path.lexists(aside) or (number >= _MOST and not aside.is_dir()):
             break
+        number += 1
+    if aside.is_symlink() or (os.path.lexists(aside) and path.is_dir()):
+        aside.unlink()
     path.replace(aside)
     return aside
 

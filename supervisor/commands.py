@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,10 @@ class Commands:
         worker = slot.ready_worker
         if worker is not None:
             return control.Acquired(slot.model.id, worker.instance)
-        self._core.acquire(slot, asker, question.wait_s, question.waited_s, now_s)
+        wait_s, waited_s = (
+            value if math.isfinite(value) else 0.0 for value in (question.wait_s, question.waited_s)
+        )
+        self._core.acquire(slot, asker, wait_s, waited_s, now_s)
         return None
 
     def _unload(self, model_id: str, now_s: float) -> control.Done:

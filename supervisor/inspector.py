@@ -34,7 +34,7 @@ _MOST_STUCK: Final = 8
 
 _IDLE_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 8 * 1024**2
-_GONE_S: Final = 1.0
+_GONE_S: Final = 5.0
 
 
 class InspectionError(Exception):

@@ -73,13 +73,14 @@ def test_it_is_said_before_anything_is_started(lmx: Rig) -> None:
 
 def test_lmx_ends_and_starts_again_with_such_models_in_its_state(lmx: Rig) -> None:
     kept = [{"id": f"added-{name}", "source": str(lmx.root / name)} for name in BAD]
-    odd = {"id": "odd", "source": str(lmx.root / "surrogate"), "parameters": {"a": "\ud800"}}
+    odd = {"id": "odd", "source": str(lmx.root / "fifo-card"), "parameters": {"a": "\ud800"}}
     assert lmx.stop(signal.SIGTERM) == 0
     assert lmx.processes() == []
     (lmx.home / "state" / "models.json").write_text(json.dumps({"models": [*kept, odd]}))
     lmx.up()
     lmx.wait_state("good", "ready")
-    added = [f"added-{name}" for name in BAD] + ["odd"]
+    assert "has models that can't be served ('odd')" in lmx.status()["supervisor"]["notices"][0]
+    added = [f"added-{name}" for name in BAD]
     wait_until(lambda: all(lines(lmx)[name]["problem"] for name in added), "all were read")
     assert lmx.cli("status").returncode == 0
     for name in added:
