@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol import codec
-from lmx.protocol.control import Denied, Done, Event, Status
+from lmx.protocol.control import Denied, Done, Status
 from lmx.protocol.errors import ErrorCode
 from lmx.supervisor.json_output import json_text
 
@@ -55,4 +55,4 @@ def test_a_bug_is_still_one() -> None:
     with pytest.raises(TypeError):
         codec.encode_any(object())
     with pytest.raises(UnicodeEncodeError):
-        codec.encode(Event(1, 1.0, "x", None, "\ud800", {}))
+        codec.encode(Done("\ud800"))
