@@ -8,7 +8,8 @@ from aiohttp import web
 
 from lmx.router.allowed_hosts import HostCheck
 from lmx.router.api_document import API_DOCUMENT, ApiDocument
-from lmx.router.body import LARGE_BODIES
+from lmx.router.body import BODY_ROOM, LARGE_BODIES
+from lmx.router.body_room import MOST_BYTES, BodyRoom
 from lmx.router.cors import Cors
 from lmx.router.endpoint import ENDPOINTS, Endpoint
 from lmx.router.middleware import add_headers, make_middleware
@@ -30,6 +31,7 @@ def make_app(services: Services) -> web.Application:
     app[SERVICES] = services
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()
+    app[BODY_ROOM] = BodyRoom(max(MOST_BYTES, 2 * spec.body_limit_bytes))
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
     # Last, so that it sees every header there is to read.

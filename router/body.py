@@ -13,11 +13,14 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.body_limits import SMALL_BYTES, check_amounts, no_collection
+from lmx.router.body_room import BodyRoom, BodyShare
 from lmx.router.rate_limits import ADMISSION
 from lmx.router.token_estimate import estimated_tokens
 
 LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
 """Held while a large body is counted and parsed: between two of them all else gets its turn."""
+
+BODY_ROOM: Final = web.AppKey("body_room", BodyRoom)
 
 MAX_DEPTH: Final = 100
 """Containers within containers. Beyond it code that recurses over a body would be at risk."""
@@ -38,17 +41,27 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
 
     Never holds more than ``limit_bytes`` (plus one network chunk) of a body in memory: a
     larger one is refused as soon as that shows, from Content-Length or while reading.
-    Raises :class:`RequestError`, and RATE_LIMIT_EXCEEDED where who asks has too few tokens left
-    for what the object asks for.
+    Raises :class:`RequestError`, QUEUE_FULL while others' bodies take too much, and
+    RATE_LIMIT_EXCEEDED where who asks has too few tokens left for what the object asks for.
     """
     # aiohttp would take a body without one for an octet-stream.
     _check_content_type(request.content_type if "Content-Type" in request.headers else None)
     _check_encoding(request.headers.get("Content-Encoding", "identity"))
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
+    with request.app[BODY_ROOM].one() as share:
+        payload = await _read_in_time(request, limit_bytes, share)
+        parsed = await _parsed(request, payload)
+    admission = request.get(ADMISSION)
+    if admission is not None:
+        admission.charge(estimated_tokens(parsed), time.monotonic())
+    return parsed
+
+
+async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
     try:
         async with asyncio.timeout(READ_DEADLINE_S):
-            payload = await _read(request, limit_bytes)
+            return await _read(request, limit_bytes, share)
     except TimeoutError as error:
         raise RequestError(
             ErrorCode.REQUEST_TIMEOUT,
@@ -58,11 +71,6 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
         raise RequestError(
             ErrorCode.INVALID_JSON, "The request body could not be decoded: check its encoding."
         ) from error
-    parsed = await _parsed(request, payload)
-    admission = request.get(ADMISSION)
-    if admission is not None:
-        admission.charge(estimated_tokens(parsed), time.monotonic())
-    return parsed
 
 
 async def _parsed(request: web.Request, payload: bytes) -> dict[str, Any]:
@@ -137,13 +145,14 @@ def json_type(value: object) -> str:
             return "an object"
 
 
-async def _read(request: web.Request, limit_bytes: int) -> bytes:
+async def _read(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
     chunks: list[bytes] = []
     size_bytes = 0
     async for chunk in request.content.iter_any():
         size_bytes += len(chunk)
         if size_bytes > limit_bytes:
             raise _too_large(limit_bytes)
+        share.grow(size_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
 

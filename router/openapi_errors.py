@@ -18,6 +18,7 @@ _KEY: Final = (ErrorCode.INVALID_AUTHENTICATION,)
 _ADMIN_KEY: Final = (*_KEY, ErrorCode.PERMISSION_DENIED)
 _BODY: Final = (
     ErrorCode.INVALID_JSON,
+    ErrorCode.QUEUE_FULL,
     ErrorCode.REQUEST_TIMEOUT,
     ErrorCode.REQUEST_TOO_LARGE,
     ErrorCode.UNSUPPORTED_MEDIA_TYPE,

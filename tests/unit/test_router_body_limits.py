@@ -10,14 +10,16 @@ from typing import Any
 
 import orjson
 import pytest
-from fake_peers import FakeStream
+from fake_peers import FakeStream, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_rig import MODEL, Rig, answer, chat_body, joined_text, router_rig
 
 from lmx.protocol.errors import RequestError
-from lmx.router import body_limits
+from lmx.router import app, body_limits
+from lmx.router.body import BODY_ROOM
 from lmx.router.body_limits import MAX_NUMBERS, MAX_VALUES, check_amounts
+from lmx.router.body_room import ALWAYS_BYTES
 from lmx.router.schema_types import MAX_FREE_VALUES
 
 BODY_LIMIT = 16 * 2**20
@@ -219,3 +221,30 @@ async def test_large_bodies_at_once_leave_the_loop_to_others_in_between() -> Non
             *(post(rig, "/v1/chat/completions", body) for _ in range(10))
         )
         assert [status for status, _ in answers] == [200] * 10
+
+
+def half_sent(size_bytes: int) -> bytes:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {size_bytes + 1}\r\n\r\n".encode() + b" " * size_bytes
+
+
+async def test_bodies_that_are_being_sent_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MOST_BYTES", 3 * 2**20)
+    async with router_rig(body_limit_bytes=2**20) as rig:
+        room = rig.router._runner.app[BODY_ROOM]
+        writers = []
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+            writer.write(half_sent(2**20 - 1))
+            writers.append(writer)
+        await until(lambda: room.held_bytes == 3 * (2**20 - 1 - ALWAYS_BYTES), 20)
+        large = chat_body(messages=[{"role": "user", "content": "a" * 500_000}])
+        status, said = await post(rig, "/v1/chat/completions", orjson.dumps(large))
+        assert (status, said["error"]["code"]) == (429, "queue_full")
+        # One of usual size is taken nevertheless.
+        assert (await rig.chat_json())[0] == 200
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: room.held_bytes == 0, 20)
+        assert (await post(rig, "/v1/chat/completions", orjson.dumps(large)))[0] == 200
+        await until(lambda: room.held_bytes == 0, 20)
