@@ -58,7 +58,8 @@ class LoadAdvanced:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The model answers. ``memory_bytes`` is measured in the worker, not estimated.
-    ``capabilities``: what requests may use (``tools``, ``reasoning``), for clients to see."""
+    ``capabilities``: what requests may use (``tools``, ``native_tools``, ``structured_outputs``,
+    ``reasoning``), for clients to see."""
 
     instance: str
     memory_bytes: int

@@ -35,7 +35,8 @@ class ModelFacts:
     The sampling values are those of its generation_config.json, None where it has none. Tokens
     in ``eos_token_ids`` end an answer and are no part of it. ``reasoning`` is None for a model
     that doesn't think. ``tool_parser`` names the form in which it calls tools
-    (:mod:`lmx.worker.tool_calls`), None when its template knows no tools.
+    (:mod:`lmx.worker.tool_calls`), None when its template knows no tools. ``converses``: it has
+    a template for messages. ``grammars``: its answers can be held to a form.
     """
 
     context_tokens: int
@@ -49,12 +50,24 @@ class ModelFacts:
     repetition_penalty: float | None = None
     reasoning: ReasoningMarkers | None = None
     tool_parser: str | None = None
+    converses: bool = False
+    grammars: bool = False
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:
-    """Return what requests may ask of a model, in words for clients."""
-    names = {"tools": facts.tool_parser, "reasoning": facts.reasoning}
-    return tuple(name for name, value in names.items() if value is not None)
+    """Return what requests may ask of a model, in words for clients.
+
+    ``tools``: it can be given functions; those that must be called are enforced where there is
+    ``structured_outputs`` too, which is a form of the answer. ``native_tools``: its template
+    knows functions; to others they are described in words.
+    """
+    has = {
+        "tools": facts.converses,
+        "native_tools": facts.converses and facts.tool_parser is not None,
+        "structured_outputs": facts.grammars,
+        "reasoning": facts.reasoning is not None,
+    }
+    return tuple(name for name, is_there in has.items() if is_there)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,17 @@ class GrammarVocabulary:
         return reached[-1]
 
 
+def takes_grammars(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is of the kind that grammars work with."""
+    return isinstance(tokenizer, PreTrainedTokenizerFast)
+
+
 def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) -> GrammarVocabulary:
     """Return the vocabulary of a tokenizer whose model has logits of width ``size``.
 
     Raises ``RequestError`` for a tokenizer that is not one of the ``tokenizers`` library.
     """
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+    if not takes_grammars(tokenizer):
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
             "This model's tokenizer is of a kind that structures, enforced tools and thinking "

@@ -12,6 +12,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import LoadReporter, ModelFacts
+from lmx.worker.grammar_vocabulary import takes_grammars
 from lmx.worker.mlx_config import effective_context, read_folder
 from lmx.worker.mlx_forward import Forward
 from lmx.worker.mlx_guard import forbid_checkpoint_code
@@ -59,6 +60,8 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         repetition_penalty=config.repetition_penalty,
         reasoning=find_markers(tokenizer),
         tool_parser=_tool_parser(tokenizer.chat_template, spec.tool_parser),
+        converses=bool(tokenizer.chat_template),
+        grammars=takes_grammars(tokenizer),
     )
     return LoadedModel(model, forward, tokenizer, facts)
 

@@ -194,6 +194,9 @@ def test_tools_are_called_when_they_must_be(client: OpenAI, choice: Any) -> None
     answer = whole(client, **settings).choices[0]
     reason = "tool_calls" if choice == "required" else "stop"
     assert answer.finish_reason == reason
+    # Its template knows no tools; they are enforced all the same.
+    model: Any = client.models.retrieve("smollm2")
+    assert model.capabilities == ["tools", "structured_outputs"]
     assert not answer.message.content
     (call,) = answer.message.tool_calls
     arguments = json.loads(call.function.arguments)

@@ -54,6 +54,21 @@ def test_an_engine_that_breaks_is_an_internal_server_error(scripted_client: Open
     assert broken.value.type == "server_error"
 
 
+def test_a_form_that_turns_out_to_be_too_much_is_the_request_s_fault(
+    scripted_client: OpenAI,
+) -> None:
+    create, messages = scripted_client.chat.completions.create, says({"form_at": 3})
+    with pytest.raises(openai.BadRequestError, match="the script says so") as whole:
+        create(model="scripted", messages=messages)
+    assert whole.value.code == "structure_not_enforceable"
+    with pytest.raises(openai.APIError) as cut:
+        list(create(model="scripted", messages=messages, stream=True))
+    assert (cut.value.code, cut.value.type) == (
+        "structure_not_enforceable",
+        "invalid_request_error",
+    )
+
+
 def test_an_error_after_the_stream_began_is_raised(scripted_client: OpenAI) -> None:
     stream = scripted_client.chat.completions.create(
         model="scripted", messages=says({"fail_at": 3}), stream=True

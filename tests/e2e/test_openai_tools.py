@@ -206,6 +206,12 @@ def test_a_call_makes_the_round(scripted_client: OpenAI) -> None:
     assert last.finish_reason == "stop"
 
 
+def test_models_tell_what_is_enforced(scripted_client: OpenAI) -> None:
+    scripted_client.chat.completions.create(model=MODEL, messages=says("Hello"))
+    model: Any = scripted_client.models.retrieve(MODEL)
+    assert model.capabilities == ["tools", "native_tools", "structured_outputs"]
+
+
 def test_a_named_call_ends_on_every_route(scripted_client: OpenAI) -> None:
     at_v3 = scripted_client.with_options(base_url=str(scripted_client.base_url).replace("v1", "v3"))
     _, calls, reason = both(

@@ -104,7 +104,12 @@ class GoodModel(ScriptedEngine):
 
     def load(self, advanced: LoadReporter) -> ModelFacts:
         facts = ModelFacts(
-            _CONTEXT_TOKENS, frozenset({_EOS}), vocabulary_size=300, tool_parser="json_tools"
+            _CONTEXT_TOKENS,
+            frozenset({_EOS}),
+            vocabulary_size=300,
+            tool_parser="json_tools",
+            converses=True,
+            grammars=True,
         )
         self._tokenizer = make_tokenizer(CHAT_TEMPLATE)
         self._compiler = ConstraintCompiler(

@@ -37,6 +37,7 @@ The last message may be a JSON object, all of it optional:
     raise_at          turning this token into text raises: that row alone fails
     step_raise_at     the step that makes this token raises: the engine is broken
     fail_at           in place of this token the engine says that the row has failed
+    form_at           in place of this token the engine says that its form can't be enforced
     pieces            the pieces themselves, in place of text and tokens
     again             the pieces when an answer to the same message was made before
 Any other message is answered with a fixed sentence, word by word.
@@ -61,7 +62,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase, StructureKind
 from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
@@ -170,6 +171,7 @@ class ScriptedEngine:
             vocabulary_size=1_000_000,
             reasoning=ReasoningMarkers("<think>", "</think>", -1, -2),
             tool_parser="json_tools",
+            converses=True,
         )
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
@@ -223,6 +225,10 @@ class ScriptedEngine:
         for row_id, row in decoding.items():
             if row.made == row.directive.get("fail_at"):
                 failed.append((row_id, RuntimeError("the script says so")))
+                del self._rows[row_id]
+            elif row.made == row.directive.get("form_at"):
+                code = ErrorCode.STRUCTURE_NOT_ENFORCEABLE
+                failed.append((row_id, LmxError(code, "the script says so")))
                 del self._rows[row_id]
             elif row.request.beam is not None:
                 found.append((row_id, _hypotheses(row)))
