@@ -131,6 +131,9 @@ class SupervisorLock:
         except OSError:
             if not os.path.lexists(self._path):
                 raise
+            if self._path.is_file():
+                # A disk that takes no change: what is there can be locked all the same.
+                return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         else:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return descriptor

@@ -37,12 +37,14 @@ _START_S: Final = 60.0
 
 def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: float) -> None:
     """See to the supervisor of a home once; one at a time does it. Raises ``OSError``."""
-    lock = os.open(home.path / "rescue.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # A folder can be locked too, and needs no file on a disk that may take none.
+    lock = os.open(home.logs, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    LogFile(home.supervisor_log, 0, 0).attach()
+    with contextlib.suppress(OSError):
+        LogFile(home.supervisor_log, 0, 0).attach()  # else it says it to the router's log
     configure_logs("rescue")
     holder = lock_holder(home)
     if holder is None:

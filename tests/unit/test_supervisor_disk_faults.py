@@ -236,6 +236,9 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
         disk.faults = iter([False, True])
         lock.acquire()
         os.close(lock.descriptor)
+        disk.faults = iter([True, False, True])
+        lock.acquire()
+        os.close(lock.descriptor)
 
 
 def test_what_operators_drained_outlives_a_supervisor() -> None:
