@@ -157,7 +157,7 @@ class MlxEngine:
         """Write what is to survive to disk."""
         if self._prefixes is not None:
             self._prefixes.close()
-        self._renderer.close()
+        self._renderer.kill()
 
     def memory_bytes(self) -> int:
         """MLX's own count: buffers in use and buffers kept for reuse."""

@@ -122,8 +122,14 @@ class Renderer:
                 log.warning("template.ended", reason="it took too much memory")
                 raise self._too_large()
 
+    def kill(self) -> None:
+        """End the process, from any thread: what renders just now fails."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does, and wait for that."""
         process, self._process = self._process, None
         if self._socket is not None:
             self._socket.close()

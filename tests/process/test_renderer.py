@@ -122,6 +122,13 @@ def test_one_that_dies_at_work_fails_that_request_alone(renderer: Renderer) -> N
     assert renderer.render("x", {}, AMPLE_BYTES) == "x"
 
 
+def test_another_thread_can_end_it(renderer: Renderer) -> None:
+    renderer.render("x", {}, AMPLE_BYTES)
+    threading.Timer(0.2, renderer.kill).start()
+    with pytest.raises(RenderingEndedError):
+        renderer.render(ENDLESS, {}, AMPLE_BYTES)
+
+
 def test_one_that_is_stopped_is_replaced() -> None:
     """It reads nothing: also the sending of a long text has to come to an end."""
     impatient = Renderer(1.0)
