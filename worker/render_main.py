@@ -7,7 +7,6 @@ fill the memory, and nothing but the end of its process stops it then.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import resource
 import signal
 import socket
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from lmx.worker.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, RenderRequest
+from lmx.worker.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, RenderRequest, decode_request
 from lmx.worker.template_environment import render
 
 _LONGEST_REASON: Final = 2000
@@ -37,7 +36,7 @@ def _serve() -> None:
             payload = _read(worker, *REQUEST_HEAD.unpack(head))
             if payload is None:
                 return
-            request = RenderRequest(*pickle.loads(payload))  # noqa: S301 - The worker's own.
+            request = decode_request(payload)
             del payload
             # Its default is to end the process, also inside a call that never comes back to Python.
             # The worker does that itself, unless it has ended meanwhile.

@@ -1,12 +1,13 @@
 """What a worker and its renderer say to each other: one request, one reply, over a socket.
 
-Down go pickles, because a template's variables are any values that JSON and MessagePack have:
-halves of surrogate pairs, whole numbers of any size, NaN. Up come bytes alone: a template is a
-stranger's code, and nothing that it may have got hold of is to be unpickled by the worker.
+A request is JSON as the standard library has it, because a template's variables are any values that
+clients send: halves of surrogate pairs, whole numbers beyond 64 bits, NaN. MessagePack has none of
+them. A reply is plain text: the worker parses nothing that a template may have made.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -26,6 +27,16 @@ class RenderRequest(NamedTuple):
     variables: dict[str, Any]
     most_bytes: int
     timeout_s: float
+
+    def encode(self) -> bytes:
+        """Return what travels. Raises ``RecursionError`` for variables that are nested too deeply,
+        and ``ValueError`` for a number of more than 4,300 digits."""
+        return json.dumps(self, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def decode_request(payload: bytes | bytearray) -> RenderRequest:
+    """Return what :meth:`RenderRequest.encode` was given; tuples come back as lists."""
+    return RenderRequest(*json.loads(payload.decode("utf-8", "surrogatepass")))
 
 
 class Outcome(IntEnum):

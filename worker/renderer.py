@@ -6,7 +6,6 @@ next one gets a new process, which is there in about a tenth of a second.
 
 from __future__ import annotations
 
-import pickle
 import socket
 import subprocess
 import sys
@@ -99,9 +98,11 @@ class Renderer:
             source, dict(variables), most_bytes, self._timeout_s + _ALARM_GRACE_S
         )
         try:
-            payload = pickle.dumps(tuple(request), pickle.HIGHEST_PROTOCOL)
+            payload = request.encode()
         except RecursionError as error:
             raise TemplateRefusedError("its values are nested too deeply") from error
+        except ValueError as error:
+            raise TemplateRefusedError("one of its numbers has too many digits") from error
         self.start()
         try:
             outcome, data = self._exchange(payload, time.monotonic() + self._timeout_s)
