@@ -1,9 +1,9 @@
 """Messages for work of a model that is no generation: one question, one answer, no credit.
 
-Router to worker: Embed, Rerank, Tokenize, Detokenize, and data.Cancel. Worker to router: Refused
-(data) whenever there is no answer, else Vectors (one or more) or Scores, then TaskFinished; or
-Tokenized; or Detokenized. ``owner`` as in ``Generate``. Streams and tasks of a
-router have their numbers in common.
+Router to worker: Embed, Rerank, Tokenize, Detokenize, DescribeTokenizer, and data.Cancel. Worker to
+router: Refused (data) whenever there is no answer, else Vectors (one or more) or Scores, then
+TaskFinished; or Tokenized; or Detokenized; or TokenizerDescribed. ``owner`` as in ``Generate``.
+Streams and tasks of a router have their numbers in common.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Embed:
 @message
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """Say how well each document answers the query. ``keep_alive_s`` as in ``Generate``."""
+    """Say how well each document answers the query, or with ``queries``, as many as there are
+    documents, its own one. ``keep_alive_s`` as in ``Generate``."""
 
     stream_id: int
     request_id: str
@@ -46,6 +47,7 @@ class Rerank:
     documents: tuple[str, ...]
     keep_alive_s: float | None = None
     owner: str = ""
+    queries: tuple[str, ...] = ()
 
 
 @message
@@ -79,7 +81,18 @@ class Detokenize:
     owner: str = ""
 
 
-Task = Embed | Rerank | Tokenize | Detokenize
+@message
+@dataclass(frozen=True, slots=True)
+class DescribeTokenizer:
+    """Return what the model's tokenizer is configured with."""
+
+    stream_id: int
+    request_id: str
+    deadline_s: float
+    owner: str = ""
+
+
+Task = Embed | Rerank | Tokenize | Detokenize | DescribeTokenizer
 
 
 @message
@@ -128,6 +141,15 @@ class Tokenized:
 @dataclass(frozen=True, slots=True)
 class Detokenized:
     """Reply to Detokenize."""
+
+    stream_id: int
+    text: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TokenizerDescribed:
+    """Reply to DescribeTokenizer: an object of JSON, as text."""
 
     stream_id: int
     text: str

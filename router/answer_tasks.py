@@ -48,6 +48,25 @@ class Ranking(Answer):
     results: list[RankedDocument]
 
 
+class PairScore(Answer):
+    """The score of one pair: the higher, the better they fit."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Answer):
+    """A score for each pair, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
 class Tokens(Answer):
     """The tokens of a text. ``max_model_len`` is the model's context; ``token_strs`` are there
     on request."""

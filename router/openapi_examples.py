@@ -34,6 +34,11 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "documents": ["It is 330 m tall.", "It is in Paris."],
         "top_n": 1,
     },
+    "ScoreRequest": {
+        "model": "reranker",
+        "text_1": "How tall is the Eiffel Tower?",
+        "text_2": ["It is 330 m tall.", "It is in Paris."],
+    },
     "TokenizeRequest": {"prompt": "How many tokens?"},
     "UnloadRequest": {"model_id": "small"},
 }

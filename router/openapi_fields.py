@@ -108,6 +108,8 @@ _FIELDS: Final[dict[str, str]] = {
     "dimensions": "So many of a vector's first numbers, scaled to length 1. Default: all",
     "query": "What the documents are to answer",
     "documents": "Texts, or objects with a `text`",
+    "text_1": "The first text of each pair: one for all, or as many as there are second ones",
+    "text_2": "The second texts of the pairs: one or several",
     "top_n": "So many of the best. Default: all",
     "return_documents": "The answer repeats the texts. Default: true",
     "add_special_tokens": "Tokens that begin or end a text for this model. Default: true",

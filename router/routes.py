@@ -25,7 +25,7 @@ from lmx.router.answer_operation import (
     MetricsAnswer,
     WorkersAnswer,
 )
-from lmx.router.answer_tasks import EmbeddingList, Ranking, Tokens, TokensText
+from lmx.router.answer_tasks import EmbeddingList, Ranking, ScoreList, Tokens, TokensText
 from lmx.router.api_document import openapi_document
 from lmx.router.chat import chat_completions
 from lmx.router.completions import completions
@@ -48,9 +48,12 @@ from lmx.router.schemas_tasks import (
     DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
+    TokenizerInfoQuery,
 )
-from lmx.router.tokenize import detokenize, tokenize
+from lmx.router.score import score
+from lmx.router.tokenize import detokenize, tokenize, tokenizer_info
 from lmx.router.worker_routes import kill_worker, list_workers
 
 _PREFIXES: Final = ("/v1", "/v3")
@@ -91,6 +94,19 @@ def _inference() -> Iterator[Endpoint]:
             "POST", path, rerank, use, "Rerank", "Sort documents by a query",
             request=RerankRequest, answer=Ranking,
         )  # fmt: skip
+    for path in ("/score", "/v1/score"):
+        yield Endpoint(
+            "POST", path, score, use, "Rerank", "Score pairs of texts",
+            request=ScoreRequest, answer=ScoreList,
+        )  # fmt: skip
+    yield Endpoint(
+        "GET", "/tokenizer_info", tokenizer_info, use, "Tokens", "Show a model's tokenizer",
+        query=TokenizerInfoQuery, answer=dict[str, Any],
+        errors=(
+            ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_LOADING, ErrorCode.MODEL_LOAD_FAILED,
+            ErrorCode.QUEUE_FULL, ErrorCode.WORKER_CRASHED, ErrorCode.WORKER_LOST,
+        ),
+    )  # fmt: skip
     yield Endpoint(
         "POST", "/tokenize", tokenize, use, "Tokens", "Turn text into tokens",
         request=TokenizeRequest, answer=Tokens,

@@ -10,8 +10,10 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
 from lmx.router.invalid import validated
 from lmx.router.schema_types import (
+    LIST,
     OBJECT,
     TEXT,
+    TEXT_OR_LIST,
     TEXT_OR_OBJECT,
     Count,
     FreeObject,
@@ -59,6 +61,11 @@ RERANK: Final[dict[str, tuple[Any, ...]]] = {
     "rank_fields": (["text"], []),
     "truncate_prompt_tokens": (),
 }
+SCORE: Final[dict[str, tuple[Any, ...]]] = {
+    "mm_processor_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
 TOKENIZE: Final[dict[str, tuple[Any, ...]]] = {
     "chat_template": (),
     "continue_final_message": (False,),
@@ -104,6 +111,35 @@ class RerankRequest(ResidencyFields):
         return tuple(
             document if isinstance(document, str) else document.text for document in self.documents
         )
+
+
+_Texts = Annotated[
+    Annotated[NonEmpty, Tag(TEXT)] | Annotated[list[NonEmpty], _INPUTS, Tag(LIST)], TEXT_OR_LIST
+]
+
+
+class ScoreRequest(ResidencyFields):
+    """The body of POST /v1/score: one text and several, or as many as others."""
+
+    model: str | None = None
+    text_1: _Texts
+    text_2: _Texts
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The first texts of the pairs: one, or as many as the second."""
+        return (self.text_1,) if isinstance(self.text_1, str) else tuple(self.text_1)
+
+    @property
+    def second(self) -> tuple[str, ...]:
+        """The second texts of the pairs."""
+        return (self.text_2,) if isinstance(self.text_2, str) else tuple(self.text_2)
+
+
+class TokenizerInfoQuery(Strict):
+    """The query of GET /tokenizer_info."""
+
+    model: str | None = None
 
 
 class TokenizeRequest(ToolFields):
@@ -157,6 +193,40 @@ def parse_rerank(body: dict[str, Any]) -> tuple[RerankRequest, Rerank]:
     return request, Rerank(
         0, "", COMPUTE_DEADLINE_S, request.query, request.texts, keep_alive_of(request)
     )
+
+
+def parse_score(body: dict[str, Any]) -> ScoreRequest:
+    """Return the checked request."""
+    request = validated(ScoreRequest, body)
+    refuse_unsupported(body, SCORE)
+    if len(request.first) not in (1, len(request.second)):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`text_1` has {len(request.first)} texts and `text_2` {len(request.second)}: give one "
+            "text and several, or as many as others.",
+            param="text_1",
+        )
+    return request
+
+
+def reranking_of(request: ScoreRequest) -> Rerank:
+    """Return what pairs of texts ask of a reranking model."""
+    first = request.first
+    return Rerank(
+        0,
+        "",
+        COMPUTE_DEADLINE_S,
+        first[0],
+        request.second,
+        keep_alive_of(request),
+        queries=first if len(first) > 1 else (),
+    )
+
+
+def embedding_of(request: ScoreRequest) -> Embed:
+    """Return what pairs of texts ask of an embedding model."""
+    texts = (*request.first, *request.second)
+    return Embed(0, "", COMPUTE_DEADLINE_S, texts, keep_alive_s=keep_alive_of(request))
 
 
 def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in the form that vLLM gave them."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in the form that vLLM gave them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from lmx.protocol.tasks import Detokenized, Task, Tokenized
+from lmx.protocol.tasks import DescribeTokenizer, Detokenized, Task, Tokenized, TokenizerDescribed
 from lmx.router.body import read_object
-from lmx.router.json_answer import json_value
+from lmx.router.invalid import validated
+from lmx.router.json_answer import json_text, json_value
 from lmx.router.routing import candidates
 from lmx.router.schemas_tasks import (
     TOKENIZE,
     DetokenizeRequest,
     TokenizeRequest,
+    TokenizerInfoQuery,
     parse_detokenize,
     parse_tokenize,
 )
 from lmx.router.services import SERVICES
 from lmx.router.task_fallback import perform_on_first
+from lmx.router.tasks import TOKENIZE_DEADLINE_S
 from lmx.router.traffic import RECORD
 from lmx.router.unsupported import log_ignored
 from lmx.router.worker_task import TaskAnswer
@@ -49,6 +52,14 @@ async def detokenize(request: web.Request) -> web.Response:
     answer = await _perform(request, wanted.model, task)
     assert isinstance(answer.last, Detokenized)
     return json_value({"prompt": answer.last.text})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Return what a model's tokenizer is configured with, its chat template included."""
+    query = validated(TokenizerInfoQuery, dict(request.query))
+    answer = await _perform(request, query.model, DescribeTokenizer(0, "", TOKENIZE_DEADLINE_S))
+    assert isinstance(answer.last, TokenizerDescribed)
+    return json_text(answer.last.text.encode())
 
 
 async def _perform(request: web.Request, name: str | None, task: Task) -> TaskAnswer:

@@ -27,6 +27,7 @@ from lmx.protocol.tasks import (
     Task,
     TaskFinished,
     Tokenized,
+    TokenizerDescribed,
     Vectors,
 )
 from lmx.router.errors import rejection
@@ -158,7 +159,14 @@ class WorkerLink:
                 self._begun(message.stream_id)
             case Refused():
                 self._end(message.stream_id, _refusal(message))
-            case Vectors() | Scores() | TaskFinished() | Tokenized() | Detokenized():
+            case (
+                Vectors()
+                | Scores()
+                | TaskFinished()
+                | Tokenized()
+                | Detokenized()
+                | TokenizerDescribed()
+            ):
                 self._feed_task(message)
             case Pulse():
                 pass

@@ -6,10 +6,17 @@ import asyncio
 from dataclasses import dataclass
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.tasks import Detokenized, Scores, TaskFinished, Tokenized, Vectors
+from lmx.protocol.tasks import (
+    Detokenized,
+    Scores,
+    TaskFinished,
+    Tokenized,
+    TokenizerDescribed,
+    Vectors,
+)
 
 Part = Vectors | Scores
-Last = TaskFinished | Tokenized | Detokenized
+Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from lmx.protocol.data import Cancel, Credit, Generate
 from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.sockets import Role, open_socket, send_nowait
-from lmx.protocol.tasks import Detokenize, Embed, Rerank, Tokenize
+from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Tokenize
 from lmx.worker.generations import Generations
 from lmx.worker.tasks import Tasks
 
@@ -77,7 +77,7 @@ class DataService:
                 # One number is one or the other, or has ended.
                 generations.cancel(router, stream_id)
                 tasks.cancel(router, stream_id)
-            case Embed() | Rerank() | Tokenize() | Detokenize():
+            case Embed() | Rerank() | Tokenize() | Detokenize() | DescribeTokenizer():
                 tasks.take(router, message)
             case _:
                 log.warning("data.unexpected", kind=type(message).__name__)

@@ -17,7 +17,6 @@ from mlx_vlm.generate.common import generation_stream
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
-from lmx.protocol.tasks import Detokenize, Tokenize
 from lmx.worker.detokenize import IncrementalDetokenizer
 from lmx.worker.engine import (
     ConstraintMaker,
@@ -45,7 +44,7 @@ from lmx.worker.prefill_pace import PrefillPace
 from lmx.worker.prefix_namespace import prefix_namespace
 from lmx.worker.renderer import Renderer
 from lmx.worker.structure import ConstraintCompiler
-from lmx.worker.token_tasks import TokenTasks
+from lmx.worker.token_tasks import TokenTask, TokenTasks
 from lmx.worker.tool_calls import marker_ids
 
 # Enough for the first chunks of the first prompt to be chosen well.
@@ -90,8 +89,8 @@ class MlxEngine:
         return self._constraints.compile(source)
 
     def plan(self, task: Any) -> TaskPlan:
-        """Tokenize or detokenize, with the same tokenizer; nothing else."""
-        if isinstance(task, Tokenize | Detokenize):
+        """What concerns tokens alone, with the same tokenizer; nothing else."""
+        if isinstance(task, TokenTask):
             return self._token_tasks.plan(task)
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,

@@ -13,7 +13,7 @@ from mlx_vlm.embedding_loader import load_embedding_model
 from mlx_vlm.models.pooling import pool_by_config
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
-from lmx.protocol.tasks import Detokenize, Embed, Tokenize, Vectors
+from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Embed, Tokenize, Vectors
 from lmx.worker.engine import TaskPlan
 from lmx.worker.mlx_encoder import MlxEncoder
 from lmx.worker.padded_pieces import cut
@@ -55,7 +55,7 @@ class MlxEmbedder(MlxEncoder):
     def plan(self, task: Any) -> TaskPlan:
         """Tokenize, check the lengths, and sort the inputs into batches."""
         match task:
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | DescribeTokenizer():
                 return self.plan_tokens(task)
             case Embed():
                 return self._plan_embed(task)

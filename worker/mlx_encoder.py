@@ -13,14 +13,13 @@ from transformers import AutoTokenizer
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase
-from lmx.protocol.tasks import Detokenize, Tokenize
 from lmx.worker.encoder_files import EncoderSettings, read_encoder_settings
 from lmx.worker.engine import LoadReporter, ModelFacts, PromptSource, TaskPlan
 from lmx.worker.mlx_config import effective_context, read_folder
 from lmx.worker.mlx_guard import forbid_checkpoint_code
 from lmx.worker.mlx_weights import read_weights
 from lmx.worker.rowless import Rowless
-from lmx.worker.token_tasks import TokenTasks
+from lmx.worker.token_tasks import TokenTask, TokenTasks
 
 _CPU_PIECE_TOKENS: Final = 256
 _METAL_PIECE_TOKENS: Final = 8192
@@ -66,7 +65,7 @@ class MlxEncoder(Rowless, ABC):
     def warm_up(self) -> None:
         """Do one small piece."""
 
-    def plan_tokens(self, task: Tokenize | Detokenize) -> TaskPlan:
+    def plan_tokens(self, task: TokenTask) -> TaskPlan:
         """Answer with the tokenizer."""
         return self._token_tasks.plan(task)
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_vlm.reranker_loader import load_sequence_classification_model
 from mlx_vlm.utils import load
 
-from lmx.protocol.tasks import Detokenize, Rerank, Scores, Tokenize
+from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Rerank, Scores, Tokenize
 from lmx.worker.engine import TaskPlan
 from lmx.worker.mlx_encoder import MlxEncoder
 from lmx.worker.padded_pieces import cut
@@ -67,7 +67,7 @@ class MlxReranker(MlxEncoder):
     def plan(self, task: Any) -> TaskPlan:
         """Tokenize each pair, check the lengths, and sort them into batches."""
         match task:
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | DescribeTokenizer():
                 return self.plan_tokens(task)
             case Rerank():
                 return self._plan_rerank(task)
@@ -86,7 +86,8 @@ class MlxReranker(MlxEncoder):
         return Scores(piece.stream_id, piece.indexes, tuple(scores))
 
     def _plan_rerank(self, task: Rerank) -> TaskPlan:
-        rows, types = self._pairs(task.query, task.documents)
+        queries = task.queries or (task.query,) * len(task.documents)
+        rows, types = self._pairs(queries, task.documents)
         lengths = [len(row) for row in rows]
         for index, length in enumerate(lengths):
             self.check_length(length, f"documents[{index}]")
@@ -102,10 +103,13 @@ class MlxReranker(MlxEncoder):
         return TaskPlan(sum(lengths), pieces)
 
     def _pairs(
-        self, query: str, documents: Sequence[str]
+        self, queries: Sequence[str], documents: Sequence[str]
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         if self._generative:
-            bodies = (_BODY.format(query=query, document=document) for document in documents)
+            bodies = (
+                _BODY.format(query=query, document=document)
+                for query, document in zip(queries, documents, strict=True)
+            )
             # A document that spells a special token must not end its own turn.
             rows = [
                 [*self._before, *self._encode(body, split_special_tokens=True), *self._after]
@@ -113,7 +117,7 @@ class MlxReranker(MlxEncoder):
             ]
             return rows, None
         encoded = self.tokenizer(
-            [query] * len(documents),
+            list(queries),
             list(documents),
             truncation=False,
             padding=False,

@@ -1,12 +1,20 @@
-"""Tokenize and Detokenize, for any model that has a tokenizer. Prompt thread."""
+"""Tokenize, Detokenize and DescribeTokenizer, for any model that has a tokenizer. Prompt thread."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
+from lmx.protocol.tasks import (
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
 from lmx.worker.engine import EncodedPrompt, PromptSource, TaskPlan
 
 MAX_CHARACTERS = 4 * 1024 * 1024
@@ -14,6 +22,9 @@ MAX_CHARACTERS = 4 * 1024 * 1024
 
 MAX_REPLY_BYTES = 32 * 1024 * 1024
 """A reply that doesn't fit a message would cost the connection, and every stream on it."""
+
+
+TokenTask = Tokenize | Detokenize | DescribeTokenizer
 
 
 class TokenTasks:
@@ -31,8 +42,12 @@ class TokenTasks:
         self._context_tokens = context_tokens
         self._encode = encode
 
-    def plan(self, task: Tokenize | Detokenize) -> TaskPlan:
+    def plan(self, task: TokenTask) -> TaskPlan:
         """Return the reply. Raises ``RequestError``."""
+        if isinstance(task, DescribeTokenizer):
+            text = json.dumps(self._description())
+            _check_reply(len(text), "model")
+            return TaskPlan(0, reply=TokenizerDescribed(task.stream_id, text))
         if isinstance(task, Detokenize):
             check_tokens(task.tokens, self._vocabulary_size, "tokens")
             text = self._text(task.tokens)
@@ -46,6 +61,18 @@ class TokenTasks:
         _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
         reply = Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
         return TaskPlan(0, reply=reply)
+
+    def _description(self) -> dict[str, Any]:
+        """Return the tokenizer's settings, without the files of this machine."""
+        told = dict(getattr(self._tokenizer, "init_kwargs", None) or {})
+        settings = {
+            key: value for key, value in told.items() if not key.endswith(("_file", "_or_path"))
+        }
+        settings["tokenizer_class"] = type(self._tokenizer).__name__
+        if getattr(self._tokenizer, "chat_template", None):
+            settings["chat_template"] = self._tokenizer.chat_template
+        described: dict[str, Any] = _plain(settings)
+        return described
 
     def _tokens(self, task: Tokenize) -> list[int]:
         if task.text is not None:
@@ -76,6 +103,18 @@ class TokenTasks:
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it; a token by its text."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case dict():
+            return {str(key): _plain(one) for key, one in value.items()}
+    return str(value)
 
 
 def _check_reply(size_bytes: int, param: str) -> None:

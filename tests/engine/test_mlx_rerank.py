@@ -42,6 +42,20 @@ def rerank(engine: MlxReranker, *documents: str, query: str = QUERY) -> list[flo
     return [scores[index] for index in range(len(documents))]
 
 
+def test_each_document_may_have_its_own_query(tmp_path: Path) -> None:
+    engine = loaded(make_bert(tmp_path, labels=1))
+    plan = engine.plan(Rerank(7, "r", 9.0, "", DOCUMENTS[:2], queries=("one", "two")))
+    scores = {}
+    for piece in plan.pieces:
+        part = engine.compute(piece)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    alone = [
+        rerank(engine, DOCUMENTS[0], query="one")[0],
+        rerank(engine, DOCUMENTS[1], query="two")[0],
+    ]
+    assert [scores[0], scores[1]] == pytest.approx(alone, abs=1e-5)
+
+
 def plain_scores(folder: Path) -> list[float]:
     tokenizer, plain = make_tokenizer(pairs=False), PlainBert(folder)
     scores = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from one_renderer import renderer
 from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
-from lmx.protocol.tasks import Detokenize, Tokenize
+from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Tokenize
 from lmx.worker import token_tasks
 from lmx.worker.engine import ModelFacts
 from lmx.worker.mlx_prompt import PromptEncoder
@@ -50,6 +51,14 @@ def test_a_text_is_only_counted_however_long(tasks: TokenTasks) -> None:
 
 def test_tokens_have_names(tasks: TokenTasks) -> None:
     assert tokenized(tasks, text="a b", pieces=True).pieces == ("a", "Ġ", "b")
+
+
+def test_the_tokenizer_is_described(tasks: TokenTasks, tokenizer: Any) -> None:
+    reply = tasks.plan(DescribeTokenizer(7, "r", 9.0)).reply
+    described = json.loads(reply.text)
+    assert described["tokenizer_class"] == type(tokenizer).__name__
+    assert described["chat_template"] == tokenizer.chat_template
+    assert not any(key.endswith(("_file", "_or_path")) for key in described)
 
 
 def test_a_text_comes_back_as_it_was(tasks: TokenTasks) -> None:

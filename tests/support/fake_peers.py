@@ -56,7 +56,7 @@ from lmx.protocol.ids import new_epoch
 from lmx.protocol.request_counts import CountsKept, ReportCounts
 from lmx.protocol.sockets import Role, open_socket
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
-from lmx.protocol.tasks import Detokenize, Embed, Rerank, Task, Tokenize
+from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Task, Tokenize
 
 _T = TypeVar("_T")
 
@@ -379,7 +379,7 @@ class FakeWorker:
                     self._by_key[identity, cancel.stream_id].cancelled = True
                 case Cancel(stream_id):
                     self.cancelled_tasks.append(stream_id)
-                case Embed() | Rerank() | Tokenize() | Detokenize() as task:
+                case Embed() | Rerank() | Tokenize() | Detokenize() | DescribeTokenizer() as task:
                     self.tasks.append(task)
                     for reply in self.task_script(task):
                         await self.send(identity, reply)

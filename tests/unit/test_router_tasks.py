@@ -19,6 +19,7 @@ from lmx.protocol.data import Refused
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
 from lmx.protocol.tasks import (
+    DescribeTokenizer,
     Detokenize,
     Detokenized,
     Embed,
@@ -27,6 +28,7 @@ from lmx.protocol.tasks import (
     TaskFinished,
     Tokenize,
     Tokenized,
+    TokenizerDescribed,
     Vectors,
 )
 
@@ -282,6 +284,91 @@ async def test_a_bad_rerank_request_names_the_field(body: Any, param: str) -> No
     async with router_rig() as rig:
         await serve(rig, ModelKind.RERANK, reranks)
         assert (await refused(rig, "/v1/rerank", **body))["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+async def test_pairs_are_scored_in_their_order(path: str) -> None:
+    async with router_rig() as rig:
+        await serve(rig, ModelKind.RERANK, reranks)
+        texts = ["a", "b", "c", "d"]
+        status, answer = await post(rig, path, text_1="q", text_2=texts)
+        assert status == 200, answer
+        assert (answer["object"], answer["model"]) == ("list", MODEL)
+        assert answer["usage"] == {"prompt_tokens": 40, "total_tokens": 40}
+        assert [entry["score"] for entry in answer["data"]] == [0.1, 0.9, 0.1, 0.5]
+        assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+        await post(rig, path, text_1=["q", "r", "s", "t"], text_2=texts)
+        await post(rig, path, text_1=["q"], text_2=texts)
+        one, each, same = rig.worker.tasks
+        assert (one.query, one.documents, one.queries) == ("q", ("a", "b", "c", "d"), ())
+        assert (each.documents, each.queries) == (("a", "b", "c", "d"), ("q", "r", "s", "t"))
+        assert (same.query, same.queries) == ("q", ())
+
+
+async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine() -> None:
+    async with router_rig() as rig:
+        await serve(rig, ModelKind.EMBEDDING, embeds)
+        status, answer = await post(rig, "/score", text_1="q", text_2=["a", "b"])
+        assert status == 200, answer
+        scores = [entry["score"] for entry in answer["data"]]
+        assert scores == pytest.approx([0.11348, 0.45576], abs=1e-4)
+        (task,) = rig.worker.tasks
+        assert task.texts == ("q", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_2": "a"}, "text_1"),
+        ({"text_1": "q", "text_2": []}, "text_2"),
+        ({"text_1": "q", "text_2": ["a", 1]}, "text_2[1]"),
+        ({"text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ({"text_1": "q", "text_2": "a", "use_activation": False}, "use_activation"),
+    ],
+)
+async def test_a_bad_score_request_names_the_field(body: Any, param: str) -> None:
+    async with router_rig() as rig:
+        await serve(rig, ModelKind.RERANK, reranks)
+        assert (await refused(rig, "/score", **body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "param"),
+    [
+        (ModelKind.RERANK, "documents[1]", "text_2[1]"),
+        (ModelKind.EMBEDDING, "input[0]", "text_1[0]"),
+        (ModelKind.EMBEDDING, "input[2]", "text_2[1]"),
+    ],
+)
+async def test_a_worker_s_refusal_of_a_pair_is_told_by_its_name(
+    kind: ModelKind, said: str, param: str
+) -> None:
+    def refuses(task: Any) -> Iterable[Any]:
+        yield Refused(task.stream_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", said)
+
+    async with router_rig() as rig:
+        await serve(rig, kind, refuses)
+        assert (await refused(rig, "/score", text_1="q", text_2=["a", "b"]))["param"] == param
+
+
+async def test_a_language_model_scores_nothing() -> None:
+    async with router_rig() as rig:
+        await serve(rig, ModelKind.CHAT, reranks)
+        assert (await refused(rig, "/score", text_1="q", text_2="a"))["param"] == "model"
+
+
+async def test_a_tokenizer_is_described() -> None:
+    def describes(task: Any) -> Iterable[Any]:
+        assert isinstance(task, DescribeTokenizer)
+        yield TokenizerDescribed(task.stream_id, '{"tokenizer_class": "T"}')
+
+    async with router_rig() as rig:
+        await serve(rig, None, describes)
+        async with rig.http.get(f"{rig.url}/tokenizer_info", params={"model": MODEL}) as response:
+            assert response.status == 200
+            assert await response.json() == {"tokenizer_class": "T"}
+        async with rig.http.get(f"{rig.url}/tokenizer_info", params={"model": "no"}) as response:
+            assert response.status == 404
 
 
 def tokenizes(task: Any) -> Iterable[Any]:

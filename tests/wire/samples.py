@@ -124,6 +124,7 @@ from lmx.protocol.states import (
     WorkerState,
 )
 from lmx.protocol.tasks import (
+    DescribeTokenizer,
     Detokenize,
     Detokenized,
     Embed,
@@ -132,6 +133,7 @@ from lmx.protocol.tasks import (
     TaskFinished,
     Tokenize,
     Tokenized,
+    TokenizerDescribed,
     Vectors,
 )
 
@@ -366,7 +368,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Preparing(7),
     # Work that is no generation.
     Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0"),
-    Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0"),
+    Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0", ("who?", "who else?")),
     Tokenize(
         stream_id=11,
         request_id="req_4",
@@ -381,11 +383,13 @@ SAMPLES: Final[tuple[Any, ...]] = (
         owner="key_0",
     ),
     Detokenize(12, "req_5", 60.0, (1, 2, 3), "key_0"),
+    DescribeTokenizer(13, "req_6", 60.0, "key_0"),
     Vectors(9, (1, 0), 1, bytes(8)),
     Scores(10, (0, 1), (0.5, -1.25)),
     TaskFinished(9, 21),
     Tokenized(11, (5, 6), 8192, ("h", "i")),
     Detokenized(12, "hé"),
+    TokenizerDescribed(13, "{}"),
     # To a child on its stdin.
     WorkerSpec(
         instance="0badcafe",
