@@ -10,11 +10,13 @@ from tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, dynamic_module_utils
 
+from lmx.protocol.data import ToolUse
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.worker.engine import ModelFacts, PromptSource
 from lmx.worker.mlx_config import declared_context, effective_context, read_folder
 from lmx.worker.mlx_guard import forbid_checkpoint_code
 from lmx.worker.mlx_prompt import PromptEncoder
+from lmx.worker.renderer import Renderer
 
 pytestmark = pytest.mark.engine
 
@@ -102,6 +104,31 @@ def test_a_template_refuses_in_its_own_words() -> None:
 )
 def test_a_template_that_stumbles_is_a_refusal(template: str) -> None:
     assert refusal(template, [USER]).code is ErrorCode.INVALID_VALUE
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"mood": "calm"}])
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_template_that_does_not_end_is_the_models_fault(
+    kwargs: dict[str, Any], tools: bool
+) -> None:
+    """Whether it knows tools is asked for with the first that come, and not by the load."""
+    impatient = Renderer(0.3)
+    facts = ModelFacts(context_tokens=1000, eos_token_ids=frozenset(), vocabulary_size=260)
+    try:
+        prompts = PromptEncoder(make_tokenizer(ENDLESS + "{{ tools }}"), facts, impatient)
+        assert impatient.pid is None
+        use = ToolUse(({"type": "function", "function": {"name": "f"}},)) if tools else None
+        for _ in range(2):
+            with pytest.raises(RequestError, match=r"after 0\.3 s") as caught:
+                prompts.encode(PromptSource(messages=[USER], template_kwargs=kwargs, tool_use=use))
+            error = caught.value
+            assert error.code is ErrorCode.CHAT_TEMPLATE_FAILED
+            assert error.param == ("chat_template_kwargs" if kwargs else "messages")
+    finally:
+        impatient.close()
 
 
 # Text and tokens

@@ -146,7 +146,7 @@ def test_one_that_is_stopped_is_replaced() -> None:
 PARENT = """
 import sys
 from lmx.worker.renderer import Renderer
-renderer = Renderer(2.0)
+renderer = Renderer(1.0)
 renderer.render("x", {}, 100)
 print(renderer.pid, flush=True)
 renderer.render(sys.argv[1], {}, 100)
