@@ -28,6 +28,10 @@ MOST_UNFINISHED: Final = 64
 _SIZE_S: Final = 10.0
 """How long who starts a download waits to hear its size."""
 
+_HUB_WAIT_S: Final = 2.0
+"""A hub that takes no more requests is waited for no longer than this, three times, so that it is
+told with the time that the hub gave to who waits for the download to begin."""
+
 _SAVE_INTERVAL_S: Final = 1.0
 """What a supervisor that is killed may not have written of how far a download is."""
 
@@ -196,7 +200,9 @@ class Downloads:
         if before is not None:
             # It was cancelled, and sees its process out.
             await asyncio.wait([before])
-        options = [] if download.revision is None else [f"--revision={download.revision}"]
+        options = [f"--longest-wait-s={_HUB_WAIT_S:g}"]
+        if download.revision is not None:
+            options.append(f"--revision={download.revision}")
         if download.filename is not None:
             options.append(f"--filename={download.filename}")
         async with self._places:

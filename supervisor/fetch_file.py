@@ -28,7 +28,9 @@ _READ_BYTES: Final = 1 << 20
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
 _LOCK_LOOK_S: Final = 2.0
 _WAITS_S: Final = (1.0, 2.0, 4.0)
-_LONGEST_WAIT_S: Final = 60.0
+LONGEST_WAIT_S: Final = 60.0
+"""A wait beyond this, that the hub asks for, is no wait but a failure with that time."""
+
 _LATER: Final = frozenset({429, 500, 502, 503, 504})
 # The client tries these again itself.
 _LATER_FOR_FILES: Final = _LATER - {429}
@@ -54,27 +56,38 @@ class HubFile:
         return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
 
 
-def wait_before_retry_s(status: int | None, retry_after: str | None, wait_s: float) -> float | None:
+def wait_before_retry_s(
+    status: int | None,
+    retry_after: str | None,
+    wait_s: float,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> float | None:
     """Return how long to wait before a request is made again; None: it is not to be. Pure.
 
-    ``retry_after`` is the hub's own word, in seconds; one beyond a minute is not waited for.
+    ``retry_after`` is the hub's own word, in seconds; one beyond ``longest_wait_s`` is not waited
+    for.
     """
     if status not in _LATER:
         return None
     if retry_after is None or not retry_after.strip().isdigit():
         return wait_s
     asked_s = float(retry_after)
-    return None if asked_s > _LONGEST_WAIT_S else max(asked_s, wait_s)
+    return None if asked_s > longest_wait_s else max(asked_s, wait_s)
 
 
-def patiently(ask: Callable[[], Found], statuses: frozenset[int] = _LATER) -> Found:
+def patiently(
+    ask: Callable[[], Found],
+    statuses: frozenset[int] = _LATER,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> Found:
     """Return what ``ask`` does; while the hub is overloaded or broken, ask again a few times."""
     for wait_s in _WAITS_S:
         try:
             return ask()
         except HfHubHTTPError as error:
             status = error.response.status_code
-            pause_s = wait_before_retry_s(status, error.response.headers.get("retry-after"), wait_s)
+            asked = error.response.headers.get("retry-after")
+            pause_s = wait_before_retry_s(status, asked, wait_s, longest_wait_s)
             if pause_s is None or status not in statuses:
                 raise
             time.sleep(pause_s)

@@ -28,7 +28,7 @@ from huggingface_hub.utils import filter_repo_objects
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.completeness import has_tokenizer, missing_part
 from lmx.supervisor.fetch_errors import explained
-from lmx.supervisor.fetch_file import HubFile, fetch_file, part_of, patiently
+from lmx.supervisor.fetch_file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch_progress import Counted, Report
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
@@ -46,14 +46,21 @@ class _Bar(Protocol):
 
 
 def fetch_hub(
-    repo_id: str, revision: str | None, *, report: Report, filename: str | None = None
+    repo_id: str,
+    revision: str | None,
+    *,
+    report: Report,
+    filename: str | None = None,
+    longest_wait_s: float = LONGEST_WAIT_S,
 ) -> Path:
     """Return the folder of the repository's snapshot, or the path of the one file, after
     downloading what is missing.
 
     Without the hub, a whole snapshot in the cache is used as it is. Does not look into the
-    weights. Raises `OperationError`: `model_source_invalid` (no such repository, revision or
-    file, or not a model in safetensors form), `insufficient_disk`, `download_failed`.
+    weights. A hub that is asked too much, and says for how long, is waited for until
+    `longest_wait_s` at the beginning. Raises `OperationError`: `model_source_invalid` (no such
+    repository, revision or file, or not a model in safetensors form), `insufficient_disk`,
+    `download_failed`.
     """
     report("check", None, f"looking up {repo_id}")
     if filename is not None and PurePath(filename).suffix.lower() in _NEVER:
@@ -65,7 +72,9 @@ def fetch_hub(
         )
     try:
         try:
-            commit, listed = patiently(lambda: _listed(repo_id, revision))
+            commit, listed = patiently(
+                lambda: _listed(repo_id, revision), longest_wait_s=longest_wait_s
+            )
         except RevisionNotFoundError:
             raise
         except (HfHubHTTPError, OfflineModeIsEnabled, ConnectError, TimeoutException) as error:
@@ -142,8 +151,9 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
     missing = [file for file in files if not (blobs / file.digest).exists()]
     total_bytes = sum(file.size_bytes for file in files)
     missing_bytes = sum(file.size_bytes for file in missing)
-    counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
+    # First: who asks for a download is told that it has begun with its first report.
     _check_disk(repo_id, missing_bytes - sum(_part_bytes(blobs / file.digest) for file in missing))
+    counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
     # Beyond this size the hub answers its own protocol alone, which the client speaks.
     ours = [file for file in missing if file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE]
     pool = ThreadPoolExecutor(_AT_ONCE)

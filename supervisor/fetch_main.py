@@ -29,6 +29,7 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.conversion_form import Platform
+from lmx.supervisor.fetch_file import LONGEST_WAIT_S
 from lmx.supervisor.fetch_gguf import fetch_gguf
 from lmx.supervisor.fetch_hub import fetch_hub
 from lmx.supervisor.fetch_progress import Phase
@@ -97,6 +98,7 @@ def fetch(
     memory_bytes: int,
     platform: Platform,
     outlet: Outlet,
+    longest_wait_s: float,
 ) -> Path:
     """Make the source available and return its folder, or the one file of it that was asked for.
     Raises `OperationError`."""
@@ -112,7 +114,13 @@ def fetch(
                 report=outlet.progress,
             )
         case HubSource(repo_id=repo_id, revision=revision):
-            return fetch_hub(repo_id, revision, report=outlet.progress, filename=filename)
+            return fetch_hub(
+                repo_id,
+                revision,
+                report=outlet.progress,
+                filename=filename,
+                longest_wait_s=longest_wait_s,
+            )
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -169,6 +177,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         default=os.getppid(),
         help="the process without which this one ends (default: its parent)",
     )
+    parser.add_argument(
+        "--longest-wait-s",
+        type=float,
+        default=LONGEST_WAIT_S,
+        help="of a hub that takes no more requests for now: for so long it is waited for",
+    )
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
     return parser.parse_args(argv)
 
@@ -190,6 +204,7 @@ def main(argv: list[str] | None = None) -> int:
             psutil.virtual_memory().total,
             _platform(),
             outlet,
+            arguments.longest_wait_s,
         )
         outlet.line({"path": str(folder)})
     except OperationError as error:

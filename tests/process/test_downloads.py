@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -232,3 +234,57 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     assert name in lmx.cli("downloads").stdout
     assert "freed" in lmx.cli("delete", name).stdout
     assert name not in lmx.cli("available").stdout
+
+
+# What is refused before anything has begun.
+
+
+def post(lmx: Rig, repo_id: str) -> tuple[int, Any, str | None]:
+    """Ask for a download over HTTP; returns status, body and Retry-After."""
+    key = (lmx.home / "admin.key").read_text().strip()
+    request = urllib.request.Request(
+        f"{lmx.url.removesuffix('/v1')}/admin/models/download",
+        data=json.dumps({"repo_id": repo_id}).encode(),
+        headers={"X-Admin-Key": key, "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response), response.headers["Retry-After"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error), error.headers["Retry-After"]
+
+
+def test_a_disk_that_is_too_small_is_a_507_and_nothing_has_begun(
+    hub: FakeHub, lmx: Rig, tmp_path: Path
+) -> None:
+    hub.faults.clear()
+    name = repository(hub, tmp_path, "too-large")
+    hub.claimed_bytes[WEIGHTS] = 10**16
+    try:
+        hub.served.clear()
+        status, body, _ = post(lmx, name)
+    finally:
+        del hub.claimed_bytes[WEIGHTS]
+    assert (status, body["error"]["code"]) == (507, "insufficient_disk")
+    assert "10000000.00 GB" in body["error"]["message"]
+    assert hub.served[WEIGHTS] == 0
+
+
+@pytest.mark.parametrize("asked", ["30", "120"])
+def test_a_hub_that_takes_no_more_requests_is_a_503_with_its_own_time(
+    hub: FakeHub, lmx: Rig, tmp_path: Path, asked: str
+) -> None:
+    name = repository(hub, tmp_path, f"busy-{asked}")
+    hub.faults.clear()
+    hub.faults["api"] = Fault(status=429, headers={"Retry-After": asked})
+    try:
+        status, body, retry_after = post(lmx, name)
+    finally:
+        hub.faults.clear()
+    assert (status, body["error"]["code"]) == (503, "download_failed")
+    assert retry_after == asked
+    assert "(429)" in body["error"]["message"]
+    # Asked for again when the hub answers, it comes.
+    status, body, _ = post(lmx, name)
+    assert status == 200
+    wait_status(lmx, body["download_id"], DownloadStatus.COMPLETED)

@@ -71,6 +71,8 @@ class FakeHub:
         """Requests for each file's content, by its path, and for lists of files, as ``api``."""
         self.faults: dict[str, Fault] = {}
         """By a file's path, and ``api`` for what is asked about a repository."""
+        self.claimed_bytes: dict[str, int] = {}
+        """Of a large file, by its path: the size that it is listed with in place of its own."""
         self.port = 0
         self._repositories: dict[str, dict[str, dict[str, _File]]] = {}
 
@@ -122,10 +124,16 @@ class FakeHub:
         siblings = [
             {
                 "rfilename": path,
-                "size": len(file.body),
+                "size": self.claimed_bytes.get(path, len(file.body)),
                 "blobId": file.sha1,
                 **(
-                    {"lfs": {"sha256": file.sha256, "size": len(file.body), "pointerSize": 134}}
+                    {
+                        "lfs": {
+                            "sha256": file.sha256,
+                            "size": self.claimed_bytes.get(path, len(file.body)),
+                            "pointerSize": 134,
+                        }
+                    }
                     if file.is_large
                     else {}
                 ),
