@@ -132,7 +132,7 @@ class RouterSpec:
     one of ``api_keys`` the others, any key or none where there are no ``api_keys``.
     ``metrics_key`` opens the metrics; empty: none does. ``sync_timeout_s``: how long a request
     that does not stream waits for its answer. ``jobs_path`` is the file of the job records,
-    which go by age and by number. ``logs_dir`` is where the processes log. ``allowed_hosts``:
+    which go by age, number and size. ``logs_dir`` is where the processes log. ``allowed_hosts``:
     names that it answers under beside the machine's own. ``cors_origins``: the pages of other
     origins that may use it. Both as in :mod:`lmx.protocol.web_origins`. ``key_limits`` are
     those of each key, or of each client's address where there are no keys; ``total_limits``
@@ -161,6 +161,7 @@ class RouterSpec:
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     api_keys: tuple[ApiKey, ...] = ()
+    jobs_max_bytes: int = 512 * 1024 * 1024
     metrics_key: str = field(default="", repr=False)
     key_limits: RateLimits = RateLimits()
     total_limits: RateLimits = RateLimits()

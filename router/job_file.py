@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.set_aside import set_aside
-from lmx.router.job_records import SCHEMA_VERSION, create
+from lmx.router.job_records import INCREMENTAL, SCHEMA_VERSION, create
 
 _BUSY_TIMEOUT_MS: Final = 2000
 """Another router that uses the file too holds it for milliseconds."""
@@ -20,6 +20,8 @@ _BUSY_TIMEOUT_MS: Final = 2000
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 
 _UNFIT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 _log = structlog.get_logger()
 
@@ -46,8 +48,17 @@ def open_records(path: Path) -> sqlite3.Connection:
 
 def is_unfit(error: sqlite3.Error) -> bool:
     """Return whether an error says that the file's content is broken."""
+    return _kind(error) in _UNFIT
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether an error says that another one holds the file: nothing is wrong with it."""
+    return _kind(error) in _BUSY
+
+
+def _kind(error: sqlite3.Error) -> int:
     # The low byte is the kind; the rest says where.
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _UNFIT
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
 def move_aside(path: Path, why: str) -> None:
@@ -76,6 +87,8 @@ def _open(path: Path) -> sqlite3.Connection:
     path.chmod(0o600)
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     try:
+        # The first of all, for an empty file: afterwards it takes a VACUUM.
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
@@ -90,6 +91,11 @@ CREATE INDEX jobs_under_way ON jobs (router_pid, router_created_s) WHERE ended_s
 """
 
 _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+
+
+_EVICTED_AT_ONCE: Final = 256
+INCREMENTAL: Final = 2
+"""``auto_vacuum`` of a file whose free pages can be given back at any time."""
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -215,3 +221,54 @@ def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) 
             (max_count,),
         ).rowcount
     return by_age + by_count
+
+
+def file_bytes(connection: sqlite3.Connection) -> int:
+    """Return how large the file is, once what is in the journal has been moved there."""
+    return _pragma(connection, "page_count") * _pragma(connection, "page_size")
+
+
+def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
+    """Remove the oldest records that have ended until what is left takes no more than nine tenths
+    of ``max_bytes``, and give the disk back what is free; return how many went.
+
+    What is under way stays, however large it is.
+    """
+    removed = 0
+    while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
+        oldest = connection.execute(
+            "SELECT id, length(coalesce(result, '')) FROM jobs WHERE ended_s IS NOT NULL "
+            "ORDER BY created_s, id LIMIT ?",
+            (_EVICTED_AT_ONCE,),
+        ).fetchall()
+        if not oldest:
+            break
+        # Those before which less than the excess would be gone.
+        before_bytes = accumulate((size for _, size in oldest), initial=0)
+        gone = [
+            (oldest_id,)
+            for (oldest_id, _), before in zip(oldest, before_bytes, strict=False)
+            if before < excess_bytes
+        ]
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
+        removed += len(gone)
+    if _pragma(connection, "auto_vacuum") == INCREMENTAL:
+        # Not by `execute`, which takes one step of it, and so frees one page.
+        connection.executescript("PRAGMA incremental_vacuum")
+    else:
+        # An earlier release made the file: this writes it anew, once.
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        connection.execute("VACUUM")
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return removed
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -7,6 +7,7 @@ reaches the request that a record is about.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sqlite3
 import threading
@@ -21,7 +22,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.router import job_records
-from lmx.router.job_file import is_unfit, move_aside, open_records
+from lmx.router.job_file import is_busy, is_unfit, move_aside, open_records
 from lmx.router.job_interruption import END_LOST, ROUTER_ENDED, is_alive, own_process
 from lmx.router.job_records import JobRow, Wanted
 
@@ -52,7 +53,7 @@ class JobStore:
     counted in ``dropped``. ``failures`` counts writes and reads that failed.
     """
 
-    def __init__(self, path: Path, max_age_s: float, max_count: int) -> None:
+    def __init__(self, path: Path, max_age_s: float, max_count: int, max_bytes: int) -> None:
         self.dropped = 0
         self.failures = 0
         self.token = secrets.token_hex(4)
@@ -61,6 +62,7 @@ class JobStore:
         self._path = path
         self._max_age_s = max_age_s
         self._max_count = max_count
+        self._max_bytes = max_bytes
         self._told = threading.Condition()
         # By the condition above: what the loop and the thread share.
         self._rows: dict[str, JobRow | None] = {}
@@ -158,6 +160,7 @@ class JobStore:
                     connection = open_records(self._path)
                 if rows:
                     job_records.write(connection, rows)
+                    self._bound(connection)
             except (sqlite3.Error, OSError) as error:
                 connection = self._failed(connection, error)
                 self._put_back(rows)
@@ -207,6 +210,11 @@ class JobStore:
             future.set_result(result)
         return connection
 
+    def _bound(self, connection: sqlite3.Connection) -> None:
+        if job_records.file_bytes(connection) > self._max_bytes:
+            gone = job_records.shrink(connection, self._max_bytes)
+            _log.info("jobs.shrunk", removed=gone, max_bytes=self._max_bytes)
+
     def _mark_dead(self, connection: sqlite3.Connection) -> None:
         marked = job_records.interrupt_of_dead(
             connection, self.token, is_alive, ROUTER_ENDED, time.time()
@@ -218,18 +226,23 @@ class JobStore:
         now_s = time.time()
         job_records.interrupt_lost(connection, lost, END_LOST, now_s)
         gone = job_records.forget_old(connection, now_s - self._max_age_s, self._max_count)
+        self._bound(connection)
         if lost or gone:
             _log.info("jobs.swept", removed=gone, lost=len(lost))
 
     def _failed(
         self, connection: sqlite3.Connection | None, error: Exception
     ) -> sqlite3.Connection | None:
-        """Return the connection to go on with after an error, None for a new one."""
+        """Return the connection to go on with after an error, None for a new one: one that was
+        opened, or used, while its disk was full or read-only may be of no use for ever."""
         self.failures += 1
         _log.warning("jobs.failed", error=str(error), failures=self.failures)
-        if connection is None or not (isinstance(error, sqlite3.Error) and is_unfit(error)):
+        if connection is None or (isinstance(error, sqlite3.Error) and is_busy(error)):
             return connection
-        connection.close()
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+        if not (isinstance(error, sqlite3.Error) and is_unfit(error)):
+            return None
         try:
             move_aside(self._path, str(error))
         except OSError as fault:

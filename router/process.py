@@ -91,7 +91,9 @@ class Router:
         )
         self.room = WaitingRoom(self.supervisor, spec.load_wait_s)
         self.live = LiveRequests(self.room.place)
-        self.jobs = JobStore(Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count)
+        self.jobs = JobStore(
+            Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
+        )
         self.metrics = RequestMetrics(self._model_ids)
         self.limiter = _limiter(spec, self.metrics.rate_limited)
         self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)

@@ -51,10 +51,12 @@ class ServerConfig(Section):
 
 
 class JobsConfig(Section):
-    """Records of generations: they go when they are so old, or more than so many."""
+    """Records of generations: they go when they are so old, more than so many, or take more of the
+    disk than this."""
 
     max_age_s: float = Field(86_400.0, gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)
     max_count: int = Field(10_000, ge=1, le=10_000_000)
+    max_bytes: ByteSize = Field(ByteSize(512 * 1024**2), ge=1024**2)
 
 
 class MemoryConfig(Section):

@@ -78,7 +78,7 @@ RESTART: Final = {
 }
 SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER, "metrics_key": Needs.ROUTER}
 RATE_LIMITS: Final = {"per_key": Needs.ROUTER, "total": Needs.ROUTER}
-JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER}
+JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER, "max_bytes": Needs.ROUTER}
 LOGS: Final = {"level": _BEATS, "max_bytes": _BEATS, "keep": _BEATS}
 MODEL: Final = {
     "source": Needs.WORKER,

@@ -121,6 +121,7 @@ def router_spec(
         jobs_path=str(home.jobs),
         jobs_max_age_s=config.jobs.max_age_s,
         jobs_max_count=config.jobs.max_count,
+        jobs_max_bytes=int(config.jobs.max_bytes),
         logs_dir=str(home.logs),
         allowed_hosts=server.allowed_hosts,
         cors_origins=server.cors_origins,

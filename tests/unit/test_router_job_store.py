@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router import job_records, job_store
+from lmx.router.job_file import open_records
 from lmx.router.job_records import JobRow, JobState, Wanted, create, listed, write
 from lmx.router.job_store import JobStore
 
@@ -28,7 +30,7 @@ import sys, time
 from pathlib import Path
 from lmx.router.job_records import JobRow
 from lmx.router.job_store import JobStore
-store = JobStore(Path(sys.argv[1]), 3600, 1000)
+store = JobStore(Path(sys.argv[1]), 3600, 1000, 2**30)
 store.start()
 store.put(JobRow("running-there", "chat", "m", None, "running", True, time.time(), "r"))
 time.sleep(0.01)
@@ -55,8 +57,10 @@ def row(job_id: str, state: JobState = JobState.COMPLETED, **fields: object) -> 
 
 
 @contextlib.contextmanager
-def opened(path: Path, max_age_s: float = 3600.0, max_count: int = 1000) -> Iterator[JobStore]:
-    store = JobStore(path, max_age_s, max_count)
+def opened(
+    path: Path, max_age_s: float = 3600.0, max_count: int = 1000, max_bytes: int = 2**30
+) -> Iterator[JobStore]:
+    store = JobStore(path, max_age_s, max_count, max_bytes)
     store.start()
     try:
         yield store
@@ -202,7 +206,7 @@ async def test_a_result_that_does_not_fit_is_dropped_and_its_job_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_store, "_RESULTS_LIMIT_BYTES", 100)
-    store = JobStore(tmp_path / "jobs.sqlite", 3600, 1000)
+    store = JobStore(tmp_path / "jobs.sqlite", 3600, 1000, 2**30)
     store.put(row("a", result=b"x" * 90))
     store.put(row("b", result=b"x" * 90))
     store.start()
@@ -231,6 +235,100 @@ async def test_age_and_number_decide_what_goes(tmp_path: Path) -> None:
             store.put(row(f"job-{number}", created_s=now_s - 10 + number))
         await store.sweep(lambda: {"long"})
         assert await ids(store) == ["job-4", "job-3", "job-2", "long"]
+
+
+def size_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+async def test_the_file_has_a_limit_and_the_oldest_go(tmp_path: Path) -> None:
+    path, limit_bytes = tmp_path / "jobs.sqlite", 4 * 1024**2
+    with opened(path, max_bytes=limit_bytes) as store:
+        store.put(row("under-way", JobState.RUNNING, created_s=0.0))
+        for number in range(100):
+            store.put(row(f"job-{number}", created_s=1.0 + number, result=os.urandom(100_000)))
+            if number % 20 == 0:
+                await ids(store)
+        found = await ids(store, limit=1000)
+        await store.sweep(lambda: {"under-way"})
+    assert found[0] == "job-99", "the newest stay"
+    assert found[-1] == "under-way", "and so does what is under way"
+    assert 10 <= len(found) < 50
+    assert path.stat().st_size <= limit_bytes, "the disk has back what they took"
+
+
+async def test_a_file_of_an_earlier_release_shrinks_too(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    create(connection)
+    connection.execute("PRAGMA auto_vacuum = 0")
+    connection.execute("VACUUM")
+    connection.execute("PRAGMA journal_mode = WAL")
+    write(connection, {f"{n}": row(f"{n}", result=os.urandom(100_000)) for n in range(100)})
+    connection.close()
+    before_bytes = path.stat().st_size
+    with opened(path, max_bytes=2 * 1024**2) as store:
+        await store.sweep(set)
+        assert 5 <= len(await ids(store, limit=1000)) < 40
+    assert path.stat().st_size <= 2 * 1024**2 < before_bytes
+
+
+async def test_records_come_back_after_a_disk_that_was_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was opened then stays read-only for whoever opened it, whatever the disk does."""
+    read_only = True
+
+    def open_as_the_disk_is(path: Path) -> sqlite3.Connection:
+        connection = open_records(path)
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    monkeypatch.setattr(job_store, "open_records", open_as_the_disk_is)
+    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    with opened(tmp_path / "jobs.sqlite") as store:
+        store.put(row("kept"))
+        with pytest.raises(LmxError) as caught:
+            await store.get("kept", None)
+        assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+        read_only = False
+        await until_there(store, "kept")
+
+
+async def test_records_come_back_after_a_disk_that_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "_PAUSE_S", 0.02)
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        store.put(row("before", result=b"x" * 1_000_000))
+        await until_there(store, "before")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes(path), limits[1]))
+        try:
+            store.put(row("during", result=b"y" * 4_000_000))
+            with pytest.raises(LmxError) as caught:
+                await store.get("during", None)
+            assert caught.value.code is ErrorCode.JOBS_UNAVAILABLE
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        await until_there(store, "during")
+        found = await store.get("during", None)
+        assert found is not None
+        assert len(found.result or b"") == 4_000_000
+        assert sorted(await ids(store)) == ["before", "during"]
+
+
+async def until_there(store: JobStore, job_id: str) -> None:
+    """Wait until a record can be read."""
+    end_s = time.monotonic() + 10.0
+    while True:
+        with contextlib.suppress(LmxError):
+            if await store.get(job_id, None) is not None:
+                return
+        assert time.monotonic() < end_s, "the records stay unavailable"
+        await asyncio.sleep(0.02)
 
 
 async def test_an_end_that_was_lost_is_told_by_the_next_sweep(store: JobStore) -> None:

@@ -465,7 +465,7 @@ async def test_a_key_sees_its_own_jobs_alone() -> None:
 
 async def test_a_job_of_another_living_router_is_not_cancelled_from_here() -> None:
     async with router_rig() as rig:
-        other = job_store.JobStore(Path(rig.spec.jobs_path), 3600, 1000)
+        other = job_store.JobStore(Path(rig.spec.jobs_path), 3600, 1000, 2**30)
         other.start()
         other.put(JobRow("chatcmpl-there", "chat", MODEL, None, "running", True, 1.0, "r"))
         assert await other.get("chatcmpl-there", None) is not None

@@ -444,6 +444,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         jobs_max_age_s=3600.0,
         jobs_max_count=500,
         logs_dir="/logs",
+        jobs_max_bytes=1_000_000,
         allowed_hosts=("*.example.com",),
         cors_origins=("http://localhost:*",),
         api_keys=(ApiKey("lmx-key-0123", "ci", RateLimits(60, 1000, 2)),),
