@@ -51,7 +51,7 @@ class SupervisorEvents(Protocol):
 class SupervisorLink:
     """Owns the control and events sockets, the directory and the questions in flight.
 
-    ``missed_beats`` in a row had no answer. Used from one event loop only.
+    ``answers_total``: how many beats were answered. Used from one event loop only.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SupervisorLink:
         self._epoch: str | None = None
         self._started_at = time.monotonic()
         self._seen_at: float | None = None
-        self.missed_beats = 0
+        self.answers_total = 0
         self._answers = asyncio.Event()
         self._questions = Questions(lambda payload: send_nowait(self._control, payload))
         self._snapshot_task: asyncio.Task[None] | None = None
@@ -175,7 +175,6 @@ class SupervisorLink:
         while True:
             # Not sent means not connected; the silence that follows says so.
             send_nowait(self._control, encode(measure()))
-            self.missed_beats += 1
             if not self.alive:
                 self._answers.clear()
                 self.fail_questions(unavailable("lmx's supervisor does not answer any more."))
@@ -216,7 +215,7 @@ class SupervisorLink:
 
     def _heard_of(self, epoch: str) -> None:
         self._seen_at = time.monotonic()
-        self.missed_beats = 0
+        self.answers_total += 1
         self._answers.set()
         if self._epoch is not None and self._epoch != epoch:
             # Another supervisor answers: it has never heard of what its predecessor was asked.

@@ -23,12 +23,13 @@ class Beats(Protocol):
     """What is known of the supervisor."""
 
     @property
-    def missed_beats(self) -> int:
-        """How many of the router's beats in a row had no answer."""
+    def answers_total(self) -> int:
+        """How many of the router's beats it has answered."""
 
 
 class SupervisorWatch:
-    """Counts beats, not time: a router that was not running itself has missed none."""
+    """Counts beats without an answer, not time: a router that was not running itself has missed
+    none. One that it could not even be connected to answers none either."""
 
     def __init__(self, beats: Beats, rescue: RescueSpec | None, beat_interval_s: float) -> None:
         self._beats = beats
@@ -40,10 +41,13 @@ class SupervisorWatch:
         if self._rescue is None:
             return
         pause_s, resting_s = _PAUSE_S, 0.0
+        answers, missed = 0, 0
         while True:
             await asyncio.sleep(self._beat_interval_s)
             resting_s -= self._beat_interval_s
-            silent_s = self._beats.missed_beats * self._beat_interval_s
+            missed = missed + 1 if self._beats.answers_total == answers else 0
+            answers = self._beats.answers_total
+            silent_s = missed * self._beat_interval_s
             if silent_s < self._rescue.silence_s:
                 pause_s, resting_s = _PAUSE_S, 0.0
             elif resting_s <= 0.0:
