@@ -446,16 +446,28 @@ def regexes(draw: st.DrawFn, depth: int = 2) -> str:
     return draw(st.sampled_from(["", "|"])).join(parts)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.data())
-def test_hostile_forms_are_refused_or_can_be_answered(
-    words: tuple[Any, ConstraintCompiler], data: st.DataObject
-) -> None:
+_RULES = ["a", "b", "T", "U", '%json {"type": "integer"}', '"x"', "/y+/", '"\\u0004"', ""]
+
+
+@st.composite
+def grammars(draw: st.DrawFn) -> str:
+    def body(names: list[str]) -> str:
+        atoms = draw(st.lists(st.sampled_from(names), max_size=4))
+        counted = [f"({one}){draw(st.sampled_from(['', '*', '?', '+']))}" for one in atoms if one]
+        return draw(st.sampled_from([" ", " | "])).join(counted)
+
+    rules = [f"{name}: {body(_RULES)}" for name in ("start", "a", "b")]
+    return "\n".join([*rules, f"T: /{draw(regexes())}/", f"U: /{draw(regexes())}/"])
+
+
+def hold_or_refuse(words: tuple[Any, ConstraintCompiler], data: st.DataObject) -> None:
     """Nothing but a refusal before the answer, or an answer as far as it goes."""
     tokenizer, compiler = words
     eos = frozenset({tokenizer.eos_token_id})
-    text = data.draw(regexes())
-    kind = data.draw(st.sampled_from([StructureKind.REGEX, StructureKind.JSON_SCHEMA]))
+    kind = data.draw(
+        st.sampled_from([StructureKind.REGEX, StructureKind.JSON_SCHEMA, StructureKind.GRAMMAR])
+    )
+    text = data.draw(grammars() if kind is StructureKind.GRAMMAR else regexes())
     if kind is StructureKind.JSON_SCHEMA:
         most = data.draw(st.sampled_from([10, 4000]))
         text = json.dumps({"type": "string", "pattern": text, "maxLength": most})
@@ -468,6 +480,27 @@ def test_hostile_forms_are_refused_or_can_be_answered(
         choices = allowed_tokens(one)
         assert choices is not None and len(choices)
         token = int(rng.choice(choices))
-        one.accept(token)
+        try:
+            one.accept(token)
+        except LmxError as error:
+            # What the beginnings that were tried out did not come by.
+            assert error.code is ErrorCode.STRUCTURE_NOT_ENFORCEABLE
+            return
         if token in eos:
             break
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_hostile_forms_are_refused_or_can_be_answered(
+    words: tuple[Any, ConstraintCompiler], data: st.DataObject
+) -> None:
+    hold_or_refuse(words, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@settings(max_examples=1000, deadline=None)
+@given(st.data())
+def test_many_hostile_forms(words: tuple[Any, ConstraintCompiler], data: st.DataObject) -> None:
+    hold_or_refuse(words, data)
