@@ -81,12 +81,16 @@ class ConstraintCompiler:
         use = source.tool_use if source.tool_use and source.tool_use.tools else None
         required = use is not None and use.choice is ToolChoice.REQUIRED
         forms = []
+        remarks: list[str] = []
         schema = None
         if source.structure and not required:
             matcher, schema = self._structure(source.structure)
             forms.append(Form(matcher))
+            remarks += schema.remarks if schema else ()
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
-            forms.append(Form(self._tools(use, required), open_end=not use.one_call))
+            matcher, said = self._tools(use, required)
+            forms.append(Form(matcher, open_end=not use.one_call))
+            remarks += said
         rules = self._rules(source)
         if not forms and (rules is None or rules.budget_tokens is None):
             return None
@@ -101,9 +105,7 @@ class ConstraintCompiler:
             assert rules
             return ThinkingConstraint(answer, masks, rules, source.thinking_open)
 
-        return (
-            ConstraintMaker(make, schema.check, schema.remarks) if schema else ConstraintMaker(make)
-        )
+        return ConstraintMaker(make, schema.check if schema else None, tuple(remarks))
 
     def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
         if structure.kind is StructureKind.JSON_SCHEMA:
@@ -149,16 +151,18 @@ class ConstraintCompiler:
             return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
         return self._matcher([grammar], param)
 
-    def _tools(self, use: ToolUse, required: bool) -> LLMatcher:
+    def _tools(self, use: ToolUse, required: bool) -> tuple[LLMatcher, list[str]]:
         """Compile the tools that may be called. Arguments that can't be enforced are an error
         where a call is, or the function is strict, else any object will do."""
         tools = []
+        remarks: list[str] = []
         for index, tool in use.callable():
             function = tool["function"]
             strict = required or bool(function.get("strict"))
             param = f"tools[{index}].function.parameters"
-            parameters = self._parameters(function.get("parameters"), param, strict)
+            parameters, said = self._parameters(function.get("parameters"), param, strict)
             tools.append(Tool(function["name"], parameters))
+            remarks += said
         if sum(len(json.dumps(tool.parameters)) for tool in tools) > MOST_SCHEMA_CHARS:
             reason = f"their schemas have more than {MOST_SCHEMA_CHARS} characters together"
             raise invalid("tools", reason)
@@ -170,13 +174,14 @@ class ConstraintCompiler:
             )
         special = self._vocabulary.special
         grammar = tools_grammar(tools, self._tool_parser, not use.one_call, special)
-        return self._matcher([grammar], "tools")
+        return self._matcher([grammar], "tools"), remarks
 
     def _parameters(
         self, parameters: Mapping[str, Any] | None, param: str, strict: bool
-    ) -> Mapping[str, Any]:
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """Return the schema of a function's arguments, and remarks to how it is enforced."""
         if parameters is None:
-            return _NO_ARGUMENTS
+            return _NO_ARGUMENTS, ()
         # Arguments are an object, whatever else the schema says.
         try:
             schema = {"type": "object", **without_prose(parameters)}
@@ -185,15 +190,42 @@ class ConstraintCompiler:
             if reason := too_costly(schema):
                 raise invalid(param, reason)
             schema = closed(schema)
-            self._check_texts(schema, param)
-            self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
+            try:
+                self._check_arguments(schema, param)
+            except RequestError:
+                return self._in_other_words(schema, param)
         except RequestError:
             if strict:
                 raise
-            return _ANY_OBJECT
+            return _ANY_OBJECT, ()
         except RecursionError as error:
             raise invalid(param, "it is nested too deeply") from error
-        return schema
+        return schema, ()
+
+    def _in_other_words(
+        self, schema: Mapping[str, Any], param: str
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """Return what enforces arguments for which llguidance has no words of its own."""
+        refused = None
+        try:
+            for form in schema_forms(schema, self._takes):
+                try:
+                    if form.checked:
+                        # No call is made a second time, so nothing is left for checking.
+                        raise invalid(param, f"{form.checked[0]} can't be enforced in a call")
+                    self._check_arguments(form.schema, param)
+                except RequestError as error:
+                    refused = refused or error
+                else:
+                    return form.schema, tuple(f"{param}: {one}" for one in form.remarks)
+        except SchemaFault as fault:
+            raise invalid(param, str(fault)) from fault
+        assert refused is not None
+        raise refused
+
+    def _check_arguments(self, schema: Mapping[str, Any], param: str) -> None:
+        self._check_texts(schema, param)
+        self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
 
     def _matcher(self, grammars: Sequence[Grammar], param: str) -> LLMatcher:
         """Return a matcher that has begun. Raises ``RequestError``."""

@@ -339,7 +339,10 @@ def test_a_structure_is_in_the_final_channel_of_gpt_oss() -> None:
     ("schema", "said"),
     [
         ({"type": "array"}, "arguments are an object"),
-        ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        (
+            {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}},
+            "contains",
+        ),
         ({"type": "object", "properties": {f"p{n}": {} for n in range(9000)}}, "more than"),
     ],
 )
@@ -352,6 +355,27 @@ def test_arguments_that_cannot_be_enforced_are_an_error(schema: Any, said: str) 
     # Not where another is the one to call, nor where none must be.
     it.constraint(ToolUse((TOOLS["weather"], bad), ToolChoice.REQUIRED, "weather"))
     it.constraint(ToolUse((bad,)), Structure(StructureKind.REGEX, "a", "p"))
+
+
+def test_arguments_are_enforced_in_other_words_where_that_is_needed() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "map": {"type": "object", "propertyNames": {"maxLength": 3}},
+            "one": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        },
+        "required": ["map", "one"],
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    it = Family("json_tools")
+    use = ToolUse((tool,), ToolChoice.REQUIRED, "f")
+    for seed in range(4):
+        ((_, arguments),) = it.calls(it.draw(use, seed), use.tools)
+        assert set(arguments) == {"map", "one"}
+        assert all(len(name) <= 3 for name in arguments["map"])
+    maker = it.compiler.compile(ConstraintSource(None, use, Thinking(), False))
+    assert maker
+    assert [one for one in maker.remarks if "oneOf" in one and one.startswith("tools[0].")]
 
 
 def test_many_large_tools_are_an_error_together() -> None:
