@@ -16,8 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.completeness import STAMP_NAME, file_sizes
 from lmx.supervisor.conversion_form import (
@@ -27,7 +25,7 @@ from lmx.supervisor.conversion_form import (
     conversion_form,
     output_bytes,
 )
-from lmx.supervisor.fetch_convert import SHARD_BYTES, Report, run_gguf2mlx
+from lmx.supervisor.fetch_convert import SHARD_BYTES, Report, open_gguf, run_gguf2mlx
 from lmx.supervisor.sources import file_hash
 
 MAGIC = b"GGUF"
@@ -38,7 +36,11 @@ _FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
 Converter = Callable[[Path, Path, Form, Report], None]
 
 
-def read_facts(source: Path) -> GgufFacts:
+def _unheard(_phase: str, _fraction: float | None, _detail: str) -> None:
+    """Nobody looks at the progress."""
+
+
+def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
     """Read a GGUF file's header. Raises `OperationError` for what is no whole GGUF file."""
     invalid = ErrorCode.MODEL_SOURCE_INVALID
     try:
@@ -52,7 +54,7 @@ def read_facts(source: Path) -> GgufFacts:
             invalid, f"{source} is not a GGUF file: it starts with {magic!r}, not {MAGIC!r}"
         )
     try:
-        tensors = gguf.GGUFReader(source).tensors
+        tensors = open_gguf(source, report).tensors
     # The reader lets through whatever numpy or struct say about bytes that aren't there.
     except Exception as error:
         raise OperationError(
@@ -89,7 +91,7 @@ def fetch_gguf(
     if source.suffix.lower() == ".gguf":
         name = source.stem
     path_hash = file_hash(source)
-    facts = _known_facts(source, models_dir, path_hash) or read_facts(source)
+    facts = _known_facts(source, models_dir, path_hash) or read_facts(source, report)
     form = conversion_form(platform, facts, memory_bytes)
     target = models_dir / f"{name}-{form}-{path_hash}"
     stamp = _stamp_of(source, facts, form)

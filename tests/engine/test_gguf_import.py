@@ -66,7 +66,13 @@ def test_other_forms(smollm2_gguf: Path, tmp_path: Path, form: Form, scales: str
         form,
         lambda phase, fraction, _detail: reports.append((phase, fraction)),
     )
-    assert ("convert", 1.0) in reports
+    assert reports[-1] == ("convert", 1.0)
+    # It moves, and never back: while the weights are converted, and while they are compared.
+    fractions = [fraction for _, fraction in reports if fraction is not None]
+    assert fractions == sorted(fractions)
+    assert len({fraction for fraction in fractions if 0.15 < fraction < 0.8}) > 100
+    if not form.startswith("int4-"):
+        assert len({fraction for phase, fraction in reports if phase == "check"}) > 100
     found = dtypes(tmp_path / "out")
     assert found["model.embed_tokens.weight"] == ("F32" if form == "int4-float32" else "BF16")
     assert found.get("model.layers.0.mlp.up_proj.scales") == scales
@@ -92,7 +98,8 @@ def test_sigterm_in_the_middle_leaves_nothing(smollm2_gguf: Path, tmp_path: Path
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if json.loads(line)["phase"] == "convert":
+        # Before that its header is read.
+        if (json.loads(line)["fraction"] or 0.0) > 0.15:
             break
     assert [path for path in tmp_path.iterdir() if path.is_dir()], "it has not begun"
     process.send_signal(signal.SIGTERM)

@@ -239,3 +239,22 @@ def test_a_full_disk_is_told_before_the_work(
         run(source, models, convert)
     assert caught.value.code is ErrorCode.INSUFFICIENT_DISK
     assert not convert.forms
+
+
+def test_reading_a_long_vocabulary_moves_and_is_done_once(tmp_path: Path) -> None:
+    path = tmp_path / "words.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"word-{number}" for number in range(9000)])
+    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    told = Progress()
+    assert read_facts(path, lambda *report: told.append(report)).weight_count == 64
+    fractions = [fraction for _, fraction, _ in told]
+    assert len(fractions) == 4
+    assert all(fraction is not None and 0 < fraction < 0.1 for fraction in fractions)
+    assert fractions == sorted(set(fractions), key=lambda fraction: fraction or 0.0)
+    read_facts(path, lambda *report: told.append(report))
+    assert len(told) == 4, "what was read is kept for who asks next"
