@@ -52,7 +52,7 @@ async def test_a_hundred_waiting_requests_of_one_key_do_not_keep_another_waiting
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         greedy = [
-            asyncio.create_task(tell("greedy", say(session, url, GREEDY, tokens=2, step_s=0.02)))
+            asyncio.create_task(tell("greedy", say(session, url, GREEDY, tokens=2, step_s=0.01)))
             for _ in range(100)
         ]
         await asyncio.to_thread(
