@@ -45,7 +45,7 @@ def rerank(engine: MlxReranker, *documents: str, query: str = QUERY) -> list[flo
 def test_each_document_may_have_its_own_query(tmp_path: Path) -> None:
     engine = loaded(make_bert(tmp_path, labels=1))
     plan = engine.plan(Rerank(7, "r", 9.0, "", DOCUMENTS[:2], queries=("one", "two")))
-    scores = {}
+    scores: dict[int, float] = {}
     for piece in plan.pieces:
         part = engine.compute(piece)
         scores.update(zip(part.indexes, part.scores, strict=True))
