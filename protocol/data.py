@@ -154,7 +154,7 @@ class Generate:
     where requests wait. ``memory_wait_s``: for how long at most it waits for a row while the
     machine is short of memory; None: as at other times.
     ``whole``: nobody reads the answer before its end, so that one that turns out not to satisfy its
-    schema may be made once more.
+    schema may be made once more. ``token_ids``: those of prompt and answer are told.
     """
 
     stream_id: int
@@ -181,6 +181,7 @@ class Generate:
     owner: str = ""
     memory_wait_s: float | None = None
     whole: bool = False
+    token_ids: bool = False
 
 
 @message
@@ -214,12 +215,14 @@ class Preparing:
 class Accepted:
     """The prompt fits and waits for (or has) a row. Exactly one Accepted or Refused comes.
 
-    ``remarks`` say, for people, what is done otherwise than it was asked for."""
+    ``remarks`` say, for people, what is done otherwise than it was asked for. ``prompt_ids`` where
+    token ids were asked for."""
 
     stream_id: int
     prompt_tokens: int
     queued: int
     remarks: tuple[str, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 @message
@@ -269,7 +272,8 @@ class Delta:
     """Text that is final: it will not change, holds whole characters and no stop string.
 
     ``index`` is the answer's. ``logprobs`` are those of the tokens whose text came to its end
-    here, for content alone. ``tokens`` counts tokens of every kind.
+    here, for content alone. ``tokens`` counts tokens of every kind; ``token_ids`` are theirs,
+    where they were asked for.
     """
 
     stream_id: int
@@ -279,6 +283,7 @@ class Delta:
     kind: DeltaKind = DeltaKind.CONTENT
     call: ToolCallPart | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

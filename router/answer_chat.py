@@ -64,6 +64,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Answer):
@@ -78,6 +79,7 @@ class ChatCompletion(Answer):
     usage: GenerationUsage
     timings: Timings
     warnings: list[str] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CalledFunctionPiece(Answer):
@@ -113,6 +115,7 @@ class ChatChunkChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(Answer):
@@ -128,3 +131,4 @@ class ChatCompletionChunk(Answer):
     usage: GenerationUsage | None = None
     timings: Timings | None = None
     warnings: list[str] | None = None
+    prompt_token_ids: list[int] | None = None

@@ -25,6 +25,8 @@ class TextPiece(Answer):
     logprobs: TextLogprobLists | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class TextChoice(Answer):
@@ -35,6 +37,8 @@ class TextChoice(Answer):
     logprobs: TextLogprobLists | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class TextCompletion(Answer):

@@ -146,7 +146,7 @@ async def answer_stream(
 async def _pump(source: Source, job: Job, events: EventStream, ping_interval_s: float) -> None:
     # Not before: which model answers is known by now alone.
     writer = ChunkWriter(job.identity, job.form, job.shape(), job.warnings, source.prompt_tokens)
-    if beginning := writer.first():
+    if beginning := writer.first(source.prompt_ids):
         await events.send(beginning)
     while True:
         batch = await job.take(source, ping_interval_s)

@@ -41,6 +41,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         chat.include_usage,
         chat.stop_texts,
         chat.continuous_usage,
+        bool(chat.return_token_ids),
     )
     generate = own_request(generate, record)
     job = Job(services, record, identity, form, ChatShape, RequestKind.CHAT, request.remote)

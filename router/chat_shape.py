@@ -17,6 +17,7 @@ class ChatShape:
     chunk_object: Final = "chat.completion.chunk"
     whole_object: Final = "chat.completion"
     text_key: Final = "content"
+    prompts_in_choices: Final = False
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -31,11 +32,17 @@ class ChatShape:
 
     def rich(self, delta: Delta) -> dict[str, Any]:
         """Return the choice for a delta that is more than text of the answer."""
+        choice = self._said(delta)
+        return choice | {"token_ids": delta.token_ids} if self._form.token_ids else choice
+
+    def _said(self, delta: Delta) -> dict[str, Any]:
         if delta.call is not None:
             return _chunk(delta.index, {"tool_calls": [_call_fragment(delta)]})
         if delta.kind is DeltaKind.REASONING:
             return _chunk(delta.index, {"reasoning_content": delta.text})
         choice = _chunk(delta.index, {"content": delta.text})
+        if not delta.logprobs:
+            return choice
         return choice | {"logprobs": chat_logprobs(delta.logprobs)}
 
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
@@ -59,6 +66,7 @@ class ChatShape:
             "message": message,
             "logprobs": chat_logprobs(gathered.logprobs) if self._form.logprobs else None,
             **end_object(fact, self._form),
+            **({"token_ids": gathered.token_ids} if self._form.token_ids else {}),
         }
 
 

@@ -41,6 +41,10 @@ class ChoiceShape(Protocol):
     def text_key(self) -> str:
         """The field that holds the empty text of :meth:`plain`."""
 
+    @property
+    def prompts_in_choices(self) -> bool:
+        """Whether the tokens of a prompt are told in its choices."""
+
     def first(self, index: int) -> dict[str, Any] | None:
         """Return what a choice begins with, if with anything."""
 
@@ -55,6 +59,21 @@ class ChoiceShape(Protocol):
 
     def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
         """Return a choice that does not stream."""
+
+
+def with_prompt_ids(
+    answer: dict[str, Any], prompt_ids: Sequence[Sequence[int]], shape: ChoiceShape, form: Form
+) -> dict[str, Any]:
+    """Return an answer, or a chunk, with the tokens of its prompts where vLLM has them: at the
+    top of a conversation's, in the choices of texts', which may have several."""
+    if not shape.prompts_in_choices:
+        return {**answer, "prompt_token_ids": prompt_ids[0]}
+    answers_each = form.choices // len(prompt_ids)
+    choices = [
+        {**choice, "prompt_token_ids": prompt_ids[choice["index"] // answers_each]}
+        for choice in answer["choices"]
+    ]
+    return {**answer, "choices": choices}
 
 
 class ChunkWriter:
@@ -93,10 +112,19 @@ class ChunkWriter:
         if form.continuous_usage:
             self._count(0)
 
-    def first(self) -> bytes:
-        """Return the chunks that choices begin with; none where their kind has none."""
-        choices = (self._shape.first(index) for index in range(self._form.choices))
-        return b"".join(self._event(choice) for choice in choices if choice is not None)
+    def first(self, prompt_ids: Sequence[Sequence[int]] = ()) -> bytes:
+        """Return the chunks that choices begin with; none where their kind has none.
+        ``prompt_ids``: the tokens of each prompt, where they were asked for."""
+        chunks = []
+        for index in range(self._form.choices):
+            choice = self._shape.first(index)
+            if self._form.token_ids:
+                chunk = {"choices": [choice or self._shape.plain(index)]}
+                fields = orjson.dumps(with_prompt_ids(chunk, prompt_ids, self._shape, self._form))
+                chunks.append(self._head + b"," + fields[1:-1] + self._usage + _CHUNK_END)
+            elif choice is not None:
+                chunks.append(self._event(choice))
+        return b"".join(chunks)
 
     def deltas(self, deltas: Iterable[Delta]) -> bytes:
         """Return one chunk for each delta that says something, as one piece."""
@@ -106,10 +134,10 @@ class ChunkWriter:
             return b"".join(map(self._counted, deltas))
         pieces: list[bytes] = []
         for delta in deltas:
-            if delta.kind is _CONTENT and not delta.logprobs:
+            if delta.kind is _CONTENT and not delta.logprobs and not delta.token_ids:
                 if delta.text:
                     pieces += (before[delta.index], dumps(delta.text), after)
-            elif delta.text or delta.call or delta.logprobs:
+            elif delta.text or delta.call or delta.logprobs or delta.token_ids:
                 pieces.append(self._event(self._shape.rich(delta)))
         return b"".join(pieces)
 
@@ -140,13 +168,13 @@ class ChunkWriter:
     def _counted(self, delta: Delta) -> bytes:
         """Return the chunk of a delta with the usage so far."""
         self._count(delta.tokens)
-        if delta.kind is _CONTENT and not delta.logprobs:
+        if delta.kind is _CONTENT and not delta.logprobs and not delta.token_ids:
             if not delta.text:
                 return b""
             rest = self._after.removesuffix(_NO_USAGE + _CHUNK_END)
             text = orjson.dumps(delta.text)
             return self._before[delta.index] + text + rest + self._usage + _CHUNK_END
-        says_something = delta.text or delta.call or delta.logprobs
+        says_something = delta.text or delta.call or delta.logprobs or delta.token_ids
         return self._event(self._shape.rich(delta)) if says_something else b""
 
     def _count(self, tokens: int) -> None:

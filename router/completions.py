@@ -43,6 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         include_usage=wanted.include_usage,
         stop=wanted.stop_texts,
         continuous_usage=wanted.continuous_usage,
+        token_ids=bool(wanted.return_token_ids),
     )
     named = [own_request(generate, record) for generate in generates]
 

@@ -36,13 +36,15 @@ class Clocked:
 class Form:
     """What of a request decides the form of its answer. ``choices``: how many it has.
     ``stop``: the stop strings, which tell one that ended a choice from a token id.
-    ``continuous_usage``: every chunk of a stream has the usage so far."""
+    ``continuous_usage``: every chunk of a stream has the usage so far.
+    ``token_ids``: those of prompt and answer are in it."""
 
     choices: int = 1
     logprobs: bool = False
     include_usage: bool = False
     stop: tuple[str, ...] = ()
     continuous_usage: bool = False
+    token_ids: bool = False
 
 
 def fingerprint(version: str, model_id: str, source: str) -> str:

@@ -32,9 +32,11 @@ class GatheredChoice:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, GatheredCall] = field(default_factory=dict)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         """Take the next piece."""
+        self.token_ids += delta.token_ids
         if delta.kind is _CONTENT and delta.call is None:
             self.content.append(delta.text)
             if delta.logprobs:
@@ -86,7 +88,12 @@ class Gathering:
         choices, logprobs, tokens = self._choices, self._logprobs, 0
         for delta in self._deltas:
             tokens += delta.tokens
-            if delta.kind is _CONTENT and delta.call is None and not (logprobs and delta.logprobs):
+            if (
+                delta.kind is _CONTENT
+                and delta.call is None
+                and not delta.token_ids
+                and not (logprobs and delta.logprobs)
+            ):
                 choices[delta.index].content.append(delta.text)
             else:
                 choices[delta.index].add(delta)

@@ -28,7 +28,8 @@ Longer than the supervisor waits before it ends a worker that hangs, and says so
 
 class Generation:
     """A generation that a worker has accepted, when ``queued`` were before it. ``load_s`` is how
-    long its model was waited for, ``remarks`` say what is done otherwise than it was asked for."""
+    long its model was waited for, ``remarks`` say what is done otherwise than it was asked for.
+    ``prompt_ids`` are the tokens of its prompts, where they were asked for."""
 
     def __init__(
         self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
@@ -36,6 +37,7 @@ class Generation:
         self.prompt_tokens = accepted.prompt_tokens
         self.queued = accepted.queued
         self.remarks = accepted.remarks
+        self.prompt_ids = (accepted.prompt_ids,)
         self.load_s = load_s
         self._link = link
         self._stream = stream

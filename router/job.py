@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -17,7 +17,7 @@ from lmx.protocol.control import ModelView
 from lmx.protocol.data import ChoiceEnded, Finished
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import FinishReason
-from lmx.router.chunks import ChoiceShape
+from lmx.router.chunks import ChoiceShape, with_prompt_ids
 from lmx.router.envelope import (
     Clocked,
     Form,
@@ -80,6 +80,7 @@ class Job:
         self.record = record
         self.answer = b""
         self.warnings: tuple[str, ...] = ()
+        self._prompt_ids: Sequence[Sequence[int]] = ()
         self.clocked = Clocked(0.0, 0.0, 0.0)
         self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
         record.job_id = identity.completion_id
@@ -126,6 +127,7 @@ class Job:
         self._task = asyncio.current_task()
         self.record.prompt_tokens = self.live.prompt_tokens = source.prompt_tokens
         self.warnings = source.remarks
+        self._prompt_ids = source.prompt_ids
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
             self._put(JobState.QUEUED)
@@ -215,7 +217,7 @@ class Job:
 
     def _whole(self, usage: object, timings: object) -> dict[str, Any]:
         shape = self._shape(self._kept)
-        return {
+        whole = {
             **head_object(self.identity, shape.whole_object),
             "choices": [
                 shape.whole(self._ends[index], choice)
@@ -228,6 +230,9 @@ class Job:
             "timings": timings,
             **({"warnings": self.warnings} if self.warnings else {}),
         }
+        if self.form.token_ids and self._prompt_ids:
+            return with_prompt_ids(whole, self._prompt_ids, shape, self.form)
+        return whole
 
     def _put(self, state: JobState, **known: Any) -> None:
         live = self.live

@@ -24,6 +24,7 @@ _FIELDS: Final[dict[str, str]] = {
     'seconds, or a duration such as "5m" or "1h30m"; 0: not at all; negative or "forever": for '
     "ever",
     "ttl": "The same as `keep_alive`, in whole seconds: LM Studio's name",
+    "return_token_ids": "The tokens of prompt and answer are told too. Default: false",
     "cache_salt": "Only requests with the same one share cached prefixes",
     "user": "Accepted, changes nothing",
     "metadata": "Accepted, changes nothing",

@@ -27,6 +27,7 @@ class PromptGroup:
         self.load_s = 0.0
         self.queued = 0
         self.remarks: tuple[str, ...] = ()
+        self._prompt_ids: list[tuple[int, ...]] = [()] * prompts
         self._answers_each = answers_each
         self._waiting = prompts
         self._running = prompts
@@ -34,6 +35,11 @@ class PromptGroup:
         self._verdict = asyncio.get_running_loop().create_future()
         # One place for each: a generation whose batch waits here is given no credit.
         self._batches: asyncio.Queue[Batch | Exception] = asyncio.Queue(maxsize=prompts)
+
+    @property
+    def prompt_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each prompt, where they were asked for."""
+        return tuple(self._prompt_ids)
 
     async def accepted(self) -> None:
         """Wait until all prompts are accepted. Raises what the first was refused with."""
@@ -58,6 +64,7 @@ class PromptGroup:
         """Pass on what the generation of one prompt makes, until it ends or is lost."""
         try:
             async with opening as generation:
+                self._prompt_ids[prompt] = generation.prompt_ids[0]
                 self._accept(generation)
                 while True:
                     batch = await generation.take(_WAIT_S)

@@ -77,6 +77,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         cache_salt=request.cache_salt or "",
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
+        token_ids=bool(request.return_token_ids),
     )
 
 

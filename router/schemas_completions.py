@@ -147,6 +147,7 @@ def parse_completion(
         cache_salt=request.cache_salt or "",
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
+        token_ids=bool(request.return_token_ids),
     )
     return request, tuple(
         replace(whole, prompt=prompt)

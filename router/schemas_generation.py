@@ -47,6 +47,7 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         | None
     ) = None
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
 
     @property

@@ -16,6 +16,7 @@ class TextShape:
     chunk_object: Final = "text_completion"
     whole_object: Final = "text_completion"
     text_key: Final = "text"
+    prompts_in_choices: Final = True
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -31,8 +32,12 @@ class TextShape:
 
     def rich(self, delta: Delta) -> dict[str, Any]:
         """Return the choice for text with logprobs."""
-        logprobs = self._logprobs[delta.index].lists(delta.logprobs)
-        return _choice(delta.index, delta.text) | {"logprobs": logprobs}
+        choice = _choice(delta.index, delta.text)
+        if delta.logprobs:
+            choice["logprobs"] = self._logprobs[delta.index].lists(delta.logprobs)
+        if self._form.token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
 
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
         """Return the choice that says why it ended."""
@@ -43,6 +48,8 @@ class TextShape:
         choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
         if self._form.logprobs:
             choice["logprobs"] = self._logprobs[fact.index].lists(gathered.logprobs)
+        if self._form.token_ids:
+            choice["token_ids"] = gathered.token_ids
         return choice
 
 

@@ -234,7 +234,13 @@ class Generations:
             queued = max(0, self._engine_thread.clock.in_flight - self._spec.max_rows)
             self._send(
                 opened.router,
-                Accepted(opened.request.stream_id, len(job.rows[0].prompt), queued, job.remarks),
+                Accepted(
+                    opened.request.stream_id,
+                    len(job.rows[0].prompt),
+                    queued,
+                    job.remarks,
+                    tuple(job.rows[0].prompt) if opened.request.token_ids else (),
+                ),
             )
         else:
             self._refuse(opened, error)

@@ -21,7 +21,7 @@ class TextRules:
     ``min_tokens``. ``make_parser`` None: all text is content. ``called``: the reason of an end
     with tool calls; as at OpenAI, STOP where the function was named. ``logprobs``: tokens come
     with their scores. ``echo``: the answer begins with the prompt, of which ``prompt`` is the text;
-    None: it was given as tokens.
+    None: it was given as tokens. ``token_ids``: those of the text are told.
     """
 
     eos: frozenset[int]
@@ -34,6 +34,7 @@ class TextRules:
     logprobs: bool = False
     echo: bool = False
     prompt: str | None = None
+    token_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Piece(NamedTuple):
     kind: DeltaKind = DeltaKind.CONTENT
     call: ToolCallPart | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class AnswerEnded(NamedTuple):

@@ -89,7 +89,7 @@ class OpenStream:
                 ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
             )
         # Tokens without text are in the usage; nobody reads an empty delta.
-        elif item.text or item.call or item.logprobs:
+        elif item.text or item.call or item.logprobs or item.token_ids:
             delta = self.stream.add(item)
             if delta is not None:
                 part.deltas.append(delta)

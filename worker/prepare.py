@@ -197,4 +197,5 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
         logprobs=request.top_logprobs is not None,
         echo=request.echo,
         prompt=request.prompt,
+        token_ids=request.token_ids,
     )

@@ -26,6 +26,7 @@ class Row:
     __slots__ = (
         "_detokenizer",
         "_held",
+        "_ids",
         "_job",
         "_logprob",
         "_out_chars",
@@ -60,6 +61,7 @@ class Row:
         self._out_chars = 0
         self._logprob = 0.0
         self._unreported_tokens = 0
+        self._ids: list[int] | None = [] if rules.token_ids else None
 
     def echo(
         self,
@@ -93,6 +95,8 @@ class Row:
             return self._finish(FinishReason.STOP, str(token), out)
         self.tokens += 1
         self._unreported_tokens += 1
+        if self._ids is not None:
+            self._ids.append(token)
         text = self._detokenizer.add(token)
         if scores is not None:
             self._logprob += scores.logprob
@@ -143,7 +147,14 @@ class Row:
         if self._unreported_tokens or self._held:
             # Tokens that came to no text: of a stop string, of a marker, or without any.
             out.append(
-                Piece(job_id, self.index, "", self._unreported_tokens, logprobs=tuple(self._held))
+                Piece(
+                    job_id,
+                    self.index,
+                    "",
+                    self._unreported_tokens,
+                    logprobs=tuple(self._held),
+                    token_ids=self._unreported_ids(),
+                )
             )
         out.append(AnswerEnded(job_id, self.index, reason, stop, self.tokens, self._logprob))
         return True
@@ -151,7 +162,10 @@ class Row:
     def _emit(self, text: str, out: list[JobOutput]) -> None:
         if self._parser is None and self._track is None:
             if text:
-                out.append(Piece(self._job.job_id, self.index, text, self._unreported_tokens))
+                piece = Piece(self._job.job_id, self.index, text, self._unreported_tokens)
+                if self._ids is not None:
+                    piece = piece._replace(token_ids=self._unreported_ids())
+                out.append(piece)
                 self._unreported_tokens = 0
             return
         entries: list[TokenLogprob] = []
@@ -175,6 +189,13 @@ class Row:
             entries = [] if kind is DeltaKind.CONTENT else entries
         self._held += entries
 
+    def _unreported_ids(self) -> tuple[int, ...]:
+        if self._ids is None:
+            return ()
+        ids = tuple(self._ids)
+        self._ids.clear()
+        return ids
+
     def _give(
         self,
         kind: DeltaKind,
@@ -197,6 +218,7 @@ class Row:
                 kind,
                 call,
                 tuple(entries),
+                self._unreported_ids(),
             )
         )
         self._unreported_tokens = 0

@@ -23,6 +23,7 @@ class _Waiting:
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
     def takes(self, piece: Piece) -> bool:
         """Whether a piece of the same answer can be joined."""
@@ -36,6 +37,7 @@ class _Waiting:
         self.texts.append(piece.text)
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
+        self.token_ids += piece.token_ids
 
 
 class Stream:
@@ -55,10 +57,10 @@ class Stream:
 
     def add(self, piece: Piece) -> Delta | None:
         """Take a piece; return what may be sent now."""
-        _, index, text, tokens, kind, call, logprobs = piece
+        _, index, text, tokens, kind, call, logprobs, token_ids = piece
         if self._credit_deltas > 0 and not self._waiting:
             self._credit_deltas -= 1
-            return Delta(self._stream_id, text, tokens, index, kind, call, logprobs)
+            return Delta(self._stream_id, text, tokens, index, kind, call, logprobs, token_ids)
         last = next((part for part in reversed(self._waiting) if part.index == index), None)
         if last is None or not last.takes(piece):
             last = _Waiting(index, kind, call)
@@ -89,4 +91,5 @@ class Stream:
             part.kind,
             part.call,
             tuple(part.logprobs),
+            tuple(part.token_ids),
         )

@@ -342,10 +342,11 @@ SAMPLES: Final[tuple[Any, ...]] = (
         owner="key_0123456789ab",
         memory_wait_s=12.5,
         whole=True,
+        token_ids=True,
     ),
     Credit(7, 32),
     Cancel(7),
-    Accepted(7, 21, 3, ("as anyOf",)),
+    Accepted(7, 21, 3, ("as anyOf",), (5, 6)),
     Refused(7, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9000 > 8192", "messages", 1.5),
     Outputs(
         deltas=(
