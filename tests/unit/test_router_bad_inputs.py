@@ -24,11 +24,14 @@ from lmx.router.schemas_tasks import (
     DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     parse_detokenize,
     parse_embedding,
     parse_rerank,
+    parse_score,
     parse_tokenize,
+    reranking_of,
 )
 from lmx.router.unsupported import CHAT, COMPLETION
 
@@ -232,6 +235,11 @@ async def test_odd_values_in_every_field_over_http() -> None:
         assert (await rig.chat_json())[0] == 200
 
 
+def _score_of(body: dict[str, Any]) -> tuple[Any, Any]:
+    wanted = parse_score(body)
+    return wanted, reranking_of(wanted)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats(allow_nan=False)
     | st.text(max_size=5),
@@ -244,6 +252,7 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (CompletionRequest, parse_completion, {"prompt": "a"}),
     (EmbeddingRequest, parse_embedding, {"input": "a"}),
     (RerankRequest, parse_rerank, {"query": "a", "documents": ["b"]}),
+    (ScoreRequest, _score_of, {"text_1": "a", "text_2": ["b"]}),
     (TokenizeRequest, parse_tokenize, {"prompt": "a"}),
     (DetokenizeRequest, parse_detokenize, {"tokens": [1]}),
 ]
