@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.codec import MAX_MESSAGE_BYTES
+from lmx.protocol.set_aside import set_aside
 from lmx.supervisor import zmtp
 
 log = structlog.get_logger()
@@ -113,6 +114,8 @@ class Door:
         self._connections: dict[Connection, None] = {}
         self._by_identity: dict[bytes, Connection] = {}
         self._server: asyncio.Server | None = None
+        if path.is_dir():
+            set_aside(path)
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))

@@ -174,17 +174,22 @@ class Core:
     def stop_workers(self, now_s: float, *, at_once: bool) -> None:
         """End every worker and fetch; nothing starts from here on."""
         self.begin_stopping()
-        detail = "lmx is shutting down"
         for slot in self.slots.values():
-            slot.wanted = False
-            if slot.state in (SlotState.FETCHING, SlotState.QUEUED):
-                self._life.put_down(slot, SlotState.COLD)
-            self._life.failures.deny_waiters(
-                slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail)
-            )
-            if slot.worker is not None:
-                ask = KillAsked if at_once else StopAsked
-                self._life.step(slot, ask(ExitCause.SHUTDOWN, detail), now_s)
+            try:
+                self._stop_worker(slot, now_s, at_once=at_once)
+            except Exception:
+                # A bug in one model's affairs must not keep the others running.
+                log.exception("stop.failed", model=slot.model.id)
+
+    def _stop_worker(self, slot: Slot, now_s: float, *, at_once: bool) -> None:
+        detail = "lmx is shutting down"
+        slot.wanted = False
+        if slot.worker is not None:
+            ask = KillAsked if at_once else StopAsked
+            self._life.step(slot, ask(ExitCause.SHUTDOWN, detail), now_s)
+        if slot.state in (SlotState.FETCHING, SlotState.QUEUED):
+            self._life.put_down(slot, SlotState.COLD)
+        self._life.failures.deny_waiters(slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail))
 
     def reconfigure(self, config: Config, changes: ModelChanges, now_s: float) -> None:
         """Take another configuration while all goes on: only the models that it changes notice.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.regular_file import read_regular
 from lmx.supervisor.home import Home
 from lmx.supervisor.sources import (
     FolderSource,
@@ -15,6 +17,8 @@ from lmx.supervisor.sources import (
     folder_path,
     parse_source,
 )
+
+_REF_LIMIT_BYTES: Final = 4096
 
 
 def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
@@ -55,8 +59,9 @@ def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Pa
         root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
     repository = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
     try:
-        commit = (repository / "refs" / revision).read_text().strip()
-    except OSError:
+        named = read_regular(repository / "refs" / revision, _REF_LIMIT_BYTES)
+        commit = named.decode("ascii").strip()
+    except (OSError, ValueError):
         commit = revision
     folder = repository / "snapshots" / commit
     return folder if folder.is_dir() else None

@@ -27,7 +27,10 @@ from typing import Any
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 
+from lmx.protocol.regular_file import read_regular
 from lmx.supervisor.completeness import missing_part
+
+_REF_LIMIT_BYTES = 4096
 
 
 def scan() -> list[dict[str, Any]]:
@@ -59,12 +62,20 @@ def _snapshots(folder: Path) -> list[dict[str, Any]]:
             "commit": path.name,
             "refs": [ref for ref, commit in refs.items() if commit == path.name],
             "path": str(path),
-            "missing": missing_part(path),
+            "missing": _missing_part(path),
             "has_gguf": any(file.is_file() for file in path.rglob("*.gguf")),
         }
         for path in sorted((folder / "snapshots").glob("*"))
         if path.is_dir()
     ]
+
+
+def _missing_part(folder: Path) -> str | None:
+    """One that can't be read is not whole, and costs no other."""
+    try:
+        return missing_part(folder)
+    except OSError as error:
+        return f"{folder.name} (it can't be read: {error.strerror or error})"
 
 
 def _modified_s(folder: Path) -> float:
@@ -109,9 +120,9 @@ def _delete_snapshots(folder: Path, commits: Collection[str]) -> None:
 
 def _refs(folder: Path) -> dict[Path, str]:
     return {
-        path: path.read_text().strip()
+        path: read_regular(path, _REF_LIMIT_BYTES).decode("utf-8", "replace").strip()
         for path in sorted((folder / "refs").rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.stat().st_size <= _REF_LIMIT_BYTES
     }
 
 

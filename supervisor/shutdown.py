@@ -41,12 +41,12 @@ class Shutdown:
     async def run(self, grace_s: float) -> None:
         """Return when no process is left; requests have ``grace_s`` to finish."""
         self._core.begin_stopping()
-        self._core.flush(time.monotonic())
+        _try(lambda: self._core.flush(time.monotonic()))
         # The router ends its streams itself within its grace; the rest is for its exit.
-        self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S)
+        _try(lambda: self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S))
         await self._until(lambda: not self._guard.running or self._at_once)
         # Nobody is left to answer: who comes now is refused at once, not left in the backlog.
-        self._guard.close()
+        _try(self._guard.close)
         self._core.stop_workers(time.monotonic(), at_once=self._at_once)
         if self._at_once:
             self._guard.stop(time.monotonic(), 0.0)
@@ -71,3 +71,11 @@ class Shutdown:
         while not condition():
             self._wake.clear()
             await self._wake.wait()
+
+
+def _try(step: Callable[[], None]) -> None:
+    """Go down all the same if a step trips over a bug: nothing may be left running."""
+    try:
+        step()
+    except Exception:
+        log.exception("shutdown.step_failed")

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from fake_hub import FakeHub, Fault, fake_hub
-from model_folders import write_model
+from model_folders import PLAIN, write_model
 from rig import Rig, rig, scripted, wait_until
 
 from lmx.protocol.control import LoadModel
@@ -288,3 +288,24 @@ def test_a_hub_that_takes_no_more_requests_is_a_503_with_its_own_time(
     status, body, _ = post(lmx, name)
     assert status == 200
     wait_status(lmx, body["download_id"], DownloadStatus.COMPLETED)
+
+
+def test_one_whose_files_can_not_be_read_is_not_served(
+    hub: FakeHub, lmx: Rig, tmp_path: Path
+) -> None:
+    hub.faults.clear()
+    name = repository(hub, tmp_path, "surrogate")
+    config = {**PLAIN, "model_type": "\ud800"}
+    hub.add(name, {
+        "config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
+        WEIGHTS: (tmp_path / "surrogate" / WEIGHTS).read_bytes(),
+    })  # fmt: skip
+    started: DownloadView = lmx.ask(StartDownload(name))
+    done = wait_status(lmx, started.download_id, DownloadStatus.COMPLETED)
+    assert done.model_id is None
+    assert "downloaded, but not served: " in (done.error or "")
+    assert "model_type is no name" in (done.error or "")
+    added = lmx.home / "state" / "models.json"
+    assert not added.exists() or name not in added.read_text()
+    assert name in available(lmx)
+    assert lmx.cli("status").returncode == 0

@@ -60,3 +60,16 @@ def test_a_scan_tells_of_each_commit_with_its_names(repository: Path) -> None:
         (OLD, ["v1"]),
         (NEW, ["main"]),
     ]
+
+
+def test_what_can_not_be_read_of_one_costs_no_other(repository: Path) -> None:
+    bad = repository / "snapshots" / ("c" * 40)
+    bad.mkdir()
+    (bad / "config.json").write_text("{}")
+    (bad / "x.safetensors.index.json").write_bytes(b'{"weight_map": ' + b"[" * 5000)
+    (repository / "refs" / "garbage").write_bytes(b"\xff" * 100)
+    (repository / "refs" / "large").write_bytes(b"x" * 10_000)
+    (found,) = hub_main.scan()
+    told = {each["commit"]: each["missing"] for each in found["snapshots"]}
+    assert len(told) > 1
+    assert "damaged" in told[bad.name]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from bad_files import put_bad
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from lmx.protocol.specs import ApiKey, RateLimits
 from lmx.supervisor.config import Config, GroupConfig
 from lmx.supervisor.config_diff import SECTIONS
 from lmx.supervisor.config_limits import LimitsConfig
-from lmx.supervisor.config_load import load_config, variable_names
+from lmx.supervisor.config_load import config_notices, load_config, variable_names
 from lmx.supervisor.config_model import PrefixCacheConfig, SpeculationConfig
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "lmx.example.yaml"
@@ -417,3 +418,25 @@ def test_hosts_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: P
 )
 def test_origins_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     assert load("", tmp_path, LMX_SERVER_CORS_ORIGINS=text).server.cors_origins == expected
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "garbage", "deep"])
+def test_a_configuration_that_is_no_text_is_said_and_not_waited_for(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lmx.yaml"
+    put_bad(path, kind)
+    with pytest.raises(OperationError, match=str(path)) as refused:
+        load_config(path, {})
+    assert refused.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_one_that_is_empty_is_valid_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.touch()
+    assert load_config(path, {}).models == ()
+    assert config_notices(path) == [
+        f"{path} is empty: what it should say is as by default, and no models are in it"
+    ]
+    path.write_text("models: []")
+    assert config_notices(path) == config_notices(None) == []
