@@ -74,14 +74,19 @@ class Adoption:
         """Whether a worker that says Hello is ours, or is from now on; if not, it is ended."""
         if self._core.knows(hello.instance):
             return True
-        # No record says what it may still grow to: what its start would reserve does.
-        held_bytes = max(hello.memory_bytes, self._core.planned_bytes(hello.model_id))
+        # No record says what it may still grow to: what its start would reserve does, as soon as
+        # the model's files have been read.
+        planned_bytes = self._core.planned_bytes(hello.model_id)
+        held_bytes = max(hello.memory_bytes, planned_bytes)
         record = WorkerRecord(hello.pid, hello.instance, hello.model_id, held_bytes)
         if not record.alive:
             return False
         self._records.save_worker(record)
         self._take_worker(record, now_s)
-        return self._core.knows(hello.instance)
+        known = self._core.knows(hello.instance)
+        if known and not planned_bytes:
+            self._core.reserve_once_read(hello.instance)
+        return known
 
     def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
         """Keep a router that says Hello: adopt it where there is none, end a second one."""

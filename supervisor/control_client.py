@@ -22,7 +22,7 @@ _LOOK_AGAIN_S: Final = 0.2
 def supervisor_runs(home: Home) -> bool:
     """Whether a supervisor holds this home's lock. Takes it for an instant if none does."""
     try:
-        descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(home.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -74,6 +74,7 @@ class Core:
         )
         self.operator = OperatorWishes(self._life, self._placer, actions, self._pins, self.want)
         self._public = PublicState(actions, epoch)
+        self._unread: set[str] = set()
         self._take_names()
         for slot in self.slots.values():
             slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)
@@ -231,6 +232,11 @@ class Core:
             self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
         return True
 
+    def reserve_once_read(self, instance: str) -> None:
+        """Have an adopted worker hold at least what a start of its model would reserve, once the
+        model's files have been read."""
+        self._unread.add(instance)
+
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
         """Return what a worker of the model would have reserved if it were started now, as it is
         or as ``model`` says; 0 if that can't be told: it has no folder on this machine, none that
@@ -326,6 +332,10 @@ class Core:
         slot = self.slots.get(model_id)
         if slot is not None:
             self._life.inspected(slot, found, now_s)
+            worker = slot.worker
+            if worker is not None and worker.instance in self._unread and slot.needs is not None:
+                self._unread.discard(worker.instance)
+                self.ledger.raise_to(worker.instance, slot.needs.reserve_bytes)
             self._placer.place(now_s)
 
     def files_changed(self, model_id: str) -> None:

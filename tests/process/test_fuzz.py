@@ -155,7 +155,7 @@ def fuzz(folders: int, frames: int, state: int, restarts: int) -> None:
 
 
 def test_some_hundred_cases() -> None:
-    fuzz(folders=60, frames=150, state=100, restarts=1)
+    fuzz(folders=100, frames=300, state=100, restarts=0)
 
 
 @pytest.mark.soak
