@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from lmx.protocol.log_files import rotated
-from lmx.protocol.set_aside import clear_for_log
+from lmx.protocol.set_aside import clear_for_file
 
 _CHECK_S: Final = 0.2
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -93,7 +93,7 @@ def _keep_forever(keep: Callable[[], object]) -> None:
 
 def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) -> None:
     for number in range(1, limit.keep + 1):
-        clear_for_log(rotated(path, number))
+        clear_for_file(rotated(path, number))
     for number in range(limit.keep - 1, 0, -1):
         with contextlib.suppress(FileNotFoundError):
             rotated(path, number).replace(rotated(path, number + 1))

@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from lmx.protocol.log_limit import LogLimit, keep_forever, keep_to
-from lmx.protocol.set_aside import clear_for_log
+from lmx.protocol.set_aside import clear_for_file
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -122,7 +122,7 @@ class LogFile:
     def attach(self) -> None:
         """Point descriptors 1 and 2 at the file, appending; make its folder if needed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        clear_for_log(self._path)
+        clear_for_file(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

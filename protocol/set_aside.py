@@ -26,8 +26,8 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def clear_for_log(path: Path) -> Path | None:
-    """Have nothing at ``path`` that can't be a log file: a folder, a pipe, a link to nowhere.
+def clear_for_file(path: Path) -> Path | None:
+    """Have nothing at ``path`` that can't be a file: a folder, a pipe, a link to nowhere.
 
     Returns where it was moved, None where nothing was in the way. A link to a file, to one that is
     yet to be made or to a device is a person's wish. Raises ``OSError``.

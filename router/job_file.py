@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import stat
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from lmx.protocol.set_aside import set_aside
+from lmx.protocol.set_aside import clear_for_file, set_aside
 from lmx.router.job_records import INCREMENTAL, SCHEMA_VERSION, create
 
 _BUSY_TIMEOUT_MS: Final = 2000
@@ -33,8 +32,10 @@ def open_records(path: Path) -> sqlite3.Connection:
     its place. Raises ``OSError`` and ``sqlite3.Error`` when the file
     can't be used now: the folder is missing, the disk is full, another process holds it.
     """
-    if not _is_file(path):
-        move_aside(path, "it is no file")
+    for suffix in ("", "-wal", "-shm"):
+        aside = clear_for_file(path.with_name(path.name + suffix))
+        if aside is not None:
+            _log.error("jobs.file_moved_aside", path=str(path), to=str(aside), reason="no file")
     try:
         return _open(path)
     except sqlite3.DatabaseError as error:
@@ -68,14 +69,6 @@ def move_aside(path: Path, why: str) -> None:
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is a file, or may become one."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:
-        return not path.is_symlink()
 
 
 class _OtherVersionError(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.set_aside import clear_for_log
+from lmx.protocol.set_aside import clear_for_file
 from lmx.supervisor.control_client import ControlClient, supervisor_runs
 from lmx.supervisor.descendants import unmarked
 from lmx.supervisor.home import Home
@@ -53,7 +53,7 @@ def spawn_background(
     command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached", "--background"]
     if config_path is not None:
         command += ["--config", str(config_path)]
-    clear_for_log(home.supervisor_log)
+    clear_for_file(home.supervisor_log)
     log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(

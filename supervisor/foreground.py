@@ -15,7 +15,7 @@ from typing import Final
 from lmx.protocol.limits import raise_file_limit
 from lmx.protocol.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.logs import LogFile, configure_logs
-from lmx.protocol.set_aside import clear_for_log
+from lmx.protocol.set_aside import clear_for_file
 from lmx.supervisor.advice import advice
 from lmx.supervisor.cli_command import config_path
 from lmx.supervisor.config import LogConfig
@@ -43,7 +43,7 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     prepared = home.prepare()
     faulthandler.enable()
     raise_file_limit()
-    aside = clear_for_log(home.supervisor_log)
+    aside = clear_for_file(home.supervisor_log)
     logs = _Logs(home, config.logs, detached=invocation.detached)
     service = Service(config, home, version, invocation, lambda new: logs.follow(new.logs))
     if aside is not None:

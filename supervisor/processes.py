@@ -15,7 +15,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.ids import new_instance_id
-from lmx.protocol.set_aside import clear_for_log
+from lmx.protocol.set_aside import clear_for_file
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.budget import Ledger
 from lmx.supervisor.child import signal_group, start_child
@@ -198,7 +198,7 @@ class Processes:
 
     def _log(self, path: Path) -> Path:
         """Return where a child is to log, once nothing stands in the way there."""
-        aside = clear_for_log(path)
+        aside = clear_for_file(path)
         if aside is not None:
             self._say(f"{path} was no file: it was set aside as {aside.name}")
         return path

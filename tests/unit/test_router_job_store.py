@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from bad_files import BAD_FILES, put_bad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +122,17 @@ async def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path, content
         store.put(row("a"))
         assert await store.get("a", None) is not None
     assert path.with_name("jobs.sqlite.damaged").read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+async def test_what_is_no_file_or_garbage_is_moved_aside(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "jobs.sqlite"
+    put_bad(path, kind)
+    if kind in ("folder", "pipe"):
+        put_bad(path.with_name("jobs.sqlite-wal"), kind)
+    with opened(path) as store:
+        store.put(row("a"))
+        assert await store.get("a", None) is not None
 
 
 async def test_a_file_of_another_version_is_moved_aside(tmp_path: Path) -> None:

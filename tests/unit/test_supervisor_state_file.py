@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bad_files import BAD_FILES, put_bad
 
-from lmx.protocol.set_aside import clear_for_log, set_aside
+from lmx.protocol.set_aside import clear_for_file, set_aside
 from lmx.supervisor.added_file import AddedFile
 from lmx.supervisor.admin_key import read_admin_key
 from lmx.supervisor.download_records import DownloadFile
@@ -83,19 +83,19 @@ def test_the_lock_can_be_taken(kind: str, tmp_path: Path) -> None:
 def test_a_log_can_be_written(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     put_bad(path, kind)
-    assert clear_for_log(path) == path.with_name("worker.log.damaged")
-    assert clear_for_log(path) is None
+    assert clear_for_file(path) == path.with_name("worker.log.damaged")
+    assert clear_for_file(path) is None
 
 
 def test_links_of_logs_are_a_persons_wish(tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     for target in (tmp_path / "not-yet", Path("/dev/null")):
         path.symlink_to(target)
-        assert clear_for_log(path) is None
+        assert clear_for_file(path) is None
         path.unlink()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
-        assert clear_for_log(path) is not None
+        assert clear_for_file(path) is not None
 
 
 @pytest.mark.parametrize("kind", sorted(BAD_FILES))
