@@ -17,6 +17,7 @@ import structlog
 
 from lmx.protocol import codec
 from lmx.protocol.errors import ProtocolError
+from lmx.supervisor.child import without_keys
 from lmx.supervisor.home import Home
 from lmx.supervisor.inspection import Inspection, Question, read_answer, shown
 
@@ -29,8 +30,11 @@ _SOON_S: Final = 6.0
 """Who asks a question waits for its answer up to ten seconds."""
 
 _AT_ONCE: Final = 4
-_MOST_STUCK: Final = 8
-"""Readers that not even SIGKILL ends, as on a network mount that is gone: no more are started."""
+_SLOW_S: Final = 1.0
+"""After so long a reader is no longer one of the four."""
+
+_MOST_READERS: Final = 32
+"""With those that not even SIGKILL ends, as on a network mount that is gone."""
 
 _IDLE_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 8 * 1024**2
@@ -42,8 +46,8 @@ class InspectionError(Exception):
 
 
 class Inspector:
-    """Asks readers, up to four at a time. One that has answered is kept for the next question,
-    for a minute. One event loop; nothing blocks it."""
+    """Asks readers, up to four at a time and those that are slow. One that has answered is kept for
+    the next question, for a minute. One event loop; nothing blocks it."""
 
     def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
         self._home = home
@@ -102,28 +106,40 @@ class Inspector:
 
     async def _ask(self, question: dict[str, Any], answer_s: float | None = None) -> dict[str, Any]:
         limit_s = self._answer_s if answer_s is None else answer_s
+        soon_s = min(_SLOW_S, limit_s)
+        await self._places.acquire()
         try:
-            async with asyncio.timeout(limit_s):
-                return await self._ask_reader(question)
-        except TimeoutError:
-            raise InspectionError(f"no answer within {limit_s:g} s: is its disk there?") from None
-
-    async def _ask_reader(self, question: dict[str, Any]) -> dict[str, Any]:
-        async with self._places:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
             reader = await self._reader()
             self._busy.add(reader)
-            answered = False
+            asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
             try:
-                answer = await self._exchange(reader, question)
-                answered = True
-            finally:
-                self._busy.discard(reader)
-                self._put_back(reader, answered=answered)
+                await asyncio.wait([asking], timeout=soon_s)
+            except asyncio.CancelledError:
+                self._done_with(reader, asking)
+                raise
+        finally:
+            # Who is slow, or hangs, keeps nobody else waiting.
+            self._places.release()
+        try:
+            await asyncio.wait([asking], timeout=limit_s - soon_s)
+        finally:
+            self._done_with(reader, asking)
+        if asking.cancelled() or not asking.done():
+            raise InspectionError(f"no answer within {limit_s:g} s: is its disk there?")
+        answer = asking.result()
         if "error" in answer:
             raise InspectionError(str(answer["error"]))
         return answer
+
+    def _done_with(
+        self, reader: asyncio.subprocess.Process, asking: asyncio.Task[dict[str, Any]]
+    ) -> None:
+        answered = asking.done() and not asking.cancelled() and asking.exception() is None
+        asking.cancel()
+        self._busy.discard(reader)
+        self._put_back(reader, answered=answered)
 
     async def _exchange(
         self, reader: asyncio.subprocess.Process, question: dict[str, Any]
@@ -150,15 +166,16 @@ class Inspector:
             reader = self._idle.pop()
             if reader.returncode is None:
                 return reader
-        if len(self._leaving) >= _MOST_STUCK:
+        if len(self._busy) + len(self._leaving) >= _MOST_READERS:
             raise InspectionError("earlier reads still hang: is a disk gone?")
+        environment = {**without_keys(os.environ), "LMX_HOME": str(self._home.path)}
         try:
             # -P: nothing is imported from the working directory.
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "lmx.supervisor.inspect_main",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-                limit=_LINE_LIMIT_BYTES, env={**os.environ, "LMX_HOME": str(self._home.path)},
+                limit=_LINE_LIMIT_BYTES, env=environment,
             )  # fmt: skip
         except OSError as error:
             raise InspectionError(f"can't start its reader: {error.strerror or error}") from error

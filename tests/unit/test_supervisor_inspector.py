@@ -68,9 +68,10 @@ async def test_one_that_hangs_keeps_no_other_waiting(
         script(tmp_path, patched, "exec sleep 60")
         hanging = [
             asyncio.create_task(inspector.inspect(Question(str(folder), str(folder))))
-            for _ in range(3)
+            for _ in range(9)
         ]
-        await asyncio.sleep(0.1)
+        while len(inspector._busy) < 9:
+            await asyncio.sleep(0.02)
     found = await inspector.inspect(Question(str(folder), str(folder)))
     assert found.files is not None
     assert not any(task.done() for task in hanging)
