@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         self.identity = b""
         self.named = False
         self.heard_at_s = 0.0
+        self.spoke = False
         self.topics: set[bytes] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
                 self.named = each.identity != b""
                 self._door.introduced(self, each.identity)
             else:
-                self.heard_at_s = time.monotonic()
+                self.heard_at_s, self.spoke = time.monotonic(), True
                 self._door.on_message(self, each)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -102,8 +103,8 @@ class Door:
     file that is there is an earlier supervisor's.
 
     Short of descriptors, or with more than a thousand connections, a new one takes the place of
-    another: first of one that has never named itself, the longest silent first. What workers and
-    the router have is named.
+    another that has no name: first of those that have said nothing, the longest silent first. Workers
+    and subscribers have a name.
     """
 
     def __init__(self, path: Path, socket_type: bytes, on_message: OnMessage) -> None:
@@ -168,7 +169,7 @@ class Door:
         if not short and len(self._connections) <= _MOST_CONNECTIONS:
             return
         others = [each for each in self._connections if each is not connection and not each.named]
-        given_up = min(others, key=lambda each: each.heard_at_s, default=connection)
+        given_up = min(others, key=lambda each: (each.spoke, each.heard_at_s), default=connection)
         log.warning("control.connection_ended", connections=len(self._connections), limit=soft)
         given_up.end()
 

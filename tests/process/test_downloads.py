@@ -104,7 +104,7 @@ def stuck(hub: FakeHub, lmx: Rig, repo_id: str) -> DownloadView:
 
 
 def fetches(lmx: Rig) -> list[psutil.Process]:
-    return [p for p in lmx.processes() if "lmx.supervisor.fetch_main" in p.cmdline()]
+    return [p for p in lmx.lasting() if "lmx.supervisor.fetch_main" in p.cmdline()]
 
 
 def test_several_at_once_are_served_once_they_have_come(

@@ -26,7 +26,7 @@ ONE = {"models": [scripted("alpha", aliases=["al/ias"])]}
 def test_a_signal_ends_every_process(number: signal.Signals) -> None:
     with rig(ONE) as lmx:
         lmx.wait_state("alpha", "ready")
-        assert len(lmx.processes()) == 3
+        assert len(lmx.lasting()) == 3
         assert lmx.stop(number) == 0
         assert lmx.processes() == []
 

@@ -203,6 +203,11 @@ class Rig:
                 continue
         return found
 
+    def lasting(self) -> list[psutil.Process]:
+        """Return the processes but for those that read model files: they come and go."""
+        readers = "lmx.supervisor.inspect_main"
+        return [each for each in self.processes() if readers not in _command(each)]
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """End the supervisor with a signal and return its exit status."""
         assert self.supervisor is not None
@@ -216,6 +221,8 @@ class Rig:
         try:
             if self.supervisor is not None and self.supervisor.poll() is None:
                 assert self.stop() == 0, self.output.read_text()
+            # A reader of model files ends by itself when its supervisor is killed.
+            wait_until(lambda: len(self.lasting()) == len(self.processes()), "readers are gone")
             left = [f"{p.pid} {' '.join(p.cmdline())}" for p in self.processes()]
             assert left == [], f"processes are left: {left}"
             for folder in self._elsewhere:
@@ -227,6 +234,13 @@ class Rig:
             for process in self.processes():
                 process.kill()
             shutil.rmtree(self.root)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 @contextmanager
