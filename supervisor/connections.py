@@ -103,8 +103,8 @@ class Door:
     file that is there is an earlier supervisor's.
 
     Short of descriptors, or with more than a thousand connections, a new one takes the place of
-    another that has no name: first of those that have said nothing, the longest silent first. Workers
-    and subscribers have a name.
+    another that has no name: first of those that have said nothing, the longest silent first.
+    Workers and subscribers have a name.
     """
 
     def __init__(self, path: Path, socket_type: bytes, on_message: OnMessage) -> None:
