@@ -148,6 +148,19 @@ def test_a_json_object_is_one(client: OpenAI) -> None:
     assert streamed(client, **settings)[0].content == choice.message.content
 
 
+# Together with its length, more than there is time for while an answer is written.
+MANY_WORDS = {
+    "type": "object",
+    "properties": {
+        "words": {
+            "type": "string",
+            "maxLength": 5000,
+            "pattern": "^(?:\\S+\\s+){0,99}\\S+$",
+        }
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("param", "settings"),
     [
@@ -159,6 +172,29 @@ def test_a_json_object_is_one(client: OpenAI) -> None:
                     "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
                 }
             },
+        ),
+        (
+            "response_format.json_schema.schema.properties.words",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": MANY_WORDS},
+                }
+            },
+        ),
+        (
+            "tools[0].function.parameters.properties.words",
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "x", "parameters": MANY_WORDS}}
+                ],
+                "tool_choice": "required",
+            },
+        ),
+        # The tokens of this model have no way to write it.
+        (
+            "structured_outputs.choice[1]",
+            {"extra_body": {"structured_outputs": {"choice": ["a", "a\u0004b"]}}},
         ),
         ("structured_outputs.regex", {"extra_body": {"structured_outputs": {"regex": "(a"}}}),
         ("structured_outputs.grammar", {"extra_body": {"structured_outputs": {"grammar": "%%"}}}),

@@ -8,7 +8,7 @@ import OpenAI, {
   PermissionDeniedError,
   RateLimitError,
 } from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const [baseURL, apiKey, scripts] = process.argv.slice(2);
@@ -79,6 +79,22 @@ for (const stream of [false, true]) {
   });
   const said = await runner.finalContent();
   found[stream ? "toolsStreamed" : "tools"] = { said, asked };
+}
+
+const weather = zodFunction({ name: "get_weather", parameters: z.object({ city: z.string() }) });
+const named = { type: "function", function: { name: "get_weather" } };
+const some = { type: "allowed_tools", allowed_tools: { mode: "required", tools: [named] } };
+found.choices = [];
+for (const choice of ["auto", "required", named, some, "none"]) {
+  const { choices } = await client.chat.completions.parse({
+    model: "good",
+    messages: says("What is the weather in Paris and in Oslo?"),
+    tools: [weather],
+    tool_choice: choice,
+  });
+  const calls = choices[0].message.tool_calls ?? [];
+  const cities = calls.map((call) => call.function.parsed_arguments.city);
+  found.choices.push([choices[0].finish_reason, ...cities]);
 }
 
 const text = await client.completions.create({
