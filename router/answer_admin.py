@@ -55,7 +55,7 @@ class ModelLine(Answer):
 
 class LoadedModel(ModelLine):
     """A model in memory. ``memory_gb``: what its process takes now. ``request_count``: since
-    lmx's router started, or since it was loaded where that is more; ``last_used_at``: null if that
+    lmx was started, or since it was loaded where that is more; ``last_used_at``: null if that
     is none. ``expires_in_s``: null if it stays."""
 
     memory_gb: float

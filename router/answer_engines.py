@@ -48,7 +48,7 @@ class EngineMemory(Answer):
 
 class EnginePerformance(Answer):
     """``last_inference_tps``: tokens a second of the last answer, 0 before the first.
-    ``total_requests``: since lmx's router started, or since it was loaded where that is more."""
+    ``total_requests``: since lmx was started, or since it was loaded where that is more."""
 
     last_inference_tps: float
     total_requests: int

@@ -11,7 +11,7 @@ from lmx.router.answer_types import Answer
 
 
 class ModelFigures(Answer):
-    """Requests of one model since the router started."""
+    """Requests of one model since lmx was started."""
 
     requests: int
     errors: int

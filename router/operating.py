@@ -92,7 +92,8 @@ def is_loaded_line(line: Mapping[str, Any]) -> bool:
 
 def requests_of(line: Mapping[str, Any], metrics: RequestMetrics) -> int:
     """Return how many requests a model has had. Its worker tells with its beats, a second late,
-    those since it was loaded; the router knows at once, but only of those since it started."""
+    those since it was loaded; the router knows at once of those that have ended since lmx was
+    started."""
     counted, _ = metrics.used(line["model"])
     return max(counted, int(line["requests_total"]))
 

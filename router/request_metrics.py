@@ -289,6 +289,7 @@ def _model_tally(name: str, tally: ModelTally) -> Tally:
 def reading_of(tallies: Iterable[Tally]) -> Reading:
     """Return what :func:`tallies_of` was given, as far as this release knows it."""
     totals, models = Totals(), dict[str, ModelTally]()
+    known = {each.name for each in fields(Totals)}
     http: dict[tuple[str, str, str], int] = {}
     limited: dict[tuple[str, str], int] = {}
     for tally in tallies:
@@ -297,7 +298,7 @@ def reading_of(tallies: Iterable[Tally]) -> Reading:
             continue
         for name, value in tally.by_name().items():
             match name.split(":"):
-                case [field] if hasattr(totals, field):
+                case [field] if field in known:
                     setattr(totals, field, int(value))
                 case ["http", method, *route, status]:
                     http[method, ":".join(route), status] = int(value)
