@@ -134,13 +134,15 @@ AnswerCheck = Callable[[str], str | None]
 class ConstraintMaker:
     """Makes one row's constraint of what was compiled once for all rows of a request.
 
-    ``check`` is for what the constraint does not enforce; ``remarks``, for people, say what is
-    enforced otherwise than it was asked for.
+    ``check`` is for what the constraint does not enforce of a text, ``call_checks`` of the
+    arguments of functions, by their names; ``remarks``, for people, say what is enforced otherwise
+    than it was asked for.
     """
 
     make: Callable[[], Constraint]
     check: AnswerCheck | None = None
     remarks: tuple[str, ...] = ()
+    call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
 
     def __call__(self) -> Constraint:
         """Return a row's constraint, at its beginning."""

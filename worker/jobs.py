@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmx.protocol.data import Timings, TokenLogprob, ToolCallPart, Usage
@@ -43,7 +43,8 @@ class Job:
     ``memory_wait_s``: how long it may wait for a row while the machine is short of memory.
 
     Has a row for each answer, all with the same prompt; or one row with a beam search, which
-    finds ``answers`` of them. ``check``: what an answer must satisfy beside its constraint.
+    finds ``answers`` of them. ``check``: what an answer must satisfy beside its constraint,
+    ``call_checks``: what the arguments of its calls must, by the functions' names.
     ``remarks``: what is done otherwise than it was asked for, for people.
     """
 
@@ -57,6 +58,7 @@ class Job:
     memory_wait_s: float | None = None
     check: AnswerCheck | None = None
     remarks: tuple[str, ...] = ()
+    call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
 
 
 class Piece(NamedTuple):

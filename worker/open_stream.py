@@ -49,9 +49,11 @@ class OpenStream:
     def prepared(self, job: Job) -> None:
         """Its prompt has been made, and it waits for the engine."""
         self.preparing = False
-        if job.check is not None:
+        if job.check is not None or job.call_checks:
             self.review = AnswerReview(
-                job.check, whole=self.request.whole and not self.request.search.beam
+                job.check,
+                job.call_checks,
+                whole=self.request.whole and not self.request.search.beam,
             )
 
     def repeat(self, job_id: int) -> None:

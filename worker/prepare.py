@@ -108,6 +108,7 @@ def prepare(
         request.memory_wait_s,
         check,
         make_constraint.remarks if make_constraint else (),
+        make_constraint.call_checks if make_constraint else {},
     )
 
 

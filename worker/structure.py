@@ -15,7 +15,13 @@ from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker import harmony
 from lmx.worker.closed_objects import closed
 from lmx.worker.constraints import Form, GrammarConstraint
-from lmx.worker.engine import Constraint, ConstraintMaker, ConstraintSource, ReasoningMarkers
+from lmx.worker.engine import (
+    AnswerCheck,
+    Constraint,
+    ConstraintMaker,
+    ConstraintSource,
+    ReasoningMarkers,
+)
 from lmx.worker.grammar_probe import LIMITS, fault
 from lmx.worker.grammar_vocabulary import GrammarVocabulary, read_vocabulary
 from lmx.worker.grammar_words import LONE_SURROGATE, UNSPELLABLE, has_half, in_words, parts
@@ -82,13 +88,14 @@ class ConstraintCompiler:
         required = use is not None and use.choice is ToolChoice.REQUIRED
         forms = []
         remarks: list[str] = []
+        call_checks: dict[str, AnswerCheck] = {}
         schema = None
         if source.structure and not required:
             matcher, schema = self._structure(source.structure)
             forms.append(Form(matcher))
             remarks += schema.remarks if schema else ()
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
-            matcher, said = self._tools(use, required)
+            matcher, said = self._tools(use, required, call_checks)
             forms.append(Form(matcher, open_end=not use.one_call))
             remarks += said
         rules = self._rules(source)
@@ -105,7 +112,8 @@ class ConstraintCompiler:
             assert rules
             return ThinkingConstraint(answer, masks, rules, source.thinking_open)
 
-        return ConstraintMaker(make, schema.check if schema else None, tuple(remarks))
+        check = schema.check if schema else None
+        return ConstraintMaker(make, check, tuple(remarks), call_checks)
 
     def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
         if structure.kind is StructureKind.JSON_SCHEMA:
@@ -151,18 +159,23 @@ class ConstraintCompiler:
             return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
         return self._matcher([grammar], param)
 
-    def _tools(self, use: ToolUse, required: bool) -> tuple[LLMatcher, list[str]]:
+    def _tools(
+        self, use: ToolUse, required: bool, checks: dict[str, AnswerCheck]
+    ) -> tuple[LLMatcher, list[str]]:
         """Compile the tools that may be called. Arguments that can't be enforced are an error
-        where a call is, or the function is strict, else any object will do."""
+        where a call is, or the function is strict, else any object will do. Adds to ``checks``."""
         tools = []
         remarks: list[str] = []
         for index, tool in use.callable():
             function = tool["function"]
             strict = required or bool(function.get("strict"))
             param = f"tools[{index}].function.parameters"
-            parameters, said = self._parameters(function.get("parameters"), param, strict)
+            parameters, form = self._parameters(function.get("parameters"), param, strict)
             tools.append(Tool(function["name"], parameters))
-            remarks += said
+            if form is not None:
+                remarks += [f"{param}: {one}" for one in form.remarks]
+                if form.check is not None:
+                    checks[function["name"]] = form.check
         if sum(len(json.dumps(tool.parameters)) for tool in tools) > MOST_SCHEMA_CHARS:
             reason = f"their schemas have more than {MOST_SCHEMA_CHARS} characters together"
             raise invalid("tools", reason)
@@ -178,10 +191,10 @@ class ConstraintCompiler:
 
     def _parameters(
         self, parameters: Mapping[str, Any] | None, param: str, strict: bool
-    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """Return the schema of a function's arguments, and remarks to how it is enforced."""
+    ) -> tuple[Mapping[str, Any], SchemaForm | None]:
+        """Return the schema of a function's arguments, and its form where it is not as it was."""
         if parameters is None:
-            return _NO_ARGUMENTS, ()
+            return _NO_ARGUMENTS, None
         # Arguments are an object, whatever else the schema says.
         try:
             schema = {"type": "object", **without_prose(parameters)}
@@ -193,31 +206,27 @@ class ConstraintCompiler:
             try:
                 self._check_arguments(schema, param)
             except RequestError:
-                return self._in_other_words(schema, param)
+                form = self._in_other_words(schema, param)
+                return form.schema, form
         except RequestError:
             if strict:
                 raise
-            return _ANY_OBJECT, ()
+            return _ANY_OBJECT, None
         except RecursionError as error:
             raise invalid(param, "it is nested too deeply") from error
-        return schema, ()
+        return schema, None
 
-    def _in_other_words(
-        self, schema: Mapping[str, Any], param: str
-    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    def _in_other_words(self, schema: Mapping[str, Any], param: str) -> SchemaForm:
         """Return what enforces arguments for which llguidance has no words of its own."""
         refused = None
         try:
             for form in schema_forms(schema, self._takes):
                 try:
-                    if form.checked:
-                        # No call is made a second time, so nothing is left for checking.
-                        raise invalid(param, f"{form.checked[0]} can't be enforced in a call")
                     self._check_arguments(form.schema, param)
                 except RequestError as error:
                     refused = refused or error
                 else:
-                    return form.schema, tuple(f"{param}: {one}" for one in form.remarks)
+                    return form
         except SchemaFault as fault:
             raise invalid(param, str(fault)) from fault
         assert refused is not None

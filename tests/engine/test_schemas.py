@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 from schema_cases import SCHEMAS, VALUES
 from tiny_models import make_tokenizer
 
-from lmx.protocol.data import Structure, Thinking
+from lmx.protocol.data import Structure, Thinking, ToolUse
 from lmx.protocol.errors import RequestError
-from lmx.protocol.states import StructureKind
+from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
 from lmx.worker.structure import ConstraintCompiler
 
@@ -221,6 +221,19 @@ def test_alternatives_that_are_not_disjoint_are_taken_as_any_of_them() -> None:
     )
     assert maker.check is None
     assert all(spells(maker, text) for text in ('{"a": 1}', '{"a": 0.5}', '{"a": "x"}'))
+
+
+def test_arguments_that_no_grammar_enforces_are_checked_too() -> None:
+    colours = {"type": "array", "items": TEXT, "uniqueItems": True}
+    parameters = {"type": "object", "properties": {"a": colours}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    use = ToolUse((tool,), ToolChoice.REQUIRED)
+    maker = COMPILER.compile(ConstraintSource(None, use, Thinking(), False))
+    assert maker is not None
+    assert maker.check is None
+    check = maker.call_checks["f"]
+    assert check('{"a": ["b"]}') is None
+    assert "`uniqueItems` at #/properties/a" in str(check('{"a": ["b", "b"]}'))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

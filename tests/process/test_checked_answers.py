@@ -114,6 +114,28 @@ async def test_a_call_is_no_answer_to_check(server: Rig) -> None:
     assert (status, body["choices"][0]["finish_reason"]) == (200, "tool_calls")
 
 
+async def test_the_arguments_of_a_call_are_checked(server: Rig) -> None:
+    parameters = {"type": "object", "properties": {"a": DISTINCT}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    calls = [
+        f'<tool_call>{{"name": "f", "arguments": {{"a": {array}}}}}</tool_call>'
+        for array in ("[1, 1]", "[1, 2]")
+    ]
+    content = {"pieces": calls[:1], "again": calls[1:]}
+    settings = {"tools": [tool], "tool_choice": "required", "stream": False}
+    async with http() as session:
+        for directive, status in ((content, 200), ({"pieces": calls[:1]}, 500)):
+            body = ask("alpha", directive, **settings)
+            async with session.post(f"{server.url}/chat/completions", json=body) as response:
+                assert response.status == status
+                answer = await response.json()
+            if status == 200:
+                (call,) = answer["choices"][0]["message"]["tool_calls"]
+                assert json.loads(call["function"]["arguments"]) == {"a": [1, 2]}
+            else:
+                assert "`uniqueItems` at #/properties/a" in answer["error"]["message"]
+
+
 async def test_echo_does_not_go_with_it(server: Rig) -> None:
     body = {"model": "alpha", "prompt": "hi", "echo": True, "json_schema": DISTINCT}
     async with http() as session, session.post(f"{server.url}/completions", json=body) as response:

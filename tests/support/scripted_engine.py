@@ -64,7 +64,7 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase, StructureKind
+from lmx.protocol.states import LoadPhase, StructureKind, ToolChoice
 from lmx.protocol.tasks import Detokenize, Detokenized, Tokenize, Tokenized
 from lmx.worker.engine import (
     ConstraintMaker,
@@ -184,6 +184,16 @@ class ScriptedEngine:
         return EncodedPrompt(_bytes("\0".join(contents)))
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        use = source.tool_use
+        if use is not None and use.choice is ToolChoice.REQUIRED:
+            forms = {
+                tool["function"]["name"]: next(
+                    schema_forms(tool["function"]["parameters"], lambda _: True)
+                )
+                for _, tool in use.callable()
+            }
+            checks = {name: form.check for name, form in forms.items() if form.check is not None}
+            return ConstraintMaker(_Free, call_checks=checks) if checks else None
         if source.structure is None or source.structure.kind is not StructureKind.JSON_SCHEMA:
             return None
         form = next(schema_forms(json.loads(source.structure.text), lambda _: True))
@@ -221,7 +231,8 @@ class ScriptedEngine:
         self.calls["step"] += 1
         decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
         time.sleep(max((row.step_s for row in decoding.values()), default=0))
-        tokens, failed, found = [], [], []
+        tokens, found = [], []
+        failed: list[tuple[int, Exception]] = []
         for row_id, row in decoding.items():
             if row.made == row.directive.get("fail_at"):
                 failed.append((row_id, RuntimeError("the script says so")))
