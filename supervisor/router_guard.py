@@ -125,6 +125,8 @@ class RouterGuard:
             self._promote(now_s)
             self._save()
         if self.process is not None and self.process.pid == pid:
+            # Its beats are waited for from now on, however long its start took.
+            self.process.beat_at_s = now_s
             if not (takes_over or self.process.heard):
                 self._note("router.started", f"it serves on port {port}", pid)
             self.process.port, self.process.heard = port, True

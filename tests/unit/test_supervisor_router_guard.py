@@ -287,3 +287,17 @@ def test_the_age_of_an_adopted_router_is_not_known(
     assert actions.details == [
         "its exit status is unknown, 2.0 s since this supervisor took it over"
     ]
+
+
+def test_a_router_whose_start_took_long_is_not_hung_when_it_has_come(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.tick(18.0, 0.0)
+    pid = serving_pid(guard)
+    assert pid is not None
+    guard.hello(pid, 8000, 18.0)
+    guard.tick(18.1, 0.0)
+    assert actions.signals == []
+    guard.tick(18.0 + TIMING.beat_timeout_s + 0.1, 0.0)
+    assert actions.signals[0][0] == pid
