@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from minilm import obtain_minilm
 
 from lmx.supervisor.fetch_gguf import fetch_gguf
@@ -15,6 +16,10 @@ DEMO_MODEL = ROOT / "deploy" / "demo_model.py"
 # Chosen here, so that the same folder is made whatever memory the machine has.
 AMPLE_MEMORY_BYTES = 64 << 30
 SCARCE_MEMORY_BYTES = 1 << 30
+
+# How long an example takes says how busy the machine is, and nothing about lmx.
+settings.register_profile("lmx", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lmx")
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ async def follow(
                 found += [json.loads(line[6:])]
 
 
-async def eventually(condition: Any, what: str, deadline_s: float = 20.0) -> Any:
+async def eventually(condition: Any, what: str, deadline_s: float = 45.0) -> Any:
     end_s = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < end_s, what

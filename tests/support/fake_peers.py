@@ -60,7 +60,7 @@ from lmx.protocol.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Tas
 
 _T = TypeVar("_T")
 
-DEADLINE_S = 5.0
+DEADLINE_S = 20.0
 MAX_WAITING = 1000
 
 

@@ -44,7 +44,7 @@ QUICK = {
 """Short deadlines: a test waits for each of them."""
 
 
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 45.0) -> Any:
     """Return the first true value of ``condition``; fail after ``deadline_s``."""
     end_s = time.monotonic() + deadline_s
     while True:
@@ -155,7 +155,7 @@ class Rig:
         line: dict[str, Any] = next(w for w in self.status()["workers"] if w["model"] == model)
         return line
 
-    def wait_state(self, model: str, *states: str, deadline_s: float = 20.0) -> dict[str, Any]:
+    def wait_state(self, model: str, *states: str, deadline_s: float = 45.0) -> dict[str, Any]:
         """Wait until a model is in one of the states; returns its line."""
 
         def there() -> dict[str, Any] | None:
@@ -334,7 +334,7 @@ class Stream:
                     self.text += choice["delta"].get("content") or ""
                     self.finish_reason = choice["finish_reason"] or self.finish_reason
 
-    async def has_text(self, length: int, deadline_s: float = 20.0) -> None:
+    async def has_text(self, length: int, deadline_s: float = 45.0) -> None:
         """Wait until at least so many characters have come."""
         end_s = time.monotonic() + deadline_s
         while len(self.text) < length:

@@ -54,7 +54,10 @@ def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
     }
 
 
-async def test_a_program_that_refuses_the_configuration_is_found_out(tmp_path: Path) -> None:
+async def test_a_program_that_refuses_the_configuration_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.supervisor.invocation._CHECK_S", 60.0)
     await invocation(tmp_path, "server: {port: 8123}").check_successor()
     with pytest.raises(OperationError, match=r"server\.port"):
         await invocation(tmp_path, "server: {port: nine}").check_successor()

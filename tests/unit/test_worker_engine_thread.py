@@ -37,7 +37,7 @@ from lmx.worker.jobs import (
 )
 from lmx.worker.row import Row
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 GREEDY = RowSampling(0)
 
 
