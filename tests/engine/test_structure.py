@@ -477,10 +477,10 @@ def hold_or_refuse(words: tuple[Any, ConstraintCompiler], data: st.DataObject) -
         return
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     for _ in range(40):
-        choices = allowed_tokens(one)
-        assert choices is not None and len(choices)
-        token = int(rng.choice(choices))
         try:
+            choices = allowed_tokens(one)
+            assert choices is not None and len(choices)
+            token = int(rng.choice(choices))
             one.accept(token)
         except LmxError as error:
             # What the beginnings that were tried out did not come by.
