@@ -32,12 +32,6 @@ class GrammarVocabulary:
     joined: frozenset[bytes]
     closing: tuple[int, ...]
 
-    @property
-    def missing(self) -> str:
-        """The ASCII characters that no token begins to spell."""
-        begun = self.single | {piece[0] for piece in self.joined}
-        return "".join(chr(one) for one in range(128) if one not in begun)
-
     def spells(self, text: str) -> bool:
         """Return whether a text can be written with these tokens."""
         data = text.encode(errors="surrogatepass")

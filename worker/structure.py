@@ -125,7 +125,7 @@ class ConstraintCompiler:
             for index, choice in enumerate(choices_of(structure)):
                 if not vocabulary.spells(choice):
                     raise invalid(f"{structure.param}[{index}]", UNSPELLABLE)
-        grammar = structure_grammar(structure, vocabulary.missing)
+        grammar = structure_grammar(structure)
         return self._framed(grammar, structure.param), None
 
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:

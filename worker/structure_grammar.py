@@ -34,18 +34,13 @@ _MOST_CHOICE_CHARS: Final = 16_384
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
-# A character by its number, in a regular expression.
-_CODE: Final = re.compile(r"\\[xuUc0-7]")
 # What is between quotes or slashes in Lark.
 _LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
 
 
-def structure_grammar(structure: Structure, missing: str = "") -> Grammar:
-    """Return the grammar of a form. ``missing``: the ASCII characters that a model can't write.
-
-    Raises ``RequestError`` for what can't be read or is too large; whether llguidance takes the
-    grammar is not checked.
-    """
+def structure_grammar(structure: Structure) -> Grammar:
+    """Return the grammar of a form. Raises ``RequestError`` for what can't be read or is too
+    large; whether llguidance takes the grammar is not checked."""
     match structure.kind:
         case StructureKind.JSON_OBJECT:
             return schema_grammar({"type": "object"}, space(structure))
@@ -53,7 +48,7 @@ def structure_grammar(structure: Structure, missing: str = "") -> Grammar:
             return schema_grammar(read_schema(structure), space(structure))
         case StructureKind.REGEX:
             pattern = _at_most(structure, _MOST_PATTERN_CHARS)
-            return _regex(_unanchored(pattern), missing)
+            return {"lark_grammar": f"start: /{regex_to_lark(_unanchored(pattern), '')}/"}
         case StructureKind.CHOICE:
             return _choice(structure)
         case StructureKind.GRAMMAR:
@@ -116,15 +111,6 @@ def read_schema(structure: Structure) -> dict[str, Any]:
 def space(structure: Structure) -> str:
     """Return the regular expression for a stretch of white space in a form's JSON."""
     return _JSON_SPACE if structure.whitespace is None else structure.whitespace
-
-
-def _regex(pattern: str, missing: str) -> Grammar:
-    regex = f"/{regex_to_lark(pattern, '')}/"
-    # Only the character itself or its number asks for one: all else has other ways to go on.
-    if missing and (_CODE.search(pattern) or set(missing) & set(pattern)):
-        written = "".join(f"\\x{ord(one):02x}" for one in missing)
-        regex = f"TEXT\nTEXT: {regex} & /[^{written}]*/"
-    return {"lark_grammar": f"start: {regex}"}
 
 
 def _choice(structure: Structure) -> Grammar:
