@@ -116,7 +116,7 @@ def _read(folder: Path, kind: ModelKind) -> ModelFiles:
     sizes: Counter[str] = Counter()
     header_bytes = 0
     for shard in found:
-        tensors, length = _tensor_bytes(shard)
+        tensors, length = tensor_bytes(shard)
         sizes.update(tensors)
         header_bytes += length
         if header_bytes > _HEADERS_LIMIT_BYTES:
@@ -171,16 +171,13 @@ def _refuse_nonsense(config: dict[str, Any]) -> None:
             raise ValueError(f"{key} is {value if abs(value) < 2**63 else 'beyond 64 bits'}")
 
 
-def tensor_bytes(shard: Path) -> Counter[str]:
-    """Return the bytes of a safetensors file's tensors by type, from its header alone.
+def tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
+    """Return the bytes of a safetensors file's tensors by type, from its header alone, and how
+    long that is.
 
     Format: u64 little endian header length, then JSON whose entries have ``dtype`` and
     ``data_offsets``. Raises :class:`OperationError` for a file that is not one.
     """
-    return _tensor_bytes(shard)[0]
-
-
-def _tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
     try:
         with open_regular(shard) as file:
             (length,) = struct.unpack("<Q", file.read(8))
