@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ def config_check(config: Path | None) -> None:
     # that lacks a module must not get that far.
     import lmx.supervisor.foreground  # noqa: F401
     from lmx.supervisor.config_load import config_notices
+    from lmx.supervisor.invocation import FOR_SUPERVISOR
     from lmx.supervisor.unreadable import unreadable_models
 
     checked = read_config(config)
@@ -48,8 +50,9 @@ def config_check(config: Path | None) -> None:
         click.echo(gap)
     for notice in config_notices(config_path(config)):
         click.echo(notice)
-    for problem in unreadable_models(checked, home()):
-        click.echo(problem)
+    if FOR_SUPERVISOR not in os.environ:
+        for problem in unreadable_models(checked, home()):
+            click.echo(problem)
     click.echo(f"ok: {config_path(config) or 'defaults and LMX_* variables'} ({models})")
 
 

@@ -246,14 +246,12 @@ class Inspections:
             del self._tasks[model_id]
 
 
-def inspect_now(
-    home: Home, questions: Sequence[Question], answer_s: float = _ANSWER_S
-) -> list[Inspection]:
+def inspect_now(home: Home, questions: Sequence[Question]) -> list[Inspection]:
     """Return what models' files say, for a program without an event loop. Blocks, but for each
     four of them not longer than the deadline."""
 
     async def ask() -> list[Inspection]:
-        inspector = Inspector(home, answer_s)
+        inspector = Inspector(home)
         try:
             return await asyncio.gather(*(inspector.inspect(each) for each in questions))
         finally:

@@ -19,6 +19,9 @@ from lmx.supervisor.child import keys
 from lmx.supervisor.config import Config
 from lmx.supervisor.handover import Handover
 
+FOR_SUPERVISOR: Final = "_LMX_CHECKED_FOR_SUPERVISOR"
+"""In the environment of a check that a supervisor waits for: it reads no model's files."""
+
 _CHECK_S: Final = 8.0
 """Less than the CLI waits for an answer."""
 
@@ -89,7 +92,7 @@ class Invocation:
         check = await asyncio.create_subprocess_exec(
             *_program(), "config", "check", *self._config_option(),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=asyncio.subprocess.STDOUT, env={**os.environ, FOR_SUPERVISOR: "1"},
         )  # fmt: skip
         try:
             said, _ = await asyncio.wait_for(check.communicate(), _CHECK_S)

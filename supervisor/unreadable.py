@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from lmx.supervisor.config import Config
 from lmx.supervisor.home import Home
 from lmx.supervisor.inspector import inspect_now
 from lmx.supervisor.slot_look import question_of
 
-_READ_S: Final = 4.0
-"""A supervisor that is to be replaced has its successor checked within eight."""
-
 
 def unreadable_models(config: Config, home: Home) -> list[str]:
     """Return a sentence for each model that can't be loaded as its files are. One that is not on
     this machine yet is none of them."""
-    found = inspect_now(home, [question_of(model) for model in config.models], _READ_S)
+    found = inspect_now(home, [question_of(model) for model in config.models])
     return [
         f"{model.id} can't be loaded: {each.problem}"
         for model, each in zip(config.models, found, strict=True)
