@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model_folders import plan_folder
 from report import Section, section_lines
 from worker_bench import BenchWorker, Trace, bench_worker, sampling
 
@@ -23,7 +22,8 @@ from lmx.protocol.model_kind import read_kind
 from lmx.protocol.specs import PrefixCacheSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config import ModelConfig
-from lmx.supervisor.memory_plan import MemoryPlan
+from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
+from lmx.supervisor.model_files import read_model_files
 from lmx.worker.footprint import parse_status
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "memory.md"
@@ -61,6 +61,10 @@ class Measured:
         return self.estimated_bytes / self.measured_peak_bytes
 
 
+def _plan(model: ModelConfig, kind: ModelKind, folder: Path) -> MemoryPlan:
+    return plan_memory(model, kind, read_model_files(folder, kind), None, BUDGET_BYTES, None)
+
+
 def memory(worker: BenchWorker, name: str) -> int:
     """Return a figure of /proc/PID/status in bytes."""
     found = parse_status(Path(f"/proc/{worker.process.pid}/status").read_text(), name)
@@ -94,11 +98,11 @@ def measure_writer(folder: Path, context_tokens: int, concurrency: int) -> Measu
         id="m", source=str(folder), context_length=context_tokens, concurrency=concurrency,
         prefix_cache={"enabled": False},
     )  # fmt: skip
-    bare = plan_folder(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
+    bare = _plan(model, ModelKind.CHAT, folder)
     row_bytes = kv_bytes(bare.kv_layers, context_tokens)
     cache = {"memory_bytes": PROMPTS * row_bytes, "disk": False}
     model = ModelConfig.model_validate(model.model_dump() | {"prefix_cache": cache})
-    plan = plan_folder(model, ModelKind.CHAT, folder, BUDGET_BYTES, None)
+    plan = _plan(model, ModelKind.CHAT, folder)
     assert plan.kv_cache_bytes is not None
     rows = plan.kv_cache_bytes // row_bytes
     settings = {
@@ -115,7 +119,7 @@ def measure_writer(folder: Path, context_tokens: int, concurrency: int) -> Measu
 def measure_encoder(folder: Path, kind: ModelKind, context_tokens: int) -> Measured:
     """Measure an embedding model."""
     model = ModelConfig(id="m", source=str(folder), context_length=context_tokens)
-    plan = plan_folder(model, kind, folder, BUDGET_BYTES, None)
+    plan = _plan(model, kind, folder)
     chosen = random.Random(0)
     with bench_worker(folder, kind=kind, context_length=context_tokens) as worker:
         static_bytes = memory(worker, "VmRSS")

@@ -204,9 +204,10 @@ class Rig:
         return found
 
     def lasting(self) -> list[psutil.Process]:
-        """Return the processes but for those that read model files: they come and go."""
-        readers = "lmx.supervisor.inspect_main"
-        return [each for each in self.processes() if readers not in _command(each)]
+        """Return the processes but for those that come and go: what reads model files, and what
+        sees to a silent supervisor."""
+        passing = {"lmx.supervisor.inspect_main", "rescue"}
+        return [each for each in self.processes() if passing.isdisjoint(_command(each))]
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """End the supervisor with a signal and return its exit status."""
