@@ -34,6 +34,10 @@ _MOST_CHOICE_CHARS: Final = 16_384
 _CLOCKS: Final = ("date-time", "time")
 _SECOND_BELOW_60: Final = r"T?\d\d:\d\d:[0-5]\d"
 _PROSE: Final = frozenset({"description", "title", "$comment"})
+# Without it llguidance looks for the end of what must come next, which `/y+/ /y+/` has not. Options
+# of a request count for nothing.
+_UNFORCED: Final = '%llguidance {"no_forcing": true}'
+_OPTIONS: Final = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)
 # What is between quotes or slashes in Lark.
 _LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
 
@@ -154,7 +158,7 @@ def _grammar(structure: Structure) -> Grammar:
         raise invalid(
             structure.param, f"it has more than {MOST_INTERSECTIONS} intersections or patterns"
         )
-    return {"lark_grammar": lark}
+    return {"lark_grammar": f"{_UNFORCED}\n{_OPTIONS.sub('', lark)}"}
 
 
 def _at_most(structure: Structure, most_chars: int) -> str:
