@@ -3,7 +3,8 @@ in parts; a good model, a scripted one, and a small real one."""
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import instructor
 from openai import OpenAI
@@ -20,7 +21,7 @@ class Weather(BaseModel):
     city: str = Field(max_length=40)
 
 
-def client(mode=instructor.Mode.TOOLS, url=base_url):
+def client(mode: instructor.Mode = instructor.Mode.TOOLS, url: str = base_url) -> Any:
     made = OpenAI(base_url=url, api_key=api_key, max_retries=0)
     # The default mode is what most of its users have.
     if mode is instructor.Mode.TOOLS:
@@ -28,7 +29,13 @@ def client(mode=instructor.Mode.TOOLS, url=base_url):
     return instructor.from_openai(made, mode=mode).chat.completions
 
 
-def ask(create, model, messages=ASK, made=Weather, **settings):
+def ask(
+    create: Callable[..., Any],
+    model: str,
+    messages: list[dict[str, str]] = ASK,
+    made: Any = Weather,
+    **settings: Any,
+) -> Any:
     return create(model=model, messages=messages, response_model=made, max_retries=1, **settings)
 
 

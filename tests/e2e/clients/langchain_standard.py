@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -11,15 +12,16 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 
-class TestLmx(ChatModelIntegrationTests):
+class TestLmx(ChatModelIntegrationTests):  # type: ignore[misc] # it has no types here
     """What lmx's models are: they take text, and no images, audio or PDF files."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatOpenAI
+        made: type[BaseChatModel] = ChatOpenAI
+        return made
 
     @property
-    def chat_model_params(self) -> dict:
+    def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": os.environ["LMX_MODEL"],
             "base_url": os.environ["LMX_URL"],
@@ -42,10 +44,10 @@ class TestLmx(ChatModelIntegrationTests):
         return os.environ["LMX_OTHER_MODEL"]
 
     @property
-    def supported_usage_metadata_details(self) -> dict:
+    def supported_usage_metadata_details(self) -> dict[str, Any]:
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
-    def invoke_with_cache_read_input(self, *, stream: bool = False):
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
         model = self.chat_model_class(**self.chat_model_params)
         if not stream:
             return model.invoke("Hello")
@@ -62,7 +64,7 @@ class Outcomes:
         self.ended: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
 
-    def pytest_runtest_logreport(self, report) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.rpartition("::")[2]
             self.ended[name] = report.outcome
