@@ -68,7 +68,8 @@ class Remodel:
     def _respawn(self, slot: Slot, model: ModelConfig, now_s: float) -> None:
         slot.model, slot.path = model, None
         slot.pinned = self._pins.get(model.id, model.pinned)
-        # What failed was another configuration.
+        # What failed, and what its worker could do, was another configuration's.
+        slot.capabilities = ()
         slot.failures, slot.retry_at_s = FailureRecord(), None
         if slot.worker is not None:
             detail = "its configuration has changed"

@@ -234,6 +234,7 @@ class SlotLife:
 
     def _became_ready(self, slot: Slot, worker: Worker, memory_bytes: int, now_s: float) -> None:
         slot.ready_at_s, slot.loaded_at_s = now_s, self._actions.wall_s()
+        slot.capabilities = worker.capabilities
         slot.problem = None
         if slot.plan is None or worker.adopted:
             self._ledger.raise_to(worker.instance, memory_bytes)

@@ -38,7 +38,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         memory_bytes=worker.ready_memory_bytes if worker else 0,
         context_length=slot.context_length,
         kind=model_kind(slot),
-        capabilities=worker.capabilities if worker else (),
+        capabilities=(worker.capabilities if worker else ()) or slot.capabilities,
         created_s=slot.facts.created_s or started_s,
         loaded_at_s=slot.loaded_at_s,
         phase=worker.phase if worker else slot.fetch_phase,

@@ -80,6 +80,21 @@ def test_what_a_worker_says_of_itself_is_shown() -> None:
     assert view(core).capabilities == ("tools", "reasoning")
 
 
+def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> None:
+    actions = FakeActions()
+    core = make(actions)
+    bring_up(core, "tools")
+    worker = core.slot("a").worker
+    assert worker is not None
+    core.worker_exited(worker.instance, -9, 2.0)
+    worker = core.slot("a").worker
+    assert worker is None
+    assert view(core).capabilities == ("tools",)
+    new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
+    core.reconfigure(new, compare(core.config, new).models, 3.0)
+    assert view(core).capabilities == ()
+
+
 def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
     actions = FakeActions()
     actions.remote = {"a"}
