@@ -64,10 +64,11 @@ class Slot:
     folder is known, as are ``facts``; ``inspection`` is all that its files say. ``plan``: the
     memory of its worker, or of the one that it waits for, None while its files are being read;
     ``needs``: what its next worker would get, as of its files and of what was measured since,
-    None until they are known. ``capabilities``: what its last worker said that requests may use. ``problem``: why it is down, for people; ``given_up``: the
-    error that its last start ended with before there was a worker. ``held``: an operator drained
-    it, it takes no request. ``removed``: it is no longer configured and goes with its worker.
-    ``ordered_at_s``: since when an operator waits for it. ``evicted_for``: the model that its
+    None until they are known. ``capabilities``: what its last worker said that requests may use.
+    ``problem``: why it is down, for people; ``given_up``: the error that its last start ended with
+    before there was a worker. ``held``: an operator drained it, it takes no request. ``removed``:
+    it is no longer configured and goes with its worker. ``ordered_at_s``: since when an operator
+    waits for it. ``evicted_for``: the model that its
     worker makes room for. ``queue_told``: that it waits was noted.
     """
 
