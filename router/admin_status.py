@@ -26,7 +26,7 @@ from lmx.router.answer_admin import (
 )
 from lmx.router.health import no_loads, unhealthy_reason
 from lmx.router.json_answer import json_answer, to_gb
-from lmx.router.operating import is_loaded_line, live_status, requests_of
+from lmx.router.operating import is_loaded_line, live_status
 from lmx.router.request_metrics import RequestMetrics
 from lmx.router.services import SERVICES
 from lmx.router.supervisor_link import SupervisorLink
@@ -158,7 +158,7 @@ def _loaded(line: Mapping[str, Any], metrics: RequestMetrics, now_s: float) -> L
         memory_gb=to_gb(line["memory_bytes"]),
         loaded_at=line["loaded_at_s"],
         use_batching=line["max_rows"] > 1,
-        request_count=requests_of(line, metrics),
+        request_count=metrics.requests_of(line),
         last_used_at=_last_used_at_s(line, metrics, now_s),
         requests_active=line["requests_active"],
         requests_queued=line["requests_queued"],

@@ -44,7 +44,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         bool(chat.return_token_ids),
     )
     generate = own_request(generate, record)
-    job = Job(services, record, identity, form, ChatShape, RequestKind.CHAT, request.remote)
+    job = Job(
+        services.live, services.jobs, services.spec.version, record, identity, form,
+        ChatShape, RequestKind.CHAT, request.remote,
+    )  # fmt: skip
     opening = first_opened(
         models, lambda chosen: services.dispatcher.generate(chosen, generate), job.choose
     )

@@ -47,7 +47,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
     )
     named = [own_request(generate, record) for generate in generates]
 
-    job = Job(services, record, identity, form, TextShape, RequestKind.COMPLETION, request.remote)
+    job = Job(
+        services.live, services.jobs, services.spec.version, record, identity, form,
+        TextShape, RequestKind.COMPLETION, request.remote,
+    )  # fmt: skip
     opening = first_opened(
         models, lambda chosen: generate_all(services.dispatcher, chosen, named), job.choose
     )

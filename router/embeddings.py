@@ -46,7 +46,7 @@ async def embeddings(request: web.Request) -> web.Response:
         RequestKind.EMBEDDING,
         record,
         request.remote,
-        perform_on_first(services, record, models, task),
+        perform_on_first(services.tasks, record, models, task),
     )
     assert isinstance(answer.last, TaskFinished)
     record.prompt_tokens = answer.last.prompt_tokens

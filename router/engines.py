@@ -38,7 +38,6 @@ from lmx.router.operating import (
     line_of,
     live_status,
     params_named,
-    requests_of,
 )
 from lmx.router.questions import unavailable
 from lmx.router.schemas_admin import EngineRequest
@@ -155,7 +154,7 @@ async def engine_status(request: web.Request) -> web.Response:
             ),
             performance=EnginePerformance(
                 last_inference_tps=round(rate or 0.0, 2),
-                total_requests=requests_of(line, services.metrics),
+                total_requests=services.metrics.requests_of(line),
             ),
             problem=line["problem"],
         )

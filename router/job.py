@@ -31,9 +31,15 @@ from lmx.router.errors import error_body, http_status
 from lmx.router.gathering import Gathering
 from lmx.router.generation import Generation
 from lmx.router.job_records import JobRow, JobState
-from lmx.router.live_requests import LiveRequest, LiveState, RequestKind, began_s
+from lmx.router.job_store import JobStore
+from lmx.router.live_requests import (
+    LiveRequest,
+    LiveRequests,
+    LiveState,
+    RequestKind,
+    began_s,
+)
 from lmx.router.prompt_group import PromptGroup
-from lmx.router.services import Services
 from lmx.router.traffic import Record
 from lmx.router.worker_stream import Batch
 
@@ -67,7 +73,9 @@ class Job:
 
     def __init__(
         self,
-        services: Services,
+        live: LiveRequests,
+        store: JobStore,
+        version: str,
         record: Record,
         identity: Identity,
         form: Form,
@@ -84,7 +92,9 @@ class Job:
         self.clocked = Clocked(0.0, 0.0, 0.0)
         self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
         record.job_id = identity.completion_id
-        self._services = services
+        self._live = live
+        self._store = store
+        self._version = version
         self._shape = shape
         self._kept = replace(form, logprobs=False) if form.logprobs and record.stream else form
         self._made = self.live.made = Gathering(form.choices, logprobs=self._kept.logprobs)
@@ -95,7 +105,7 @@ class Job:
         self._listed = ExitStack()
 
     def __enter__(self) -> Self:
-        self._listed.enter_context(self._services.live.under_way(self.live))
+        self._listed.enter_context(self._live.under_way(self.live))
         self._put(JobState.QUEUED)
         return self
 
@@ -114,9 +124,8 @@ class Job:
 
     def choose(self, model: ModelView) -> None:
         """Have the answer be ``model``'s; only before anything of it went out."""
-        version = self._services.spec.version
         self.record.model = self.identity.model_id = model.model_id
-        self.identity.fingerprint = fingerprint(version, model.model_id, model.source)
+        self.identity.fingerprint = fingerprint(self._version, model.model_id, model.source)
 
     async def begin(
         self, opened: AsyncExitStack, opening: AbstractAsyncContextManager[Source]
@@ -201,7 +210,7 @@ class Job:
         if self._task is None and _is_refusal(error) and not self.record.job_told:
             # Clients that try again and again would push out the records of generations.
             self.record.job_id = None
-            self._services.jobs.forget(self.live.id)
+            self._store.forget(self.live.id)
             return
         self.record.completion_tokens = self.live.tokens or None
         partial = orjson.dumps(self._whole(None, None)) if self.live.tokens else None
@@ -238,7 +247,7 @@ class Job:
         live = self.live
         over = state is not JobState.QUEUED and state is not JobState.RUNNING
         tokens = self.record.completion_tokens if self._finished else self._made.tokens
-        self._services.jobs.put(
+        self._store.put(
             JobRow(
                 live.id,
                 live.kind.value,

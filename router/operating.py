@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from lmx.protocol.control import Done, GetStatus, ModelView, Status
-from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError
+from lmx.protocol.errors import LmxError, ProtocolError
 from lmx.router.directory import LOADED_STATES, Directory, shown_state
-from lmx.router.request_metrics import RequestMetrics
 from lmx.router.supervisor_link import SupervisorLink
 
 COMMAND_DEADLINE_S: Final = 10.0
@@ -88,14 +86,6 @@ def is_loaded(model: ModelView) -> bool:
 def is_loaded_line(line: Mapping[str, Any]) -> bool:
     """Return :func:`is_loaded` for a model's line of a status."""
     return line["state"] in LOADED_STATES
-
-
-def requests_of(line: Mapping[str, Any], metrics: RequestMetrics) -> int:
-    """Return how many requests a model has had. Its worker tells with its beats, a second late,
-    those since it was loaded; the router knows at once of those that have ended since lmx was
-    started."""
-    counted, _ = metrics.used(line["model"])
-    return max(counted, int(line["requests_total"]))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Final
+from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.request_counts import Tally
@@ -159,6 +159,13 @@ class RequestMetrics:
         of day."""
         tally = self._known(model_id)
         return tally.requests, tally.used_at_s
+
+    def requests_of(self, line: Mapping[str, Any]) -> int:
+        """Return how many requests a model has had, by its line of a status. Its worker tells with
+        its beats, a second late, those since it was loaded; the router knows at once of those that
+        have ended since lmx was started."""
+        counted, _ = self.used(line["model"])
+        return max(counted, int(line["requests_total"]))
 
     def read(self) -> Reading:
         """Return all that was counted, with every model that there is."""

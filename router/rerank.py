@@ -40,7 +40,7 @@ async def rerank(request: web.Request) -> web.Response:
         RequestKind.RERANK,
         record,
         request.remote,
-        perform_on_first(services, record, models, task),
+        perform_on_first(services.tasks, record, models, task),
     )
     assert isinstance(answer.last, TaskFinished)
     record.prompt_tokens = answer.last.prompt_tokens

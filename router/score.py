@@ -52,7 +52,7 @@ async def score(request: web.Request) -> web.Response:
             RequestKind.EMBEDDING if embeds else RequestKind.RERANK,
             record,
             request.remote,
-            perform_on_first(services, record, models, task),
+            perform_on_first(services.tasks, record, models, task),
         )
     except RequestError as error:
         error.param = _own_name(error.param, len(wanted.first))

@@ -8,19 +8,19 @@ from dataclasses import replace
 from lmx.protocol.control import ModelView
 from lmx.protocol.tasks import Task
 from lmx.router.fallback import first_loaded
-from lmx.router.services import Services
+from lmx.router.tasks import TaskDispatcher
 from lmx.router.traffic import Record
 from lmx.router.worker_task import TaskAnswer
 
 
 async def perform_on_first(
-    services: Services, record: Record, models: Sequence[ModelView], task: Task
+    tasks: TaskDispatcher, record: Record, models: Sequence[ModelView], task: Task
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, which ``record`` is told too, and its answer."""
     task = replace(task, owner=record.asker)
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         record.model = model.model_id
-        return model, await services.tasks.perform(model, task)
+        return model, await tasks.perform(model, task)
 
     return await first_loaded(models, attempt)

@@ -66,4 +66,4 @@ async def _perform(request: web.Request, name: str | None, task: Task) -> TaskAn
     services, record = request.app[SERVICES], request[RECORD]
     models = candidates(await services.supervisor.directory(), name, None)
     task = replace(task, request_id=record.request_id)
-    return (await perform_on_first(services, record, models, task))[1]
+    return (await perform_on_first(services.tasks, record, models, task))[1]

@@ -16,7 +16,7 @@ STAMP_NAME: Final = ".lmx-import.json"
 
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
-_MOST_SHARDS: Final = 10_000
+_MOST_NAMED_SHARDS: Final = 10_000
 _INDEX_LIMIT_BYTES: Final = 64 * 1024**2
 _TOKENIZERS: Final = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model"),
@@ -59,7 +59,7 @@ def promised(names: Iterable[str]) -> list[str]:
         numbered = _SHARD.fullmatch(name)
         if numbered is not None:
             stem, _, of, count, ending = numbered.groups()
-            most = min(int(count), _MOST_SHARDS)
+            most = min(int(count), _MOST_NAMED_SHARDS)
             found.update(f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1))
     return sorted(found)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.budget import format_bytes
-from lmx.supervisor.system_memory import MemoryReading
+from lmx.supervisor.memory_reading import MemoryReading
 
 MARGIN_SHARE: Final = 0.02
 """A level is left only so far below its line, or it would come and go with every request."""

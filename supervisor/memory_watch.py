@@ -25,10 +25,10 @@ from lmx.supervisor.memory_guard import (
     SetLevel,
     WorkerMemory,
 )
+from lmx.supervisor.memory_reading import MemoryReading
 from lmx.supervisor.oom_evidence import OomEvidence
 from lmx.supervisor.system_memory import (
     Footprint,
-    MemoryReading,
     read_footprint,
     read_memory,
 )

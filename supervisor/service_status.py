@@ -7,8 +7,8 @@ from typing import Any
 
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.core import Core
+from lmx.supervisor.memory_reading import MemoryReading
 from lmx.supervisor.reachable import api_urls
-from lmx.supervisor.system_memory import MemoryReading
 
 
 def supervisor_status(core: Core) -> dict[str, Any]:

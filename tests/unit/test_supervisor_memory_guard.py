@@ -27,7 +27,7 @@ from lmx.supervisor.memory_guard import (
     step,
     wanted_level,
 )
-from lmx.supervisor.system_memory import MemoryReading
+from lmx.supervisor.memory_reading import MemoryReading
 
 NONE, SOFT, HARD = MemoryPressure.NONE, MemoryPressure.SOFT, MemoryPressure.HARD
 TOTAL = 1000

@@ -14,9 +14,10 @@ from lmx.supervisor.budget import Ledger
 from lmx.supervisor.config import MemoryConfig
 from lmx.supervisor.lifecycle import spawned
 from lmx.supervisor.memory_back import DEADLINE_S, Returned
+from lmx.supervisor.memory_reading import MemoryReading
 from lmx.supervisor.memory_watch import MemoryWatch
 from lmx.supervisor.oom_evidence import OomEvidence
-from lmx.supervisor.system_memory import Footprint, MemoryReading
+from lmx.supervisor.system_memory import Footprint
 from lmx.supervisor.worker_state import Limits, Worker
 
 GIB = 1024**3

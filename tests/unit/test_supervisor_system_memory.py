@@ -15,11 +15,10 @@ from lmx.protocol.states import MemoryPressure
 from lmx.supervisor import system_memory
 from lmx.supervisor.config import MemoryConfig
 from lmx.supervisor.machine_budget import budget_bytes
+from lmx.supervisor.memory_reading import MemoryReading, Room
 from lmx.supervisor.oom_evidence import OomEvidence, oom_kills
 from lmx.supervisor.system_memory import (
     Footprint,
-    MemoryReading,
-    Room,
     cgroup_rooms,
     kept_by_cpus_bytes,
     linux_footprint,
