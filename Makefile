@@ -61,13 +61,13 @@ test: install ## run the tests, two files at a time (soak tests are left out)
 	@$(BIN)/pytest -q -n 2 --dist loadfile
 
 fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx (minutes)
-	@$(BIN)/pytest -q -s -m soak tests/process/test_fuzz.py
+	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py
 
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/run.py
 
 bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
-	@PYTHONPATH=tests/bench:tests/support $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
+	@PYTHONPATH=tests/bench:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
 
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,7 +1,7 @@
 """Every error lmx can give: one enum of codes, one tree of exceptions.
 
 A code is stable and machine-readable; it is what clients see as ``error.code``. The only
-table from code to HTTP status is ``router/errors.py``.
+table from code to HTTP status is ``router/http/errors.py``.
 """
 
 from __future__ import annotations

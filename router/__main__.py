@@ -12,13 +12,13 @@ import faulthandler
 import sys
 from pathlib import Path
 
-from lmx.protocol.codec import decode
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.heap import map_large_blocks
-from lmx.protocol.logs import LogFile, configure_logs
-from lmx.protocol.specs import RouterSpec
-from lmx.router.farewell import block_signal
-from lmx.router.process import serve
+from lmx.protocol.host.logs import LogFile, configure_logs
+from lmx.protocol.host.memory import map_large_blocks
+from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.wire.codec import decode
+from lmx.router.jobs.farewell import block_signal
+from lmx.router.server.process import serve
 
 
 def main() -> int:

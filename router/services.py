@@ -7,19 +7,18 @@ from typing import Final
 
 from aiohttp import web
 
-from lmx.protocol.specs import RouterSpec
-from lmx.router.event_feed import EventFeed
-from lmx.router.farewell import Farewell
-from lmx.router.generation import Dispatcher
-from lmx.router.job_store import JobStore
-from lmx.router.kept_counts import KeptCounts
-from lmx.router.live_requests import LiveRequests
-from lmx.router.rate_limits import RateLimiter
-from lmx.router.request_metrics import RequestMetrics
-from lmx.router.supervisor_link import SupervisorLink
-from lmx.router.tasks import TaskDispatcher
-from lmx.router.traffic import Traffic
-from lmx.router.waiting_room import WaitingRoom
+from lmx.protocol.messages.specs import RouterSpec
+from lmx.router.http.rate_limits import RateLimiter
+from lmx.router.http.request_record import Traffic
+from lmx.router.jobs.farewell import Farewell
+from lmx.router.jobs.live import LiveRequests
+from lmx.router.jobs.store import JobStore
+from lmx.router.metrics.kept_counts import KeptCounts
+from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.supervisor.event_feed import EventFeed
+from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 
 
 @dataclass(frozen=True, slots=True)

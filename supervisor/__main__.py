@@ -1,5 +1,5 @@
 """``python -m lmx.supervisor`` is ``lmx-supervisor``."""
 
-from lmx.supervisor.cli import main
+from lmx.supervisor.cli.main import main
 
 main()

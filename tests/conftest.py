@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from minilm import obtain_minilm
 
-from lmx.supervisor.fetch_gguf import fetch_gguf
+from lmx.supervisor.fetch.gguf import fetch_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "deploy" / "demo_model.py"

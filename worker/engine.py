@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from lmx.protocol.data import Assist, Structure, Thinking, ToolUse
+from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
 from lmx.protocol.states import LoadPhase
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
@@ -35,7 +35,7 @@ class ModelFacts:
     The sampling values are those of its generation_config.json, None where it has none. Tokens
     in ``eos_token_ids`` end an answer and are no part of it. ``reasoning`` is None for a model
     that doesn't think. ``tool_parser`` names the form in which it calls tools
-    (:mod:`lmx.worker.tool_calls`), None when its template knows no tools. ``converses``: it has
+    (:mod:`lmx.worker.formats.forms`), None when its template knows no tools. ``converses``: it has
     a template for messages. ``grammars``: its answers can be held to a form.
     """
 
@@ -153,9 +153,9 @@ class ConstraintMaker:
 class RowSampling:
     """How one row draws its tokens. Temperature 0 is greedy; ``seed`` decides the rest.
 
-    What each value means is in :class:`lmx.protocol.data.Sampling`; these are the values that
-    change nothing. ``top_k`` 0: all tokens. ``min_tokens``: ``end_ids`` can't be drawn before.
-    """
+    What each value means is in :class:`lmx.protocol.messages.data.Sampling`; these are the values
+    that change nothing. ``top_k`` 0: all tokens. ``min_tokens``: ``end_ids`` can't be drawn
+    before."""
 
     temperature: float
     top_p: float = 1.0
@@ -271,8 +271,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """How a task (:mod:`lmx.protocol.tasks`) is done: ``pieces`` are given to ``compute`` one
-    after the other, and what each returns is sent. ``reply``: sent when there is nothing to
+    """How a task (:mod:`lmx.protocol.messages.tasks`) is done: ``pieces`` are given to ``compute``
+    one after the other, and what each returns is sent. ``reply``: sent when there is nothing to
     compute."""
 
     prompt_tokens: int
@@ -297,7 +297,7 @@ class Engine(Protocol):
     caller. An exception out of ``encode``, ``constrain``, ``detokenizer``, ``admit`` or
     ``compute`` concerns its request alone; one out of ``step``, ``remove`` or ``rest`` means
     that the engine is broken, or that memory ran out
-    (:func:`lmx.worker.out_of_memory.is_out_of_memory`).
+    (:func:`lmx.worker.scheduling.out_of_memory.is_out_of_memory`).
     """
 
     def load(self, advanced: LoadReporter) -> ModelFacts:

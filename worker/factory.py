@@ -6,7 +6,7 @@ import importlib
 from typing import cast
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.messages.specs import WorkerSpec
 from lmx.worker.engine import Engine
 
 

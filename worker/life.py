@@ -11,30 +11,25 @@ from typing import Any, Final
 import structlog
 import zmq.asyncio
 
-from lmx.protocol.control import (
-    Drained,
-    DrainRefused,
-    LoadAdvanced,
-    LoadFailed,
-)
-from lmx.protocol.endpoints import RunDirectory
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, LoadFailed
+from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerState
-from lmx.worker.batch import BatchLimits
-from lmx.worker.control_link import ControlLink
-from lmx.worker.data_service import DataService
+from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine import Engine, ModelFacts
-from lmx.worker.engine_thread import EngineThread
 from lmx.worker.factory import make_engine
-from lmx.worker.generations import Generations
-from lmx.worker.jobs import JobOutput
-from lmx.worker.load_failure import load_failure
-from lmx.worker.out_of_memory import is_out_of_memory
-from lmx.worker.prompt_thread import PromptThread
-from lmx.worker.refusal import Refusal
-from lmx.worker.tasks import Tasks
-from lmx.worker.vital_signs import VitalSigns
+from lmx.worker.scheduling.batch import BatchLimits
+from lmx.worker.scheduling.jobs import JobOutput
+from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.service.admission import Refusal
+from lmx.worker.service.control import ControlLink
+from lmx.worker.service.data import DataService
+from lmx.worker.service.failures import load_failure
+from lmx.worker.service.generations import Generations
+from lmx.worker.service.heartbeat import VitalSigns
+from lmx.worker.service.prompt_thread import PromptThread
+from lmx.worker.service.tasks import Tasks
 
 log = structlog.get_logger()
 

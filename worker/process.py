@@ -11,11 +11,11 @@ from pathlib import Path
 
 import structlog
 
-from lmx.protocol.codec import decode
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.heap import map_large_blocks
-from lmx.protocol.logs import LogFile, configure_logs
-from lmx.protocol.specs import WorkerSpec
+from lmx.protocol.host.logs import LogFile, configure_logs
+from lmx.protocol.host.memory import map_large_blocks
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.wire.codec import decode
 from lmx.worker.life import EXIT_OUT_OF_MEMORY, WorkerLife
 
 log = structlog.get_logger()

@@ -17,14 +17,14 @@ from pathlib import Path
 from report import Section, section_lines
 from worker_bench import BenchWorker, Trace, bench_worker, sampling
 
-from lmx.protocol.kv_shape import kv_bytes
-from lmx.protocol.model_kind import read_kind
-from lmx.protocol.specs import PrefixCacheSpec
+from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.protocol.models.kind import read_kind
+from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.config import ModelConfig
-from lmx.supervisor.memory_plan import MemoryPlan, plan_memory
-from lmx.supervisor.model_files import read_model_files
-from lmx.worker.footprint import parse_status
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.memory.files import read_model_files
+from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
+from lmx.worker.service.heartbeat import parse_status
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "memory.md"
 BUDGET_BYTES = 64 << 30

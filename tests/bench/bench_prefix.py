@@ -8,7 +8,7 @@ from pathlib import Path
 from report import Section
 from worker_bench import BenchWorker, bench_worker, sampling
 
-from lmx.protocol.specs import PrefixCacheSpec
+from lmx.protocol.messages.specs import PrefixCacheSpec
 
 ROUNDS = 3
 ANSWER_TOKENS = 24

@@ -10,7 +10,7 @@ import psutil
 from report import Section
 from worker_bench import BenchWorker, bench_worker
 
-from lmx.protocol.specs import PrefixCacheSpec
+from lmx.protocol.messages.specs import PrefixCacheSpec
 
 ROUNDS = 6
 REQUESTS = 200

@@ -10,7 +10,7 @@ from bench_throughput import prompts_for
 from report import Section
 from worker_bench import BenchWorker, bench_worker, rows_rate, sampling
 
-from lmx.protocol.data import TokenBias
+from lmx.protocol.messages.data import TokenBias
 
 ROUNDS = 3
 BATCHES = {8: 48, 32: 80}

@@ -19,11 +19,11 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from tiny_models import make_tokenizer
 
-from lmx.protocol.data import Structure, Thinking
 from lmx.protocol.errors import RequestError
+from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
+from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import ConstraintMaker, ConstraintSource
-from lmx.worker.structure import ConstraintCompiler
 
 TOKENIZER = make_tokenizer()
 EOS = frozenset({256, 258})

@@ -16,7 +16,7 @@ import bench_stall
 import bench_throughput
 from report import write_page
 
-from lmx.supervisor.fetch_gguf import fetch_gguf
+from lmx.supervisor.fetch.gguf import fetch_gguf
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BENCHES = {

@@ -22,13 +22,20 @@ from typing import Any
 import zmq
 
 import lmx.protocol
-from lmx.protocol.codec import decode, encode
-from lmx.protocol.control import BeatSeen, Loaded, LoadFailed, Welcome, WorkerBeat, WorkerHello
-from lmx.protocol.data import Finished, Generate, Outputs, Refused, Sampling
-from lmx.protocol.endpoints import RunDirectory
-from lmx.protocol.sockets import Role, open_socket
-from lmx.protocol.specs import LogSpec, WorkerSpec
-from lmx.protocol.tasks import Embed, TaskFinished
+from lmx.protocol.messages.control import (
+    BeatSeen,
+    Loaded,
+    LoadFailed,
+    Welcome,
+    WorkerBeat,
+    WorkerHello,
+)
+from lmx.protocol.messages.data import Finished, Generate, Outputs, Refused, Sampling
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.messages.tasks import Embed, TaskFinished
+from lmx.protocol.wire.codec import decode, encode
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.protocol.wire.sockets import Role, open_socket
 
 INSTANCE = "0000bead"
 DEADLINE_S = 900.0
@@ -78,7 +85,7 @@ class BenchWorker:
             "model_path": str(model),
             "run_dir": str(home / "r"),
             "log": LogSpec(str(self.log)),
-            "engine": "lmx.worker.mlx_engine:create",
+            "engine": "lmx.worker.mlx.factory:create",
             "engine_options": {},
             "memory_limit_bytes": 8 << 30,
             "max_rows": 32,

@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from lmx.supervisor.cli import main
-from lmx.supervisor.config import TimingConfig
-from lmx.supervisor.stop_bound import stop_bound_s
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.shutdown_timeout import stop_bound_s
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROGRAM = "@LMX@/.venv/bin/lmx-supervisor"

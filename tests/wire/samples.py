@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from lmx.protocol.codec import encode
-from lmx.protocol.control import (
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import (
     Acquire,
     Acquired,
     BeatSeen,
@@ -57,7 +57,8 @@ from lmx.protocol.control import (
     WorkerExited,
     WorkerHello,
 )
-from lmx.protocol.data import (
+from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally
+from lmx.protocol.messages.data import (
     Accepted,
     Assist,
     Cancel,
@@ -83,8 +84,7 @@ from lmx.protocol.data import (
     TopLogprob,
     Usage,
 )
-from lmx.protocol.errors import ErrorCode
-from lmx.protocol.inventory import (
+from lmx.protocol.messages.inventory import (
     AddModel,
     Available,
     AvailableModel,
@@ -98,9 +98,7 @@ from lmx.protocol.inventory import (
     RemoveModel,
     StartDownload,
 )
-from lmx.protocol.kv_shape import KvLayers
-from lmx.protocol.request_counts import CountsKept, KeyUsage, ReportCounts, Tally
-from lmx.protocol.specs import (
+from lmx.protocol.messages.specs import (
     ApiKey,
     LogSpec,
     PrefixCacheSpec,
@@ -110,6 +108,20 @@ from lmx.protocol.specs import (
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.messages.tasks import (
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Rerank,
+    Scores,
+    TaskFinished,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+    Vectors,
+)
+from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import (
     DeltaKind,
     DownloadStatus,
@@ -123,19 +135,7 @@ from lmx.protocol.states import (
     ToolChoice,
     WorkerState,
 )
-from lmx.protocol.tasks import (
-    DescribeTokenizer,
-    Detokenize,
-    Detokenized,
-    Embed,
-    Rerank,
-    Scores,
-    TaskFinished,
-    Tokenize,
-    Tokenized,
-    TokenizerDescribed,
-    Vectors,
-)
+from lmx.protocol.wire.codec import encode
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 CORRELATION: Final = 41

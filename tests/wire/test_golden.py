@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lmx.protocol
-from lmx.protocol.codec import decode, encode, registered
+from lmx.protocol.wire.codec import decode, encode, registered
 
 # Loaded from its file: the tests are no package, so there is no name to import it by.
 _spec = importlib.util.spec_from_file_location("samples", Path(__file__).parent / "samples.py")

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 # Imported for their messages: decode knows only what is registered.
-import lmx.protocol.control
-import lmx.protocol.data
-import lmx.protocol.specs  # noqa: F401
-from lmx.protocol.codec import MAGIC, MAX_MESSAGE_BYTES, VERSION, decode, encode
-from lmx.protocol.control import Denied, Drain, LoadAdvanced, Snapshot
-from lmx.protocol.data import Cancel, Credit, Generate, Outputs, Sampling
+import lmx.protocol.messages.control
+import lmx.protocol.messages.data
+import lmx.protocol.messages.specs  # noqa: F401
 from lmx.protocol.errors import ErrorCode, ProtocolError
+from lmx.protocol.messages.control import Denied, Drain, LoadAdvanced, Snapshot
+from lmx.protocol.messages.data import Cancel, Credit, Generate, Outputs, Sampling
 from lmx.protocol.states import LoadPhase
+from lmx.protocol.wire.codec import MAGIC, MAX_MESSAGE_BYTES, VERSION, decode, encode
 
 GOLDEN = [path.read_bytes() for path in sorted((Path(__file__).parent / "golden").glob("*.bin"))]
 

@@ -1,0 +1,143 @@
+"""Log files that keep to their size, whoever writes to them.
+
+A file that is full is copied to the first of its older ones and emptied; it stays the same file, so
+a process that was forked, or hangs in foreign code, goes on writing to it and not to one that
+nobody looks at any more. What is written between the copy's end and the emptying, microseconds, is
+lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.host.log_files import rotated
+from lmx.protocol.host.set_aside import clear_for_file
+
+_CHECK_S: Final = 0.2
+_CHUNK_BYTES: Final = 1024 * 1024
+_FULL_SHARE: Final = 0.875
+"""Of its limit a file counts as full with: what comes until it is seen has room too."""
+
+_FAR_BEYOND: Final = 2
+"""A file this many times its limit is emptied even if the disk takes no copy of it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LogLimit:
+    """``max_bytes`` for each file, of which there are ``keep`` older ones. May change."""
+
+    max_bytes: int
+    keep: int
+
+    @property
+    def full_bytes(self) -> int:
+        """From which size on a file is put aside."""
+        return int(_FULL_SHARE * self.max_bytes)
+
+
+def keep_to(path: Path, limit: LogLimit) -> bool:
+    """Keep a log file to its limit; returns whether there is one. For any process: one at a time
+    does it. Raises ``OSError``. Blocks for as long as copying ``max_bytes`` takes."""
+    try:
+        if path.stat().st_size < limit.full_bytes:
+            return True
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes >= limit.full_bytes:
+            _put_aside(path, descriptor, limit, size_bytes)
+    except BlockingIOError:
+        pass  # another process is at it
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def keep_forever(keep: Callable[[], object], name: str) -> None:
+    """Call ``keep`` several times a second, in a thread that ends with the process. A failure is
+    logged once until it worked again."""
+    threading.Thread(target=_keep_forever, args=(keep,), name=name, daemon=True).start()
+
+
+def _keep_forever(keep: Callable[[], object]) -> None:
+    # They are the main thread's: one that this one took while another program is put in this one's
+    # place would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    failed = False
+    while True:
+        time.sleep(_CHECK_S)
+        try:
+            keep()
+            failed = False
+        except OSError as error:
+            if not failed:
+                log.warning("a log file was not kept to its limit: %s", error)
+            failed = True
+
+
+def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) -> None:
+    for number in range(1, limit.keep + 1):
+        clear_for_file(rotated(path, number))
+    for number in range(limit.keep - 1, 0, -1):
+        with contextlib.suppress(FileNotFoundError):
+            rotated(path, number).replace(rotated(path, number + 1))
+    try:
+        _copy_end(descriptor, rotated(path, 1), limit.max_bytes)
+    except OSError:
+        if size_bytes < _FAR_BEYOND * limit.max_bytes:
+            raise
+    os.ftruncate(descriptor, 0)
+
+
+def _copy_end(descriptor: int, target: Path, max_bytes: int) -> None:
+    """Copy as much of the end as may be kept, from the beginning of a line on; a first line says
+    what is missing."""
+    size_bytes = os.fstat(descriptor).st_size
+    temporary = target.with_name(f"{target.name}.new")
+    out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        begin, head = 0, b""
+        if size_bytes > max_bytes:
+            head = _cut_line(size_bytes)
+            begin = _line_after(descriptor, size_bytes - max_bytes + len(head))
+            head = _cut_line(begin).rjust(len(head))
+        end = begin + max_bytes - len(head)
+        os.write(out, head)
+        while begin < end and (
+            block := os.pread(descriptor, min(_CHUNK_BYTES, end - begin), begin)
+        ):
+            begin += os.write(out, block)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(out)
+    temporary.replace(target)
+
+
+def _cut_line(dropped_bytes: int) -> bytes:
+    told = {"event": "log.cut", "level": "warning", "dropped_bytes": dropped_bytes}
+    return json.dumps(told).encode() + b"\n"
+
+
+def _line_after(descriptor: int, offset: int) -> int:
+    """Return where the next line begins; the offset itself if that is far."""
+    found = os.pread(descriptor, _CHUNK_BYTES, offset).find(b"\n")
+    return offset + found + 1 if found >= 0 else offset

@@ -1,0 +1,1 @@
+"""The messages between processes: what each means, and its fields."""

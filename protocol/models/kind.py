@@ -1,0 +1,91 @@
+"""What a model is for, read from a few small files in its folder. Loads nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.host.regular_file import open_regular, parse_json, read_regular
+from lmx.protocol.states import ModelKind
+
+_ENCODERS: Final = frozenset(
+    {
+        *("albert", "bert", "camembert", "deberta", "deberta_v2", "distilbert", "electra"),
+        *("embedding_gemma2", "jina_bert", "lfm2_encoder", "llama_bidirec", "modernbert"),
+        *("mpnet", "new", "nomic_bert", "roberta", "xlm_roberta"),
+    }
+)
+"""Model types that see a text from both sides: they can't write one."""
+
+_CARDS: Final = {
+    "feature-extraction": ModelKind.EMBEDDING,
+    "sentence-similarity": ModelKind.EMBEDDING,
+    "text-ranking": ModelKind.RERANK,
+}
+"""What a model card calls a model for."""
+
+_CARD_LIMIT_BYTES: Final = 64 * 1024
+_CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
+_PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
+
+
+def read_kind(folder: Path) -> ModelKind:
+    """Return the kind of a model folder; CHAT where nothing says otherwise.
+
+    In this order: a classifier by its architecture, the files of sentence-transformers, an
+    encoder by its model type, the model card. Qwen3-Embedding and Qwen3-Reranker have the
+    config.json of a chat model: only the files beside it tell. Files that are missing or
+    broken say nothing here; loading the model says what is wrong with them.
+    """
+    config = _read_object(folder / "config.json")
+    if any(name.endswith("ForSequenceClassification") for name in _architectures(config)):
+        return ModelKind.RERANK
+    if (kind := _sentence_transformers_kind(folder)) is not None:
+        return kind
+    if _is_encoder(config):
+        return ModelKind.EMBEDDING
+    return _card_kind(folder / "README.md") or ModelKind.CHAT
+
+
+def _sentence_transformers_kind(folder: Path) -> ModelKind | None:
+    settings = _read_object(folder / "config_sentence_transformers.json")
+    if settings.get("model_type") == "CrossEncoder":
+        return ModelKind.RERANK
+    try:
+        embeds = (folder / "modules.json").is_file() or (folder / "1_Pooling").is_dir()
+    except OSError:  # A folder of another user's.
+        embeds = False
+    return ModelKind.EMBEDDING if settings or embeds else None
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _is_encoder(config: Mapping[str, Any]) -> bool:
+    model_type = str(config.get("model_type", "")).lower().replace("-", "_")
+    # EmbeddingGemma is a gemma3_text whose attention looks both ways.
+    return model_type in _ENCODERS or config.get("use_bidirectional_attention") is True
+
+
+def _card_kind(path: Path) -> ModelKind | None:
+    try:
+        with open_regular(path) as file:
+            text = file.read(_CARD_LIMIT_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
+    except OSError:
+        return None
+    if not text.startswith("---"):
+        return None
+    found = _PIPELINE.search(text.split("\n---", 1)[0])
+    return _CARDS.get(found.group(1)) if found else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(read_regular(path, _CONFIG_LIMIT_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""How messages travel: the encoding, the sockets and their paths."""

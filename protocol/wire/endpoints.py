@@ -1,0 +1,114 @@
+"""Where the sockets are: ``ipc://`` paths in a run directory that only its owner can enter.
+
+Identifiers: who made a thing, unique without coordination.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmx.protocol.errors import ErrorCode, OperationError
+
+SOCKET_PATH_LIMIT_BYTES = 103
+"""macOS's limit for a unix socket path (Linux: 107). The smaller one holds everywhere."""
+
+_LONGEST_NAME = "w-00000000"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The run directory and the endpoints in it. Holds no open file."""
+
+    path: Path
+
+    @property
+    def control(self) -> str:
+        """Supervisor ROUTER; the router, the CLI and workers connect."""
+        return f"ipc://{self.control_socket}"
+
+    @property
+    def events(self) -> str:
+        """Supervisor XPUB; the router subscribes."""
+        return f"ipc://{self.events_socket}"
+
+    @property
+    def control_socket(self) -> Path:
+        """The file behind :attr:`control`."""
+        return self.path / "control"
+
+    @property
+    def events_socket(self) -> Path:
+        """The file behind :attr:`events`."""
+        return self.path / "events"
+
+    def worker(self, instance: str) -> str:
+        """Worker ROUTER; one DEALER per router connects. Never used by a second process."""
+        return f"ipc://{self.worker_socket(instance)}"
+
+    def worker_socket(self, instance: str) -> Path:
+        """Return the file behind :meth:`worker`, for removal once the worker has exited."""
+        return self.path / f"w-{instance}"
+
+    def prepare(self) -> None:
+        """Make the directory with mode 0700 and check that sockets fit into it.
+
+        Raises :class:`OperationError` when the path is too long for a unix socket, is not
+        ours, or can be entered by others and that can't be mended.
+        """
+        longest = len(os.fsencode(self.path / _LONGEST_NAME))
+        if longest > SOCKET_PATH_LIMIT_BYTES:
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"{self.path} is too long for unix sockets ({longest} bytes with a socket's "
+                f"name, {SOCKET_PATH_LIMIT_BYTES} allowed): set LMX_HOME to a shorter path",
+            )
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        info = self.path.stat()
+        if info.st_uid != os.geteuid():
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"{self.path} belongs to another user: set LMX_HOME to a folder of your own",
+            )
+        if stat.S_IMODE(info.st_mode) != 0o700:
+            self.path.chmod(0o700)
+
+
+_REQUEST_ID_LIMIT = 128
+
+
+def new_instance_id() -> str:
+    """Return a fresh worker instance id: 8 hex digits.
+
+    An instance id names one worker process for good. It is part of the worker's socket
+    path, and a path is never used twice: a DEALER would deliver what it had queued for the
+    old process to the new one.
+    """
+    return secrets.token_hex(4)
+
+
+def new_epoch() -> str:
+    """Return a fresh supervisor epoch: changes each time a supervisor process starts."""
+    return secrets.token_hex(4)
+
+
+def new_request_id() -> str:
+    """Return a fresh request id, as sent back in ``X-Request-Id``."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def accept_request_id(offered: str | None) -> str:
+    """Return the client's own request id when it is fit for logs and headers, else a new one.
+
+    Fit means 1 to 128 printable ASCII characters without spaces.
+    """
+    if (
+        offered
+        and len(offered) <= _REQUEST_ID_LIMIT
+        and all("!" <= character <= "~" for character in offered)
+    ):
+        return offered
+    return new_request_id()

@@ -1,0 +1,1 @@
+"""HTTP without any API: bodies, errors, access, limits, and server-sent events."""

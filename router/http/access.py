@@ -1,0 +1,138 @@
+"""The keys: who may use a route. The API keys are for inference, the admin key for operators."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.specs import RouterSpec
+from lmx.router.http.endpoint import Access
+from lmx.router.http.request_record import Record
+
+ADMIN_HEADER: Final = "X-Admin-Key"
+_BEARER: Final = "bearer"
+
+
+def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str | None:
+    """Return who asks: a name for the API key that was used, None where there is none.
+
+    Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without the right key,
+    PERMISSION_DENIED (403) for another key where the admin key is needed. Takes as long for a key
+    that is nearly right as for one that is not. An empty key in the spec opens nothing. The admin
+    key may also come as the others do, as ``Authorization: Bearer``.
+    """
+    match access:
+        case Access.OPEN:
+            return None
+        case Access.LOCAL if is_loopback(spec.host):
+            return None
+        case Access.METRICS | Access.LOCAL if _is_sent(request, spec.metrics_key):
+            return None
+        case Access.ADMIN | Access.METRICS | Access.LOCAL:
+            _require_admin(request, spec)
+            return None
+        case Access.INFERENCE:
+            return _require_inference(request, spec)
+
+
+def _require_admin(request: web.Request, spec: RouterSpec) -> None:
+    headers = request.headers.getall(ADMIN_HEADER, ())
+    given = _given_key(request) if not headers else headers[0] if len(headers) == 1 else None
+    if given is not None and spec.admin_key and _same(given, spec.admin_key):
+        return
+    where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
+    # In either header: it is known who asks, and that they may not.
+    known = {**dict.fromkeys(_keys(spec), "An API key"), spec.metrics_key: "The metrics key"}
+    key = None if not given else _among(given, [one for one in known if one])
+    if key is not None:
+        raise RequestError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{known[key]} is not enough here: send the admin key in the header {ADMIN_HEADER}. "
+            f"{where}",
+        )
+    fault = "is not right" if headers and given is not None else _absence(headers)
+    raise RequestError(
+        ErrorCode.INVALID_AUTHENTICATION,
+        f"The admin key {fault}: send it in the header {ADMIN_HEADER}. {where}",
+    )
+
+
+def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
+    if not spec.api_keys:
+        return None
+    key = _known_key(request, spec)
+    if key is not None:
+        return key_name(key)
+    given = _given_key(request)
+    fault = "is not right" if given else _absence(request.headers.getall("Authorization", ()))
+    raise RequestError(
+        ErrorCode.INVALID_AUTHENTICATION,
+        f"The API key {fault}: send one of lmx's in the header `Authorization: Bearer KEY`.",
+    )
+
+
+def key_name(key: str) -> str:
+    """Return a name for a key that tells it from others and not what it is."""
+    return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def own_request(generate: Generate, record: Record) -> Generate:
+    """Return a request as its worker is told it: with its id, with whose turn it is, and with
+    another cache salt for each key, so that nobody finds out what others asked by guessing theirs.
+    No salt stays none."""
+    salt = generate.cache_salt
+    if salt and record.owner is not None:
+        salt = f"{record.owner}:{salt}"
+    return replace(generate, request_id=record.request_id, cache_salt=salt, owner=record.asker)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _absence(headers: Sequence[str]) -> str:
+    return "is there more than once" if len(headers) > 1 else "is missing"
+
+
+def _given_key(request: web.Request) -> str | None:
+    # Of several headers a proxy before lmx may look at another one: none of them counts.
+    given = request.headers.getall("Authorization", ())
+    scheme, _, key = (given[0] if len(given) == 1 else "").partition(" ")
+    return key.strip() if scheme.lower() == _BEARER and key.strip() else None
+
+
+def _known_key(request: web.Request, spec: RouterSpec) -> str | None:
+    given = _given_key(request)
+    return None if given is None else _among(given, _keys(spec))
+
+
+def _is_sent(request: web.Request, key: str) -> bool:
+    given = _given_key(request)
+    return bool(key) and given is not None and _same(given, key)
+
+
+def _keys(spec: RouterSpec) -> list[str]:
+    return [known.key for known in spec.api_keys]
+
+
+def _among(given: str, keys: Sequence[str]) -> str | None:
+    # Each is compared, so that the time says nothing of which one it was.
+    found = [key for key in keys if _same(given, key)]
+    return found[0] if found else None
+
+
+def _same(given: str, expected: str) -> bool:
+    # Bytes: of strings the comparison takes ASCII only.
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())

@@ -1,0 +1,58 @@
+"""JSON as an HTTP response, above all answers that are made of their descriptions, and the units
+of their sizes.
+
+What the shapes of answers are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    """An object in an answer. A field without a default is there always; one with the default
+    None may be left out. It has these fields and no other, which tests see to; clients are told
+    that more may come."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+_GIB: Final = 1024**3
+_MIB: Final = 1024**2
+
+
+def json_answer(answer: Answer, status: int = 200) -> web.Response:
+    """Return an answer as JSON, without the fields that it was not given."""
+    return json_text(answer.model_dump_json(exclude_unset=True).encode(), status)
+
+
+def json_array(answers: Iterable[Answer]) -> web.Response:
+    """Return answers as a JSON array, each without the fields that it was not given."""
+    return json_value([answer.model_dump(exclude_unset=True) for answer in answers])
+
+
+def json_value(value: Any) -> web.Response:
+    """Return a value as JSON."""
+    return json_text(orjson.dumps(value))
+
+
+def json_text(text: bytes, status: int = 200) -> web.Response:
+    """Return what is JSON already."""
+    return web.Response(status=status, body=text, content_type="application/json")
+
+
+def to_gb(size_bytes: int) -> float:
+    """Return bytes in the unit of the fields in ``_gb``: GiB, of which a Mac that is sold with
+    128 GB of memory has 128."""
+    return round(size_bytes / _GIB, 4)
+
+
+def to_mb(size_bytes: int) -> int:
+    """Return bytes in the unit of the fields in ``_mb``: whole MiB, rounded up, so that what is
+    small is not nothing."""
+    return -(-size_bytes // _MIB)

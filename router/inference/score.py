@@ -1,0 +1,136 @@
+"""POST /v1/score: how well texts fit each other, pair by pair, in the form that vLLM gave it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import mul
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.tasks import Scores, TaskFinished, Vectors
+from lmx.protocol.states import ModelKind
+from lmx.router.http.body import read_object
+from lmx.router.http.request_record import RECORD
+from lmx.router.http.responses import json_value
+from lmx.router.jobs.live import RequestKind
+from lmx.router.schema.requests.tasks import (
+    SCORE,
+    ScoreRequest,
+    embedding_of,
+    parse_score,
+    reranking_of,
+)
+from lmx.router.schema.requests.unsupported import log_ignored
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.routing import candidates
+from lmx.router.workers.fallback import perform_on_first
+from lmx.router.workers.task import TaskAnswer
+
+_AT_ONCE: Final = 64
+"""Pairs of vectors that are compared before others get their turn on the loop: milliseconds."""
+
+
+async def score(request: web.Request) -> web.Response:
+    """Return a score for each pair: a reranking model's, or the cosine of an embedding model's
+    vectors. One text is paired with each of several, or several with as many others."""
+    services, record = request.app[SERVICES], request[RECORD]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted = parse_score(body)
+    log_ignored(body, ScoreRequest, SCORE)
+    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.RERANK)
+    record.model = models[0].model_id
+    embeds = _embeds(models[0])
+    task = embedding_of(wanted) if embeds else reranking_of(wanted)
+    task = replace(task, request_id=record.request_id)
+    score_id = f"score-{secrets.token_hex(12)}"
+    try:
+        model, answer = await services.live.perform(
+            score_id,
+            RequestKind.EMBEDDING if embeds else RequestKind.RERANK,
+            record,
+            request.remote,
+            perform_on_first(services.tasks, record, models, task),
+        )
+    except RequestError as error:
+        error.param = _own_name(error.param, len(wanted.first))
+        raise
+    assert isinstance(answer.last, TaskFinished)
+    record.prompt_tokens = answer.last.prompt_tokens
+    scores = await _cosines(answer, wanted) if embeds else _scores(answer)
+    whole = {
+        "id": score_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model.model_id,
+        "data": [
+            {"index": index, "object": "score", "score": value}
+            for index, value in enumerate(scores)
+        ],
+        "usage": {
+            "prompt_tokens": answer.last.prompt_tokens,
+            "total_tokens": answer.last.prompt_tokens,
+        },
+    }
+    return json_value(whole)
+
+
+def _embeds(model: ModelView) -> bool:
+    if model.kind is ModelKind.CHAT:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"The model {model.model_id!r} is a language model, which scores no texts: name a "
+            "reranking model or an embedding model.",
+            param="model",
+        )
+    return model.kind is ModelKind.EMBEDDING
+
+
+def _own_name(param: str | None, firsts: int) -> str | None:
+    """Return this route's name of what a worker found fault with."""
+    name, _, rest = (param or "").partition("[")
+    index = rest.removesuffix("]")
+    if name == "documents" and index.isdecimal():
+        return f"text_2[{index}]"
+    if name == "input" and index.isdecimal():
+        place = int(index)
+        return f"text_1[{place}]" if place < firsts else f"text_2[{place - firsts}]"
+    return param
+
+
+def _scores(answer: TaskAnswer) -> list[float]:
+    scores: dict[int, float] = {}
+    for part in answer.parts:
+        assert isinstance(part, Scores)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    return [scores[index] for index in range(len(scores))]
+
+
+async def _cosines(answer: TaskAnswer, wanted: ScoreRequest) -> list[float]:
+    vectors: dict[int, Sequence[float]] = {}
+    for part in answer.parts:
+        assert isinstance(part, Vectors)
+        vectors.update(_split(part))
+    firsts = len(wanted.first)
+    cosines: list[float] = []
+    for place in range(len(wanted.second)):
+        one, other = vectors[place if firsts > 1 else 0], vectors[firsts + place]
+        length = math.hypot(*one) * math.hypot(*other)
+        cosines.append(sum(map(mul, one, other)) / length if length else 0.0)
+        if len(cosines) % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return cosines
+
+
+def _split(part: Vectors) -> Iterator[tuple[int, Sequence[float]]]:
+    width = part.dimensions
+    for place, index in enumerate(part.indexes):
+        yield index, struct.unpack_from(f"<{width}f", part.data, 4 * width * place)

@@ -1,0 +1,127 @@
+"""What clients are told when the event loop hangs and the process is about to be ended.
+
+The supervisor says it with SIGUSR2. No handler of Python's could run then, for those run where the
+loop hangs; a thread waits for the signal instead and, where the loop does nothing any more, writes
+past it to the sockets. Where the interpreter itself is held up, nothing can be said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+import structlog
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.router.http.cors import ORIGIN
+from lmx.router.http.errors import http_error
+from lmx.router.http.request_record import RECORD
+from lmx.router.http.sse import EVENT_STREAM
+from lmx.router.rendering.chunks import error_event
+
+TOLD_TO_SAY_FAREWELL: Final = signal.SIGUSR2
+
+_ALIVE_S: Final = 0.5
+"""A loop that does not answer for so long hangs: the supervisor heard nothing of it for longer."""
+
+_log = structlog.get_logger()
+
+
+def hung_error() -> GenerationError:
+    """Return what is said to clients."""
+    return GenerationError(
+        ErrorCode.ROUTER_HUNG,
+        "lmx's router did not react any more and is replaced by another one: send the request "
+        "again.",
+    )
+
+
+class Farewell:
+    """Knows the requests under way. Only the event loop adds and removes them; the thread reads."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, web.Request] = {}
+
+    def begin(self, request: web.Request) -> None:
+        """A request is under way."""
+        self._open[id(request)] = request
+
+    def end(self, request: web.Request) -> None:
+        """It is no more."""
+        self._open.pop(id(request), None)
+
+    def say(self) -> int:
+        """Tell every client whose connection is at a place where that can be told: nothing was
+        sent yet, or whole events. Return how many. The loop must not write any more."""
+        return sum(map(_tell, list(self._open.values())))
+
+
+def block_signal() -> None:
+    """Keep the signal for the thread; to be called before any thread starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {TOLD_TO_SAY_FAREWELL})
+
+
+def watch_in_thread(
+    farewell: Farewell, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
+) -> None:
+    """Wait for the signal in a thread: it has a loop that lives call ``end``; for one that hangs it
+    says farewell and aborts the process, so that its stacks are in the log."""
+
+    def watch() -> None:
+        signal.sigwait({TOLD_TO_SAY_FAREWELL})
+        alive = threading.Event()
+        loop.call_soon_threadsafe(alive.set)
+        if alive.wait(_ALIVE_S):
+            loop.call_soon_threadsafe(end)
+            return
+        told = farewell.say()
+        _log.error("router.hangs", told=told)
+        os.kill(os.getpid(), signal.SIGABRT)
+
+    threading.Thread(target=watch, name="farewell", daemon=True).start()
+
+
+def _tell(request: web.Request) -> bool:
+    transport = request.transport
+    if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        return False  # Gone, or it has not taken what came before.
+    begun = request.writer.output_size > 0
+    if begun and not request.get(EVENT_STREAM):
+        return False
+    text = _end_of_stream(request) if begun else _whole_answer(request)
+    try:
+        os.write(transport.get_extra_info("socket").fileno(), text)
+    except OSError:
+        return False
+    return True
+
+
+def _end_of_stream(request: web.Request) -> bytes:
+    event = error_event(hung_error())
+    if request.version < (1, 1):
+        return event
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
+
+
+def _whole_answer(request: web.Request) -> bytes:
+    form = http_error(hung_error())
+    body = orjson.dumps(form.body)
+    headers = [
+        f"HTTP/1.1 {form.status} Service Unavailable",
+        "Server: lmx",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"Retry-After: {form.retry_after}",
+        "Connection: close",
+    ]
+    if (record := request.get(RECORD)) is not None:
+        headers.append(f"X-Request-Id: {record.request_id}")
+    if (origin := request.get(ORIGIN)) is not None:
+        headers.append(f"Access-Control-Allow-Origin: {origin}")
+    return "\r\n".join([*headers, "", ""]).encode() + body

@@ -1,0 +1,319 @@
+"""The table of the job records: what a record holds, and every statement of SQL on it.
+
+Works on a connection that it is given, in the thread that owns it (:mod:`lmx.router.jobs.store`).
+
+Whether the router process that runs a job is alive, and what its record says when it is not.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final
+
+import orjson
+import psutil
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.router.http.errors import error_body
+
+SCHEMA_VERSION: Final = 1
+"""In the file's ``user_version``. Raise it with every change of the table."""
+
+
+class JobState(StrEnum):
+    """The first two are under way. INTERRUPTED: its router ended before it did."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(slots=True)
+class JobRow:
+    """One record. Times are Unix seconds; ``usage``, ``timings``, ``error`` and ``result`` are
+    JSON. ``router_pid`` and ``router_created_s`` tell the process that runs it from all others,
+    ``router_token`` the store within it that writes the record."""
+
+    id: str
+    kind: str
+    model: str
+    owner: str | None
+    state: str
+    stream: bool
+    created_s: float
+    request_id: str
+    started_s: float | None = None
+    ended_s: float | None = None
+    queue_position: int | None = None
+    tokens: int = 0
+    http_status: int | None = None
+    router_pid: int = 0
+    router_created_s: float = 0.0
+    router_token: str = ""
+    usage: bytes | None = None
+    timings: bytes | None = None
+    error: bytes | None = None
+    result: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records to list, the newest first: ``limit`` of them after the record ``after``.
+    None: no condition."""
+
+    owner: str | None = None
+    state: str | None = None
+    model: str | None = None
+    kind: str | None = None
+    limit: int = 20
+    after: str | None = None
+
+
+Router = tuple[int, float]
+"""A router process: its pid and when it was created."""
+
+_COLUMNS: Final = tuple(column.name for column in fields(JobRow))
+_VALUES: Final = attrgetter(*_COLUMNS)
+_LISTED: Final = (*_COLUMNS[:-1], "NULL")
+"""A result is read where one record is asked for. It is the last column: rows are read to the
+last column that is wanted."""
+
+_CREATE: Final = """
+CREATE TABLE jobs (
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, model TEXT NOT NULL, owner TEXT, state TEXT NOT NULL,
+  stream INTEGER NOT NULL, created_s REAL NOT NULL, request_id TEXT NOT NULL, started_s REAL,
+  ended_s REAL, queue_position INTEGER, tokens INTEGER NOT NULL, http_status INTEGER,
+  router_pid INTEGER NOT NULL, router_created_s REAL NOT NULL, router_token TEXT NOT NULL,
+  usage BLOB, timings BLOB, error BLOB, result BLOB
+);
+CREATE INDEX jobs_by_age ON jobs (created_s, id);
+CREATE INDEX jobs_under_way ON jobs (router_pid, router_created_s) WHERE ended_s IS NULL;
+"""
+
+_PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+
+
+_EVICTED_AT_ONCE: Final = 256
+INCREMENTAL: Final = 2
+"""``auto_vacuum`` of a file whose free pages can be given back at any time."""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the table in an empty file, unless another router has just made it."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            for statement in _CREATE.strip().rstrip(";").split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
+    """Write records whole by their ids, in one transaction; those that are there are replaced.
+    None: there is to be none."""
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        connection.executemany(_PUT, [_VALUES(row) for row in rows.values() if row is not None])
+        gone = [(job_id,) for job_id, row in rows.items() if row is None]
+        connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
+
+
+def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
+    """Return a record with its result; None when there is none, or none of that owner."""
+    found = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)",  # noqa: S608
+        (job_id, owner, owner),
+    ).fetchone()
+    return None if found is None else JobRow(*found)
+
+
+def listed(connection: sqlite3.Connection, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
+    """Return the records that are wanted, without results, and whether more follow; None when
+    there is no record ``after``."""
+    conditions: list[str] = []
+    values: list[object] = []
+    for column in ("owner", "state", "model", "kind"):
+        value = getattr(wanted, column)
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    if wanted.after is not None:
+        last = get(connection, wanted.after, wanted.owner)
+        if last is None:
+            return None
+        conditions.append("(created_s, id) < (?, ?)")
+        values += (last.created_s, last.id)
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    found = connection.execute(
+        f"SELECT {', '.join(_LISTED)} FROM jobs {where} "  # noqa: S608
+        "ORDER BY created_s DESC, id DESC LIMIT ?",
+        (*values, wanted.limit + 1),
+    ).fetchall()
+    return [JobRow(*row) for row in found[: wanted.limit]], len(found) > wanted.limit
+
+
+def delete(connection: sqlite3.Connection, job_id: str) -> None:
+    """Remove a record that has ended."""
+    with connection:
+        connection.execute("DELETE FROM jobs WHERE id = ? AND ended_s IS NOT NULL", (job_id,))
+
+
+def interrupt_of_dead(
+    connection: sqlite3.Connection,
+    token: str,
+    alive: Callable[[Router], bool],
+    error: bytes,
+    now_s: float,
+) -> int:
+    """Mark what routers that are not ``alive`` had under way as interrupted; return how many.
+
+    Looks at the records of other stores only. Writes nothing when there is nothing to mark.
+    """
+    routers = connection.execute(
+        "SELECT DISTINCT router_pid, router_created_s FROM jobs "
+        "WHERE ended_s IS NULL AND router_token != ?",
+        (token,),
+    ).fetchall()
+    marked = 0
+    for router in routers:
+        if not alive(router):
+            with connection:
+                marked += connection.execute(
+                    "UPDATE jobs SET state = ?, error = ?, ended_s = ?, queue_position = NULL "
+                    "WHERE ended_s IS NULL AND router_pid = ? AND router_created_s = ? "
+                    "AND router_token != ?",
+                    (JobState.INTERRUPTED, error, now_s, *router, token),
+                ).rowcount
+    return marked
+
+
+def under_way(connection: sqlite3.Connection, token: str) -> frozenset[str]:
+    """Return the ids of what a store has as under way."""
+    own = connection.execute(
+        "SELECT id FROM jobs WHERE ended_s IS NULL AND router_token = ?", (token,)
+    )
+    return frozenset(job_id for (job_id,) in own)
+
+
+def interrupt_lost(
+    connection: sqlite3.Connection, lost: Collection[str], error: bytes, now_s: float
+) -> None:
+    """Mark jobs whose end could not be written as interrupted, unless they have ended."""
+    if not lost:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        connection.executemany(
+            "UPDATE jobs SET state = ?, error = ?, ended_s = ?, queue_position = NULL "
+            "WHERE id = ? AND ended_s IS NULL",
+            [(JobState.INTERRUPTED, error, now_s, job_id) for job_id in lost],
+        )
+
+
+def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) -> int:
+    """Remove records that ended before ``oldest_s``, and those that ended beyond the newest
+    ``max_count``; return how many. What is under way stays."""
+    with connection:
+        by_age = connection.execute("DELETE FROM jobs WHERE ended_s < ?", (oldest_s,)).rowcount
+        by_count = connection.execute(
+            "DELETE FROM jobs WHERE ended_s IS NOT NULL AND id IN ("
+            "SELECT id FROM jobs ORDER BY created_s DESC, id DESC LIMIT -1 OFFSET ?)",
+            (max_count,),
+        ).rowcount
+    return by_age + by_count
+
+
+def file_bytes(connection: sqlite3.Connection) -> int:
+    """Return how large the file is, once what is in the journal has been moved there."""
+    return _pragma(connection, "page_count") * _pragma(connection, "page_size")
+
+
+def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
+    """Remove the oldest records that have ended until what is left takes no more than nine tenths
+    of ``max_bytes``, and give the disk back what is free; return how many went.
+
+    What is under way stays, however large it is.
+    """
+    removed = 0
+    while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
+        oldest = connection.execute(
+            "SELECT id, length(coalesce(result, '')) FROM jobs WHERE ended_s IS NOT NULL "
+            "ORDER BY created_s, id LIMIT ?",
+            (_EVICTED_AT_ONCE,),
+        ).fetchall()
+        if not oldest:
+            break
+        # Those before which less than the excess would be gone.
+        before_bytes = accumulate((size for _, size in oldest), initial=0)
+        gone = [
+            (oldest_id,)
+            for (oldest_id, _), before in zip(oldest, before_bytes, strict=False)
+            if before < excess_bytes
+        ]
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
+        removed += len(gone)
+    if _pragma(connection, "auto_vacuum") == INCREMENTAL:
+        # Not by `execute`, which takes one step of it, and so frees one page.
+        connection.executescript("PRAGMA incremental_vacuum")
+    else:
+        # An earlier release made the file: this writes it anew, once.
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        connection.execute("VACUUM")
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return removed
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+_SAME_PROCESS_S: Final = 2.0
+"""A process's time of creation may be told differently as the clock is set; no pid comes again
+as soon as this."""
+
+
+def own_process() -> Router:
+    """Return what tells this process from all others."""
+    own = psutil.Process()
+    return own.pid, own.create_time()
+
+
+def is_alive(router: Router) -> bool:
+    """Return whether a router process is there and has not ended. Asks the system."""
+    pid, created_s = router
+    try:
+        process = psutil.Process(pid)
+        return (
+            abs(process.create_time() - created_s) < _SAME_PROCESS_S
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        # One of another user is not the process that wrote the file, which is its owner's alone.
+        return False
+
+
+def _interruption(message: str) -> bytes:
+    return orjson.dumps(error_body(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
+
+
+ROUTER_ENDED: Final = _interruption(
+    "The router that ran this job ended before the job did. Send the request again."
+)
+END_LOST: Final = _interruption(
+    "How this job ended could not be written to the job records; the router's log says why."
+)

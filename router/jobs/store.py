@@ -1,0 +1,285 @@
+"""The job records as the router's event loop sees them: written in time, read with a deadline.
+
+One thread does all the work with the file. What goes wrong there is logged and counted, and never
+reaches the request that a record is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.router.jobs import records
+from lmx.router.jobs.file import is_busy, is_unfit, move_aside, open_records
+from lmx.router.jobs.records import END_LOST, ROUTER_ENDED, JobRow, Wanted, is_alive, own_process
+
+_GATHER_S: Final = 0.1
+"""Writes are gathered for so long and committed together: most generations that end quickly
+are one write then."""
+
+_READ_DEADLINE_S: Final = 5.0
+_READS_LIMIT: Final = 256
+_ROWS_LIMIT: Final = 8192
+_RESULTS_LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""What may wait to be written while the file can't be."""
+
+_PAUSE_S: Final = 1.0
+"""After a write that failed."""
+
+_T = TypeVar("_T")
+_Read = Callable[[sqlite3.Connection], _T]
+
+_log = structlog.get_logger()
+
+
+class JobStore:
+    """The records in one file, which several routers may use at once.
+
+    ``put`` and ``forget`` never wait and never raise. What was put is seen by every read that
+    begins later. Records that wait to be written have a limit; beyond it they are dropped, and
+    counted in ``dropped``. ``failures`` counts writes and reads that failed.
+    """
+
+    def __init__(self, path: Path, max_age_s: float, max_count: int, max_bytes: int) -> None:
+        self.dropped = 0
+        self.failures = 0
+        self.token = secrets.token_hex(4)
+        """Of this store's records: told from those of others, in other processes or in this."""
+        self._router = own_process()
+        self._path = path
+        self._max_age_s = max_age_s
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._told = threading.Condition()
+        # By the condition above: what the loop and the thread share.
+        self._rows: dict[str, JobRow | None] = {}
+        self._rows_bytes = 0
+        self._reads: deque[tuple[_Read[object], Future[object]]] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def close(self, deadline_s: float) -> None:
+        """Write what waits and close the file; blocks up to ``deadline_s``."""
+        with self._told:
+            self._closing = True
+            self._told.notify()
+        self._thread.join(deadline_s)
+        if self._thread.is_alive() or self._rows:
+            _log.error("jobs.not_written", rows=len(self._rows))
+
+    def put(self, row: JobRow) -> None:
+        """Write a record, over the one of its id."""
+        row.router_pid, row.router_created_s = self._router
+        row.router_token = self.token
+        with self._told:
+            if self._rows_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and self._rows:
+                # The record is kept and says how it ended; what it made is lost.
+                row.result = None
+                self._drop(1)
+            self._keep(row.id, row)
+
+    def forget(self, job_id: str) -> None:
+        """Have no record of a job, also if one was written."""
+        with self._told:
+            self._keep(job_id, None)
+
+    async def get(self, job_id: str, owner: str | None) -> JobRow | None:
+        """Return a record with its result. Raises JOBS_UNAVAILABLE, as the others here."""
+        return await self._read(lambda connection: records.get(connection, job_id, owner))
+
+    async def listed(self, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
+        """Return records and whether more follow; None when there is none ``after`` which."""
+        return await self._read(lambda connection: records.listed(connection, wanted))
+
+    async def delete(self, job_id: str) -> None:
+        """Remove a record that has ended."""
+        await self._read(lambda connection: records.delete(connection, job_id))
+
+    async def sweep(self, live: Callable[[], Collection[str]]) -> None:
+        """Remove what is too old or too much; mark as interrupted what is said to be under way
+        and is not: ``live`` returns the ids that are, in this router."""
+        own = await self._read(lambda connection: records.under_way(connection, self.token))
+        # Asked for after what the records say: a job is live before it has a record.
+        lost = own.difference(live())
+        await self._read(lambda connection: self._sweep(connection, lost))
+
+    def is_own(self, row: JobRow) -> bool:
+        """Return whether this store wrote a record last."""
+        return row.router_token == self.token
+
+    def _keep(self, job_id: str, row: JobRow | None) -> None:
+        """Have a record written, or removed; the condition is held."""
+        if job_id not in self._rows and len(self._rows) >= _ROWS_LIMIT:
+            self._drop(1)
+            return
+        if not self._rows:
+            self._told.notify()
+        self._rows_bytes += _size_bytes(row) - _size_bytes(self._rows.get(job_id))
+        self._rows[job_id] = row
+
+    async def _read(self, read: _Read[_T]) -> _T:
+        future: Future[_T] = Future()
+        with self._told:
+            if len(self._reads) >= _READS_LIMIT or self._closing:
+                raise _unavailable("too many ask for them at once")
+            self._reads.append((read, future))  # type: ignore[arg-type]  # each with its own type
+            self._told.notify()
+        try:
+            async with asyncio.timeout(_READ_DEADLINE_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise _unavailable(f"the disk took more than {_READ_DEADLINE_S:g} s") from error
+        except (sqlite3.Error, OSError) as error:
+            raise _unavailable(str(error)) from error
+
+    # What follows runs in the thread.
+
+    def _work(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while True:
+            rows, reads, closing = self._next()
+            try:
+                if connection is None:
+                    connection = open_records(self._path)
+                if rows:
+                    records.write(connection, rows)
+                    self._bound(connection)
+            except (sqlite3.Error, OSError) as error:
+                connection = self._failed(connection, error)
+                self._put_back(rows)
+                for _, future in reads:
+                    _fail(future, error)
+            except Exception as error:
+                # A record that can't be written must not hold up those after it.
+                _log.exception("jobs.broken")
+                self._drop(len(rows))
+                for _, future in reads:
+                    _fail(future, error)
+            else:
+                for read, future in reads:
+                    connection = self._answer(connection, read, future)
+            if closing:
+                break
+        if connection is not None:
+            connection.close()
+
+    def _next(
+        self,
+    ) -> tuple[dict[str, JobRow | None], list[tuple[_Read[object], Future[object]]], bool]:
+        with self._told:
+            self._told.wait_for(lambda: self._rows or self._reads or self._closing)
+            self._told.wait_for(lambda: self._reads or self._closing, _GATHER_S)
+            rows, self._rows, self._rows_bytes = self._rows, {}, 0
+            reads = list(self._reads)
+            self._reads.clear()
+            return rows, reads, self._closing
+
+    def _answer(
+        self, connection: sqlite3.Connection | None, read: _Read[object], future: Future[object]
+    ) -> sqlite3.Connection | None:
+        if not future.set_running_or_notify_cancel():
+            return connection  # Nobody waits any more.
+        try:
+            if connection is None:
+                connection = open_records(self._path)
+            self._mark_dead(connection)
+            result = read(connection)
+        except (sqlite3.Error, OSError) as error:
+            future.set_exception(error)
+            return self._failed(connection, error)
+        except Exception as error:  # It is raised where the answer is waited for.
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        return connection
+
+    def _bound(self, connection: sqlite3.Connection) -> None:
+        if records.file_bytes(connection) > self._max_bytes:
+            gone = records.shrink(connection, self._max_bytes)
+            _log.info("jobs.shrunk", removed=gone, max_bytes=self._max_bytes)
+
+    def _mark_dead(self, connection: sqlite3.Connection) -> None:
+        marked = records.interrupt_of_dead(
+            connection, self.token, is_alive, ROUTER_ENDED, time.time()
+        )
+        if marked:
+            _log.warning("jobs.interrupted", jobs=marked)
+
+    def _sweep(self, connection: sqlite3.Connection, lost: Collection[str]) -> None:
+        now_s = time.time()
+        records.interrupt_lost(connection, lost, END_LOST, now_s)
+        gone = records.forget_old(connection, now_s - self._max_age_s, self._max_count)
+        self._bound(connection)
+        if lost or gone:
+            _log.info("jobs.swept", removed=gone, lost=len(lost))
+
+    def _failed(
+        self, connection: sqlite3.Connection | None, error: Exception
+    ) -> sqlite3.Connection | None:
+        """Return the connection to go on with after an error, None for a new one: one that was
+        opened, or used, while its disk was full or read-only may be of no use for ever."""
+        self.failures += 1
+        _log.warning("jobs.failed", error=str(error), failures=self.failures)
+        if connection is None or (isinstance(error, sqlite3.Error) and is_busy(error)):
+            return connection
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+        if not (isinstance(error, sqlite3.Error) and is_unfit(error)):
+            return None
+        try:
+            move_aside(self._path, str(error))
+        except OSError as fault:
+            _log.error("jobs.not_moved_aside", error=str(fault))
+        return None
+
+    def _put_back(self, rows: dict[str, JobRow | None]) -> None:
+        """Keep what could not be written for the next time, and wait a little for it."""
+        with self._told:
+            # What came meanwhile is newer.
+            kept = rows | self._rows
+            excess = len(kept) - _ROWS_LIMIT
+            if excess > 0:
+                for job_id in list(kept)[:excess]:
+                    del kept[job_id]
+                self._drop(excess)
+            self._rows = kept
+            self._rows_bytes = sum(map(_size_bytes, kept.values()))
+            self._told.wait_for(lambda: self._closing, _PAUSE_S)
+
+    def _drop(self, count: int) -> None:
+        if not self.dropped:
+            _log.error("jobs.dropped", path=str(self._path))
+        self.dropped += count
+
+
+def _size_bytes(row: JobRow | None) -> int:
+    return 0 if row is None else len(row.result or b"")
+
+
+def _fail(future: Future[object], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def _unavailable(why: str) -> LmxError:
+    return UnavailableError(
+        ErrorCode.JOBS_UNAVAILABLE,
+        f"The job records can't be read now: {why}. Try again; if it stays so, look at the "
+        "router's log and at the disk that lmx's home folder is on.",
+    )

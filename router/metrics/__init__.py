@@ -1,0 +1,1 @@
+"""What is counted of requests, and how it is shown."""

@@ -1,0 +1,92 @@
+"""Everything that is measured in Prometheus' text format, of which it holds nothing itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from lmx.protocol.messages.inventory import Downloads
+from lmx.protocol.states import DownloadStatus
+from lmx.router.metrics.families import request_families, status_families
+from lmx.router.metrics.requests import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What one scrape shows. ``status`` is the supervisor's, or what the router knows of it;
+    ``waiting``: requests that wait in this router, by model; ``downloads`` None: not known."""
+
+    version: str
+    supervisor_up: bool
+    status: Mapping[str, Any]
+    waiting: Mapping[str, int]
+    downloads: Downloads | None
+    requests: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Families(Collector):
+    families: tuple[Metric, ...]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def exposition(scrape: Scrape) -> bytes:
+    """Return a scrape as text, with figures of this process. Reads files of the system, and
+    takes milliseconds where there are many models: not for an event loop."""
+    return generate_latest(
+        _Families(
+            (
+                *_about(scrape.version),
+                *status_families(scrape.status, scrape.waiting, supervisor_up=scrape.supervisor_up),
+                *_of_downloads(scrape.downloads),
+                *request_families(scrape.requests),
+            )
+        )
+    )
+
+
+def _about(version: str) -> Iterator[Metric]:
+    yield InfoMetricFamily(
+        "lmx_build",
+        "What runs.",
+        value={"version": version, "python": platform.python_version()},
+    )
+    process = psutil.Process()
+    times = process.cpu_times()
+    yield CounterMetricFamily(
+        "process_cpu_seconds", "CPU time of the router.", value=times.user + times.system
+    )
+    yield GaugeMetricFamily(
+        "process_resident_memory_bytes", "Memory of the router.", value=process.memory_info().rss
+    )
+    yield GaugeMetricFamily(
+        "process_start_time_seconds",
+        "When the router started, in seconds since 1970.",
+        value=process.create_time(),
+    )
+    yield GaugeMetricFamily("process_open_fds", "The router's open files.", value=process.num_fds())
+
+
+def _of_downloads(known: Downloads | None) -> Iterator[Metric]:
+    if known is None:
+        return
+    family = GaugeMetricFamily(
+        "lmx_downloads", "Downloads that are known, by where they are.", labels=["status"]
+    )
+    for status in DownloadStatus:
+        family.add_metric([status.value], sum(each.status is status for each in known.downloads))
+    yield family

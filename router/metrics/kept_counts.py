@@ -1,0 +1,120 @@
+"""Has the supervisor keep what this router counts, and takes over what others have counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import Final
+
+import structlog
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.counts import CountsKept, ReportCounts, Tally, added, greatest
+from lmx.router.http.rate_limits import RateLimiter
+from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.queries import ask
+
+_DEADLINE_S: Final = 1.0
+
+_INTERVAL_S: Final = 0.25
+"""Between two reports, while there is something to tell: what a router that is killed loses."""
+
+_FIRST_S: Final = 1.0
+"""For the first reply, which comes in milliseconds: so long limits and metrics wait for it."""
+
+_log = structlog.get_logger()
+
+
+class KeptCounts:
+    """``since_s``: Unix time of lmx's start; of this router's, until the supervisor has told.
+    Used from one event loop only."""
+
+    def __init__(
+        self, supervisor: SupervisorLink, metrics: RequestMetrics, limiter: RateLimiter
+    ) -> None:
+        self.since_s = time.time()
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._limiter = limiter
+        self._began_s = time.monotonic()
+        self._settled = asyncio.Event()
+        self._fresh = True
+        self._epoch: str | None = None
+        self._revision = 0
+        self._ended: tuple[Tally, ...] = ()
+        self._earlier: tuple[Tally, ...] = ()
+        self._reported = -1
+        self._beside_others = False
+
+    async def settled(self) -> None:
+        """Wait until it is known what was counted before this router; not longer than a second
+        after its start."""
+        if not self._settled.is_set():
+            left_s = max(0.0, self._began_s + _FIRST_S - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._settled.wait()
+            self._settled.set()
+
+    async def run(self) -> None:
+        """Report until cancelled: at once what has changed, and to each supervisor that comes."""
+        while True:
+            if (
+                self._fresh
+                or self._beside_others
+                or self._changes != self._reported
+                or self._epoch != self._supervisor.epoch
+            ):
+                await self.report()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def report_last(self) -> None:
+        """Tell what is new before the end."""
+        if self._changes != self._reported:
+            await self.report()
+
+    async def report(self) -> None:
+        """Tell the supervisor what was counted. What it does not take now it hears next time."""
+        epoch, changes = self._supervisor.epoch, self._changes
+        known = epoch == self._epoch
+        report = ReportCounts(
+            os.getpid(),
+            self._metrics.tallies(),
+            tuple(self._limiter.usage(time.monotonic()).values()),
+            fresh=self._fresh,
+            seen=self._revision if known else 0,
+            ended=() if known else self._ended,
+            since_s=None if self._fresh else self.since_s,
+        )
+        try:
+            kept = await ask(self._supervisor, report, CountsKept, _DEADLINE_S)
+        except LmxError as error:
+            _log.debug("counts.not_kept", reason=error.message)
+            return
+        self._epoch, self._reported = epoch, changes
+        self._take(kept)
+
+    @property
+    def _changes(self) -> int:
+        return self._metrics.changes + self._limiter.changes
+
+    def _take(self, kept: CountsKept) -> None:
+        now_s = time.monotonic()
+        self._limiter.note_elsewhere({one.asker: one for one in kept.elsewhere}, now_s)
+        if self._fresh:
+            self._limiter.inherit(kept.inherited, now_s)
+        self.since_s = kept.since_s
+        self._revision = kept.revision
+        if kept.ended is not None:
+            self._ended = kept.ended
+        self._beside_others = bool(kept.others)
+        # Nothing falls back, whatever a new supervisor has not heard of yet.
+        earlier = greatest(self._earlier, added(self._ended, kept.others))
+        if earlier != self._earlier:
+            self._earlier = earlier
+            self._metrics.begin_with(earlier)
+        self._fresh = False
+        self._settled.set()

@@ -1,0 +1,106 @@
+"""What is measured of each request: the histograms' names, buckets, and where a value is from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lmx.router.http.request_record import Record
+
+_FIRST_TOKEN_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_GAP_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_S: Final = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TOKENS: Final = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0,
+    20000.0, 50000.0, 100000.0, 200000.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One histogram. ``of`` gives its values of a request that has ended, from its record and
+    from how long it took in seconds; None where the request has no such value."""
+
+    name: str
+    help_text: str
+    bounds: Sequence[float]
+    of: Callable[[Record, float], float | None]
+
+
+DURATION: Final = Measure(
+    "request_duration_seconds",
+    "From a request's first byte to the end of its answer, whatever became of it.",
+    _REQUEST_S,
+    lambda _, duration_s: duration_s,
+)
+
+GAPS: Final = Measure(
+    "inter_token_latency_seconds",
+    "Between one output of a request and the next.",
+    _GAP_S,
+    lambda *_: None,  # a request has many: they are added from its record all at once
+)
+
+MEASURES: Final = (
+    Measure(
+        "time_to_first_token_seconds",
+        "From a request's first byte to its first output.",
+        _FIRST_TOKEN_S,
+        lambda record, _: record.ttft_s,
+    ),
+    Measure(
+        "e2e_request_latency_seconds",
+        "From a request's first byte to the end of its answer, of those that ended well.",
+        _REQUEST_S,
+        lambda record, duration_s: (
+            duration_s if record.finish_reason and not record.error else None
+        ),
+    ),
+    Measure(
+        "request_model_wait_seconds",
+        "How long a request waited for its model to be in memory.",
+        _REQUEST_S,
+        lambda record, _: record.load_s,
+    ),
+    Measure(
+        "request_queue_time_seconds",
+        "How long a request waited in its model's worker before its prompt was begun.",
+        _REQUEST_S,
+        lambda record, _: record.queue_s,
+    ),
+    Measure(
+        "request_prefill_time_seconds",
+        "How long a request's prompt took.",
+        _REQUEST_S,
+        lambda record, _: record.prefill_s,
+    ),
+    Measure(
+        "request_decode_time_seconds",
+        "From a request's first token to its last.",
+        _REQUEST_S,
+        lambda record, _: record.decode_s,
+    ),
+    Measure(
+        "request_prompt_tokens",
+        "Tokens of a request's prompt.",
+        _TOKENS,
+        lambda record, _: record.prompt_tokens,
+    ),
+    Measure(
+        "request_generation_tokens",
+        "Tokens that a request was answered with.",
+        _TOKENS,
+        lambda record, _: record.completion_tokens,
+    ),
+)
+"""Each is added to once for a request, at its end."""

@@ -1,0 +1,409 @@
+"""What requests have come to: counted since this router started, and by those before it.
+
+Everything is taken from a request's record at its end: nothing here costs a token anything.
+
+Values counted in buckets, as Prometheus' histograms are, at a fraction of a client's cost.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from itertools import accumulate
+from typing import Any, Final
+
+from prometheus_client.utils import floatToGoString
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.counts import Tally
+from lmx.protocol.states import FinishReason
+from lmx.router.http.endpoint import Endpoint
+from lmx.router.http.request_record import CLIENT_LEFT, Record
+from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
+
+
+class Histogram:
+    """Buckets with fixed upper bounds, each inclusive, and one for what is above them all.
+
+    ``bounds`` are ascending and finite. Not for several threads: one adds, and others get a
+    :meth:`copy`.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values were added."""
+        return sum(self._counts)
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return self._sum
+
+    def add(self, values: Iterable[float]) -> None:
+        """Add values, of which none is NaN."""
+        bounds, counts = self._bounds, self._counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self._sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the upper bounds as Prometheus writes them, each with the number of values that
+        are not above it; the last is ``+Inf``."""
+        return list(zip(_names(tuple(self._bounds)), accumulate(self._counts), strict=True))
+
+    def counts(self) -> dict[str, float]:
+        """Return how many values are in each bucket that has some, by its upper bound."""
+        named = zip(_names(tuple(self._bounds)), self._counts, strict=True)
+        return {name: float(count) for name, count in named if count}
+
+    def begin_with(self, counts: Mapping[str, float], total: float) -> None:
+        """Add what another one with these bounds had; buckets that this one lacks count with its
+        last."""
+        at = {name: index for index, name in enumerate(_names(tuple(self._bounds)))}
+        for name, count in counts.items():
+            self._counts[at.get(name, -1)] += int(count)
+        self._sum += total
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both together; they have the same bounds."""
+        joined = Histogram(self._bounds)
+        joined._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        joined._sum = self._sum + other._sum
+        return joined
+
+    def copy(self) -> Histogram:
+        """Return what it is now, for another thread."""
+        copied = Histogram(self._bounds)
+        copied._counts, copied._sum = self._counts.copy(), self._sum
+        return copied
+
+
+@cache
+def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(floatToGoString, bounds), "+Inf")
+
+
+NONE: Final = "_none"
+"""The model of requests that named none that there is, and the route of those to a path or with
+a method that there is not. No model can have this id."""
+
+ABORTED: Final = "abort"
+"""vLLM's reason for a request whose client has left."""
+
+REASONS: Final = (*(reason.value for reason in FinishReason), ABORTED)
+_CODES: Final = frozenset(code.value for code in ErrorCode)
+_BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.STOP)
+"""Of a request whose answers ended for several reasons, the first of these counts."""
+
+_HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
+_TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Requests of all models, also of those that are gone, and of none."""
+
+    requests: int = 0
+    errors: int = 0
+    streams: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        """Return both together."""
+        return Totals(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Totals))
+        )
+
+
+@dataclass(slots=True)
+class ModelTally:
+    """Requests of one model. Each is in ``reasons`` or in ``errors`` (by code), never in both."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_per_s: float | None = None
+    used_at_s: float | None = None
+    """When the last one ended, by the time of day."""
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
+    )
+
+    @property
+    def requests(self) -> int:
+        """All requests that have ended, whatever became of them."""
+        return self.reasons.total() + self.errors.total()
+
+    def plus(self, other: ModelTally) -> ModelTally:
+        """Return both together; the last request is the later one's."""
+        last = max((self, other), key=lambda one: one.used_at_s or 0.0)
+        return ModelTally(
+            self.reasons + other.reasons,
+            self.errors + other.errors,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            last.tokens_per_s,
+            last.used_at_s,
+            {
+                name: histogram.plus(other.histograms[name])
+                for name, histogram in self.histograms.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was counted until now, for whoever shows it; nothing changes it any more. ``http``:
+    all requests but polls, by method, route and class of status. ``limited``: those that were
+    refused by a limit, by whose it was ("key" or "total") and which."""
+
+    totals: Totals
+    models: Mapping[str, ModelTally]
+    http: Mapping[tuple[str, str, str], int]
+    limited: Mapping[tuple[str, str], int]
+
+
+class RequestMetrics:
+    """Counts requests that have ended, on top of what :meth:`begin_with` was given last. Used from
+    one event loop only. ``changes`` grows with all that is counted.
+
+    ``model_ids`` returns the models that there are, None while that is not known: what was
+    counted for others is forgotten, so that models that come and go leave nothing behind.
+    """
+
+    def __init__(self, model_ids: Callable[[], Collection[str] | None]) -> None:
+        self._model_ids = model_ids
+        self._totals = Totals()
+        self._models: dict[str, ModelTally] = {}
+        self._http: Counter[tuple[str, str, str]] = Counter()
+        self._limited: Counter[tuple[str, str]] = Counter()
+        self._earlier = Reading(Totals(), {}, {}, {})
+        self.changes = 0
+
+    def request_ended(self, record: Record, endpoint: Endpoint | None, status: int) -> None:
+        """Take a request's end; ``endpoint`` None: it was for no route. Polls don't count."""
+        if endpoint is not None and endpoint.quiet:
+            return
+        self.changes += 1
+        if endpoint is None:
+            self._http[NONE, NONE, _status_class(status)] += 1
+        else:
+            self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
+            if endpoint.is_inference:
+                self._count(record, status)
+
+    def rate_limited(self, scope: str, limit: str) -> None:
+        """Take that a limit has refused a request."""
+        self.changes += 1
+        self._limited[scope, limit] += 1
+
+    def job_ended(self, record: Record, counted_prompt_tokens: int) -> None:
+        """Take the tokens of a job that went on after its request was answered with a time-out;
+        of the prompt those that were not counted then. The request itself was counted."""
+        self.changes += 1
+        totals, tally = self._totals, self._tally(record.model or NONE)
+        prompt_tokens = (record.prompt_tokens or 0) - counted_prompt_tokens
+        totals.prompt_tokens += prompt_tokens
+        totals.completion_tokens += record.completion_tokens or 0
+        tally.prompt_tokens += prompt_tokens
+        tally.cached_tokens += record.cached_tokens or 0
+        tally.completion_tokens += record.completion_tokens or 0
+
+    def last_tokens_per_s(self, model_id: str) -> float | None:
+        """Return how fast the model's last whole answer came, its prompt's time left out; None
+        before the first one."""
+        return self._known(model_id).tokens_per_s
+
+    def used(self, model_id: str) -> tuple[int, float | None]:
+        """Return how many requests for a model have ended, and when the last one did, by the time
+        of day."""
+        tally = self._known(model_id)
+        return tally.requests, tally.used_at_s
+
+    def requests_of(self, line: Mapping[str, Any]) -> int:
+        """Return how many requests a model has had, by its line of a status. Its worker tells with
+        its beats, a second late, those since it was loaded; the router knows at once of those that
+        have ended since lmx was started."""
+        counted, _ = self.used(line["model"])
+        return max(counted, int(line["requests_total"]))
+
+    def read(self) -> Reading:
+        """Return all that was counted, with every model that there is."""
+        self._forget_others()
+        there = self._model_ids()
+        if there is None:
+            there = self._earlier.models
+        names = [*self._models, *(name for name in there if name not in self._models)]
+        if NONE in self._earlier.models and NONE not in names:
+            names.append(NONE)
+        return Reading(
+            self._totals.plus(self._earlier.totals),
+            {name: self._known(name) for name in names},
+            dict(self._http + Counter(self._earlier.http)),
+            dict(self._limited + Counter(self._earlier.limited)),
+        )
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """Return what this router has counted itself, to be kept when it ends."""
+        return tallies_of(Reading(self._totals, self._models, self._http, self._limited))
+
+    def begin_with(self, earlier: Iterable[Tally]) -> None:
+        """Take what other routers have counted until now, instead of what was given before."""
+        self._earlier = reading_of(earlier)
+
+    def _known(self, model_id: str) -> ModelTally:
+        own, earlier = self._models.get(model_id), self._earlier.models.get(model_id)
+        if own is None or earlier is None:
+            return _copied(own or earlier or ModelTally())
+        return earlier.plus(own)
+
+    def _count(self, record: Record, status: int) -> None:
+        code = error_of(record, status)
+        totals, tally = self._totals, self._tally(record.model or NONE)
+        totals.requests += 1
+        totals.streams += bool(record.stream)
+        if code is None:
+            tally.reasons[reason_of(record)] += 1
+        else:
+            totals.errors += 1
+            tally.errors[code] += 1
+        totals.prompt_tokens += record.prompt_tokens or 0
+        totals.completion_tokens += record.completion_tokens or 0
+        tally.prompt_tokens += record.prompt_tokens or 0
+        tally.cached_tokens += record.cached_tokens or 0
+        tally.completion_tokens += record.completion_tokens or 0
+        tally.used_at_s = time.time()
+        if record.completion_tokens and record.decode_s:
+            tally.tokens_per_s = record.completion_tokens / record.decode_s
+        duration_s = time.monotonic() - record.started_at
+        tally.histograms[DURATION.name].add((duration_s,))
+        tally.histograms[GAPS.name].add(record.gaps_s)
+        for measure in MEASURES:
+            if (value := measure.of(record, duration_s)) is not None:
+                tally.histograms[measure.name].add((value,))
+
+    def _tally(self, model_id: str) -> ModelTally:
+        found = self._models.get(model_id)
+        if found is None:
+            self._forget_others()
+            found = self._models[model_id] = ModelTally()
+        return found
+
+    def _forget_others(self) -> None:
+        known = self._model_ids()
+        if known is not None:
+            kept = {*known, NONE}
+            self._models = {
+                model_id: tally for model_id, tally in self._models.items() if model_id in kept
+            }
+
+
+def error_of(record: Record, status: int) -> str | None:
+    """Return the code of the error that a request ended with, None where it is none: a client
+    that leaves is none. What is refused has an error's status; what is lost after the headers
+    were out has its code in the record."""
+    if record.error == CLIENT_LEFT or (record.error is None and status < 400):
+        return None
+    return record.error if record.error in _CODES else ErrorCode.INTERNAL.value
+
+
+def reason_of(record: Record) -> str:
+    """Return why the answer of a request without an error ended, one of ``REASONS``. Answers
+    that generate nothing just stop."""
+    if record.error == CLIENT_LEFT:
+        return ABORTED
+    ends = (record.finish_reason or "").split(",")
+    return next((reason for reason in _BY_WEIGHT if reason in ends), FinishReason.STOP).value
+
+
+def _status_class(status: int) -> str:
+    return f"{status // 100}xx"
+
+
+def _copied(tally: ModelTally) -> ModelTally:
+    return replace(
+        tally,
+        reasons=tally.reasons.copy(),
+        errors=tally.errors.copy(),
+        histograms={name: histogram.copy() for name, histogram in tally.histograms.items()},
+    )
+
+
+# As it travels: each counter under a name, `kind:...`. Names that a later release no longer knows
+# are left out.
+
+
+def tallies_of(reading: Reading) -> tuple[Tally, ...]:
+    """Return all that was counted, as the supervisor keeps it."""
+    common = {name: float(value) for name, value in asdict(reading.totals).items() if value}
+    common |= {f"http:{':'.join(key)}": float(count) for key, count in reading.http.items()}
+    common |= {f"limited:{':'.join(key)}": float(count) for key, count in reading.limited.items()}
+    whole = Tally("", tuple(common), tuple(common.values()))
+    return (whole, *(_model_tally(name, tally) for name, tally in reading.models.items()))
+
+
+def _model_tally(name: str, tally: ModelTally) -> Tally:
+    known = {field: float(getattr(tally, field)) for field in _TOKENS if getattr(tally, field)}
+    known |= {f"reason:{reason}": float(count) for reason, count in tally.reasons.items()}
+    known |= {f"error:{code}": float(count) for code, count in tally.errors.items()}
+    for measure, histogram in tally.histograms.items():
+        if histogram.count:
+            known[f"sum:{measure}"] = histogram.total
+            known |= {f"le:{measure}:{at}": count for at, count in histogram.counts().items()}
+    return Tally(name, tuple(known), tuple(known.values()), tally.used_at_s, tally.tokens_per_s)
+
+
+def reading_of(tallies: Iterable[Tally]) -> Reading:
+    """Return what :func:`tallies_of` was given, as far as this release knows it."""
+    totals, models = Totals(), dict[str, ModelTally]()
+    known = {each.name for each in fields(Totals)}
+    http: dict[tuple[str, str, str], int] = {}
+    limited: dict[tuple[str, str], int] = {}
+    for tally in tallies:
+        if tally.name:
+            models[tally.name] = _read_model(tally)
+            continue
+        for name, value in tally.by_name().items():
+            match name.split(":"):
+                case [field] if field in known:
+                    setattr(totals, field, int(value))
+                case ["http", method, *route, status]:
+                    http[method, ":".join(route), status] = int(value)
+                case ["limited", scope, limit]:
+                    limited[scope, limit] = int(value)
+    return Reading(totals, models, http, limited)
+
+
+def _read_model(kept: Tally) -> ModelTally:
+    tally = ModelTally(used_at_s=kept.used_at_s, tokens_per_s=kept.tokens_per_s)
+    values = kept.by_name()
+    buckets: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        match name.split(":"):
+            case [field] if field in _TOKENS:
+                setattr(tally, field, int(value))
+            case ["reason", reason]:
+                tally.reasons[reason] = int(value)
+            case ["error", code]:
+                tally.errors[code] = int(value)
+            case ["le", measure, bound]:
+                buckets.setdefault(measure, {})[bound] = value
+    for measure, counts in buckets.items():
+        if measure in tally.histograms:
+            tally.histograms[measure].begin_with(counts, values.get(f"sum:{measure}", 0.0))
+    return tally

@@ -1,0 +1,1 @@
+"""The routes for operators, and those that only tell."""

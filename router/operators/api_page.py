@@ -1,0 +1,138 @@
+"""GET /docs and its files: a page to read and to try the API with, without any network.
+
+The page of GET /docs: Swagger UI with this server's own description of its API. Pure.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from lmx.router.services import SERVICES
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "connect-src 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # Swagger UI's pictures are in its style sheet.
+        "img-src 'self' data:",
+        "script-src 'self'",
+        # It sets some sizes in the style of single elements.
+        "style-src 'self' 'unsafe-inline'",
+    )
+)
+"""What the page may load and run: this server's own files, and no script that stands in it."""
+
+START_SCRIPT: Final = """\
+"use strict";
+window.addEventListener("load", () => {
+  window.ui = SwaggerUIBundle({
+    url: new URL("openapi.json", document.baseURI).href,
+    dom_id: "#api",
+    deepLinking: true,
+    filter: true,
+    displayRequestDuration: true,
+    defaultModelsExpandDepth: 0,
+    docExpansion: "list",
+    // The keys stay in this tab; a check by the outside validator would send the document out.
+    persistAuthorization: false,
+    validatorUrl: null,
+  });
+});
+"""
+
+PAGE_STYLE: Final = """\
+body { margin: 0; background: #fafafa; font-family: sans-serif; }
+header { padding: 12px 24px; background: #1b1b1b; color: #ffffff; }
+header h1 { margin: 0; font-size: 20px; }
+header small { font-weight: normal; opacity: 0.75; }
+noscript { display: block; padding: 24px; }
+"""
+
+
+def page(version: str) -> str:
+    """Return the page. Its links are relative, so that it works below a proxy's path."""
+    return f"""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <title>lmx {escape(version)}: API</title>
+  <link rel="icon" href="data:,">
+  <link rel="stylesheet" href="docs/swagger-ui.css">
+  <link rel="stylesheet" href="docs/page.css">
+  <script src="docs/swagger-ui-bundle.js" defer></script>
+  <script src="docs/start.js" defer></script>
+</head>
+<body>
+  <header><h1>lmx <small>{escape(version)}</small></h1></header>
+  <noscript>This page needs JavaScript; <a href="openapi.json">the description</a> does not.\
+</noscript>
+  <div id="api"></div>
+</body>
+</html>
+"""
+
+
+_ASSETS_PACKAGE: Final = "fastapi_offline"
+_STYLE: Final = "text/css"
+_SCRIPT: Final = "text/javascript"
+_NO_GUESSING: Final = {"X-Content-Type-Options": "nosniff"}
+_PAGE_HEADERS: Final = {
+    **_NO_GUESSING,
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+}
+_FILE_HEADERS: Final = {**_NO_GUESSING, "Cache-Control": "public, max-age=3600"}
+
+
+async def docs_page(request: web.Request) -> web.Response:
+    """Return the page."""
+    return web.Response(
+        text=page(request.app[SERVICES].spec.version),
+        content_type="text/html",
+        headers=_PAGE_HEADERS,
+    )
+
+
+async def docs_start(request: web.Request) -> web.Response:
+    """Return the script that starts Swagger UI: none may stand in the page."""
+    return web.Response(text=START_SCRIPT, content_type=_SCRIPT, headers=_FILE_HEADERS)
+
+
+async def docs_page_style(request: web.Request) -> web.Response:
+    """Return what the page looks like around Swagger UI."""
+    return web.Response(text=PAGE_STYLE, content_type=_STYLE, headers=_FILE_HEADERS)
+
+
+async def docs_script(request: web.Request) -> web.FileResponse:
+    """Return Swagger UI."""
+    return _asset("swagger-ui-bundle.js", _SCRIPT)
+
+
+async def docs_style(request: web.Request) -> web.FileResponse:
+    """Return Swagger UI's style sheet."""
+    return _asset("swagger-ui.css", _STYLE)
+
+
+def _asset(name: str, content_type: str) -> web.FileResponse:
+    headers = {**_FILE_HEADERS, "Content-Type": f"{content_type}; charset=utf-8"}
+    return web.FileResponse(_assets_folder() / name, headers=headers)
+
+
+@cache
+def _assets_folder() -> Path:
+    # The package is looked for and not imported: it would bring a second web framework along.
+    spec = find_spec(_ASSETS_PACKAGE)
+    assert spec is not None and spec.origin is not None, f"{_ASSETS_PACKAGE} is not installed"
+    return Path(spec.origin).parent / "static"

@@ -1,0 +1,82 @@
+"""GET /v1/models, /v1/models/{id} and /v1/chat/models: what can be asked for, loaded or not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.states import ModelKind
+from lmx.router.http.responses import json_answer, json_array
+from lmx.router.schema.answers.models import CapabilityModelSpec, ModelList, ModelObject
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.directory import Directory, shown_state
+from lmx.router.supervisor.routing import candidates, leading_to
+
+_MODALITIES: Final = ("text",)
+"""What every model takes."""
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """Return every model."""
+    models = (await request.app[SERVICES].supervisor.directory()).models
+    return json_answer(ModelList(object="list", data=[model_object(model) for model in models]))
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """Return one model, by id, alias or source, or the one that a route stands for now. Ids
+    contain slashes."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    return json_answer(model_object(candidates(directory, request.match_info["id"], None)[0]))
+
+
+async def list_chat_models(request: web.Request) -> web.Response:
+    """Return the models that chat, in the form of kiapi."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    return json_array(
+        chat_model_spec(directory, model)
+        for model in directory.models
+        if model.kind in (ModelKind.CHAT, None)
+    )
+
+
+def model_object(model: ModelView) -> ModelObject:
+    """Return a model as OpenAI's clients take it."""
+    return ModelObject(
+        id=model.model_id,
+        object="model",
+        created=model.created_s,
+        owned_by=_owner(model.source),
+        state=shown_state(model),
+        aliases=list(model.aliases),
+        context_length=model.context_length,
+        modalities=list(_MODALITIES),
+        kind=None if model.kind is None else model.kind.value,
+        capabilities=list(model.capabilities),
+    )
+
+
+def chat_model_spec(directory: Directory, model: ModelView) -> CapabilityModelSpec:
+    """Return a model as kiapi's clients take it. Its aliases have the routes that stand for it
+    now."""
+    return CapabilityModelSpec(
+        name=model.model_id,
+        family=model.family or _family(model.model_id),
+        domain="chat",
+        aliases=[*model.aliases, *leading_to(directory, model)],
+        default=model is directory.default(),
+        features=[*_MODALITIES, *model.capabilities],
+    )
+
+
+def _family(model_id: str) -> str:
+    """Return what most ids begin with, of a model whose files are not known yet."""
+    return model_id.rpartition("/")[2].partition("-")[0].lower()
+
+
+def _owner(source: str) -> str:
+    # The owner of a hub repository. A path on this machine's disk is nobody's business.
+    owner, slash, name = source.partition("/")
+    is_repository = slash and owner and name and "/" not in name and owner[0] not in ".~"
+    return owner if is_repository else "lmx"

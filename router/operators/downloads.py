@@ -1,0 +1,253 @@
+"""The routes about downloads: begin, list, look at, cancel, and what is on this machine's disk.
+
+A download's progress as a stream is :mod:`lmx.router.operators.downloads`'s.
+
+GET /admin/models/download/{download_id}/progress: server-sent events until it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.messages.inventory import (
+    Available,
+    AvailableModel,
+    CancelDownload,
+    Downloads,
+    DownloadView,
+    GetAvailable,
+    GetDownloads,
+    StartDownload,
+)
+from lmx.protocol.states import DownloadStatus
+from lmx.router.http.body import read_object
+from lmx.router.http.errors import error_body, rejection
+from lmx.router.http.responses import json_answer, json_array
+from lmx.router.http.sse import EventStream
+from lmx.router.operators.live_stream import Following
+from lmx.router.rendering.chunks import error_event
+from lmx.router.schema.answers.admin import (
+    AvailableAnswer,
+    DownloadAnswer,
+    DownloadProgress,
+    DownloadsAnswer,
+    DownloadState,
+)
+from lmx.router.schema.answers.errors import ErrorObject
+from lmx.router.schema.requests.operators import DownloadRequest
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.queries import COMMAND_DEADLINE_S, ask, params_named
+
+DOWNLOAD_ERRORS: Final = (
+    ErrorCode.NOT_FOUND,
+    ErrorCode.DOWNLOAD_FAILED,
+    ErrorCode.INSUFFICIENT_DISK,
+    ErrorCode.QUEUE_FULL,
+)
+"""What a download can be refused with beside what every route can."""
+
+_START_DEADLINE_S: Final = 60.0
+"""The hub is asked for the size first."""
+
+_SCAN_DEADLINE_S: Final = 60.0
+"""A cache of thousands of files, on a disk that was asleep."""
+
+_DEFAULT_REVISION: Final = "main"
+
+_STATES: Final[dict[DownloadStatus, DownloadState]] = {
+    DownloadStatus.STARTING: "downloading",
+    DownloadStatus.DOWNLOADING: "downloading",
+    DownloadStatus.COMPLETED: "completed",
+    DownloadStatus.FAILED: "failed",
+    DownloadStatus.CANCELLED: "cancelled",
+    DownloadStatus.INTERRUPTED: "interrupted",
+}
+
+_FIELDS: Final = {"source": "repo_id"}
+
+
+async def start_download(request: web.Request) -> web.Response:
+    """Begin a download, or return the one that runs for the same. It goes on by itself.
+
+    One that fails at once is an error: 404 where the hub has no such repository, revision or
+    file, does not let lmx see it, or has nothing in it that lmx can load.
+    """
+    services = request.app[SERVICES]
+    wanted = validated(DownloadRequest, await read_object(request, services.spec.body_limit_bytes))
+    revision = None if wanted.revision == _DEFAULT_REVISION else wanted.revision
+    question = StartDownload(wanted.repo_id, revision, wanted.filename)
+    with params_named(_FIELDS):
+        view = await ask(services.supervisor, question, DownloadView, _START_DEADLINE_S)
+    if view.status is DownloadStatus.FAILED:
+        raise _failure(view)
+    return json_answer(download_answer(view))
+
+
+async def list_downloads(request: web.Request) -> web.Response:
+    """Return the downloads that are known, the latest first."""
+    supervisor = request.app[SERVICES].supervisor
+    found = await ask(supervisor, GetDownloads(), Downloads, COMMAND_DEADLINE_S)
+    answers = [download_answer(view) for view in found.downloads]
+    return json_answer(DownloadsAnswer(downloads=answers, count=len(answers)))
+
+
+async def get_download(request: web.Request) -> web.Response:
+    """Return one download."""
+    view = await find_download(request.app[SERVICES], request.match_info["download_id"])
+    return json_answer(download_answer(view))
+
+
+async def cancel_download(request: web.Request) -> web.Response:
+    """End a download. What has come stays, for when it is asked for again."""
+    supervisor = request.app[SERVICES].supervisor
+    question = CancelDownload(request.match_info["download_id"])
+    view = await ask(supervisor, question, DownloadView, COMMAND_DEADLINE_S)
+    return json_answer(download_answer(view))
+
+
+async def available_models(request: web.Request) -> web.Response:
+    """Return the models that are on this machine's disk, whole, served or not."""
+    found = await ask(request.app[SERVICES].supervisor, GetAvailable(), Available, _SCAN_DEADLINE_S)
+    return json_array(available_answer(model) for model in found.models)
+
+
+async def find_download(services: Services, download_id: str) -> DownloadView:
+    """Return a download as it is now. Raises NOT_FOUND where there is none."""
+    found = await ask(services.supervisor, GetDownloads(download_id), Downloads, COMMAND_DEADLINE_S)
+    return found.downloads[0]
+
+
+def download_answer(view: DownloadView) -> DownloadAnswer:
+    """Return a download in the form of its routes."""
+    return DownloadAnswer(
+        download_id=view.download_id,
+        repo_id=view.repo_id,
+        revision=view.revision or _DEFAULT_REVISION,
+        filename=view.filename,
+        estimated_size_bytes=view.total_bytes,
+        status=_STATES[view.status],
+        progress_percent=percent_done(view),
+        downloaded_bytes=view.downloaded_bytes,
+        speed_mbps=megabits(view.speed_bytes_per_s),
+        started_at=view.started_s,
+        ended_at=view.ended_s,
+        model_id=view.model_id,
+        error=fault(view),
+    )
+
+
+def percent_done(view: DownloadView) -> float | int:
+    """Return how much of a download has come: 100 when it is completed, and not before."""
+    if view.status is DownloadStatus.COMPLETED:
+        return 100
+    if not view.total_bytes:
+        return 0.0
+    return min(round(100 * view.downloaded_bytes / view.total_bytes, 1), 99.9)
+
+
+def megabits(speed_bytes_per_s: float) -> float:
+    """Return a speed in Mbit/s: 10^6 bits, as network speeds are given."""
+    return round(8 * speed_bytes_per_s / 1e6, 1)
+
+
+def fault(view: DownloadView) -> ErrorObject | None:
+    """Return why a download has no good end; None while it runs, and for a good one."""
+    if view.error_code is None:
+        return None
+    return ErrorObject(**error_body(_failure(view), operator=True)["error"])
+
+
+def available_answer(model: AvailableModel) -> AvailableAnswer:
+    """Return a model on disk in the form of its route."""
+    downloaded = datetime.fromtimestamp(model.downloaded_at_s, UTC).replace(tzinfo=None)
+    return AvailableAnswer(
+        repo_id=model.repo_id,
+        local_path=model.local_path,
+        size_bytes=model.size_bytes,
+        downloaded_at=downloaded.isoformat(timespec="seconds"),
+    )
+
+
+def _failure(view: DownloadView) -> LmxError:
+    code, message = view.error_code or ErrorCode.DOWNLOAD_FAILED, view.error or "it failed"
+    if code is ErrorCode.MODEL_SOURCE_INVALID:
+        return RequestError(ErrorCode.NOT_FOUND, message, param=view.param or "repo_id")
+    return rejection(code, message, param=view.param, retry_after_s=view.retry_after_s)
+
+
+_INTERVAL_S: Final = 0.5
+_SILENCE_GRACE_S: Final = 5.0
+"""A supervisor that is being replaced is gone for a second or two."""
+
+_RUNS: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
+
+
+async def download_progress(request: web.Request) -> web.StreamResponse:
+    """Send an event at once, one whenever it has advanced, at most two a second, and the last
+    one at its end. Any number of clients may follow a download; none of them keeps it going."""
+    services, download_id = request.app[SERVICES], request.match_info["download_id"]
+    view = await find_download(services, download_id)
+    stream = EventStream(request, services.spec.stall_timeout_s)
+    await stream.open()
+    try:
+        await _follow(services, stream, view)
+    except LmxError as error:
+        if error.code is ErrorCode.CLIENT_STALLED:
+            # It has been dropped: there is nobody to tell.
+            return stream.response
+        await stream.send(error_event(error))
+    await stream.end()
+    return stream.response
+
+
+async def _follow(services: Services, stream: EventStream, view: DownloadView) -> None:
+    following, sent = Following(services, stream), b""
+    while True:
+        event = progress_event(view)
+        if event != sent:
+            await following.send(event)
+            sent = event
+        if view.status not in _RUNS:
+            return
+        await asyncio.sleep(_INTERVAL_S)
+        if not await following.goes_on():
+            raise UnavailableError(
+                ErrorCode.SHUTTING_DOWN,
+                "lmx stops, or restarts its router: look at the download again in a moment. One "
+                "that is interrupted goes on when it is asked for again.",
+            )
+        view = await _look(services, view.download_id)
+
+
+async def _look(services: Services, download_id: str) -> DownloadView:
+    try:
+        return await find_download(services, download_id)
+    except LmxError as error:
+        if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
+            raise
+        if not await services.supervisor.answers_again(_SILENCE_GRACE_S):
+            raise
+    return await find_download(services, download_id)
+
+
+def progress_event(view: DownloadView) -> bytes:
+    """Return a download as one event."""
+    answer = download_answer(view)
+    fields: dict[str, Any] = {
+        name: getattr(answer, name) for name in ("download_id", "status", "progress_percent")
+    }
+    if view.status is DownloadStatus.COMPLETED:
+        fields["model_id"] = answer.model_id
+    else:
+        fields["downloaded_bytes"] = answer.downloaded_bytes
+    if view.status in _RUNS:
+        fields["speed_mbps"] = answer.speed_mbps
+    if answer.error is not None:
+        fields["error"] = answer.error
+    return f"data: {DownloadProgress(**fields).model_dump_json(exclude_unset=True)}\n\n".encode()

@@ -1,0 +1,216 @@
+"""Kolosal's /engines: models that are added, loaded, listed and removed while lmx runs.
+
+Every model is an engine, also those of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.messages.control import Done, ModelView
+from lmx.protocol.messages.inventory import AddModel, RemoveModel
+from lmx.protocol.states import SlotState, WorkerState
+from lmx.router.http.body import read_object
+from lmx.router.http.request_record import RECORD, Record
+from lmx.router.http.responses import json_answer, to_mb
+from lmx.router.operators.models import gone, loaded
+from lmx.router.schema.answers.engines import (
+    EngineAnswer,
+    EngineLine,
+    EngineMemory,
+    EngineParameters,
+    EnginePerformance,
+    EngineRemoved,
+    EnginesAnswer,
+    EngineState,
+    EngineStatusAnswer,
+)
+from lmx.router.schema.requests.operators import EngineRequest
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.directory import shown_state
+from lmx.router.supervisor.link import unavailable
+from lmx.router.supervisor.queries import (
+    ask,
+    command,
+    is_loaded,
+    line_of,
+    live_status,
+    params_named,
+)
+
+_ADD_DEADLINE_S: Final = 30.0
+"""The supervisor looks into the model's folder first."""
+
+_TOLD_S: Final = 1.0
+"""A snapshot follows the reply at once."""
+
+_FIELDS: Final = {
+    "model": "engine_id",
+    "model_id": "engine_id",
+    "source": "model_path",
+    "context_length": "n_ctx",
+}
+
+_DEFAULTS: Final = EngineRequest(engine_id="any", model_path="any")
+"""What models of the configuration are shown with, where nobody said otherwise."""
+
+_ON_ITS_WAY: Final = frozenset(
+    {
+        SlotState.QUEUED.value,
+        SlotState.FETCHING.value,
+        SlotState.BACKOFF.value,
+        WorkerState.STARTING.value,
+        WorkerState.LOADING.value,
+    }
+)
+
+_NO_FAILURE: Final = frozenset(
+    {
+        ErrorCode.MODEL_LOADING,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.SUPERVISOR_UNAVAILABLE,
+        ErrorCode.SHUTTING_DOWN,
+    }
+)
+"""Of a load that may still end well: the engine stays, and the same request waits for it again."""
+
+_log = structlog.get_logger()
+
+
+async def list_engines(request: web.Request) -> web.Response:
+    """Return every engine, loaded or not."""
+    models = (await request.app[SERVICES].supervisor.directory()).models
+    return json_answer(EnginesAnswer(engines=[_line(model) for model in models]))
+
+
+async def add_engine(request: web.Request) -> web.Response:
+    """Add a model and load it. One that is there with the same settings is loaded as it is.
+
+    One that can't be loaded is removed again. Who leaves does not stop the load.
+    """
+    services, record = request.app[SERVICES], request[RECORD]
+    wanted = validated(EngineRequest, await read_object(request, services.spec.body_limit_bytes))
+    parameters = _given(wanted)
+    with params_named(_FIELDS):
+        was_there = (await services.supervisor.directory()).model(wanted.engine_id) is not None
+        question = AddModel(
+            wanted.engine_id,
+            wanted.model_path,
+            wanted.n_ctx,
+            parameters.model_dump(),
+            context_at_most="n_ctx" not in wanted.model_fields_set,
+        )
+        await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
+        try:
+            model = await loaded(services, record, wanted.engine_id)
+        except LmxError as error:
+            if was_there or error.code in _NO_FAILURE:
+                raise
+            raise await _taken_back(services, wanted.engine_id, error) from error
+    answer = EngineAnswer(
+        engine_id=wanted.engine_id,
+        status="loaded",
+        model_path=wanted.model_path,
+        parameters=parameters.model_copy(
+            update={"n_ctx": model.context_length or parameters.n_ctx}
+        ),
+    )
+    return json_answer(answer, 201)
+
+
+async def remove_engine(request: web.Request) -> web.Response:
+    """Unload an engine that was added, and forget it; its files stay."""
+    services, record = request.app[SERVICES], request[RECORD]
+    with params_named(_FIELDS):
+        model = await _find(services, record, request.match_info["id"])
+        await command(services.supervisor, RemoveModel(model.model_id))
+        await gone(services, model)
+    return json_answer(EngineRemoved(engine_id=model.model_id, status="removed"))
+
+
+async def engine_status(request: web.Request) -> web.Response:
+    """Return one engine with what it takes and what it has done."""
+    services, record = request.app[SERVICES], request[RECORD]
+    with params_named(_FIELDS):
+        model = await _find(services, record, request.match_info["id"])
+    status = await live_status(services.supervisor)
+    line = line_of(status, model.model_id)
+    if line is None:
+        raise unavailable(f"lmx's supervisor does not tell of {model.model_id!r}.")
+    rate = services.metrics.last_tokens_per_s(model.model_id)
+    return json_answer(
+        EngineStatusAnswer(
+            **_line(model).model_dump(),
+            parameters=_shown(line, model),
+            memory_usage=EngineMemory(
+                model_size_mb=to_mb(line["weights_bytes"] or 0),
+                context_size_mb=to_mb(line["context_bytes"] or 0),
+            ),
+            performance=EnginePerformance(
+                last_inference_tps=round(rate or 0.0, 2),
+                total_requests=services.metrics.requests_of(line),
+            ),
+            problem=line["problem"],
+        )
+    )
+
+
+def engine_state(model: ModelView) -> EngineState:
+    """Return Kolosal's word for where a model is."""
+    if is_loaded(model):
+        return "loaded"
+    return "loading" if shown_state(model) in _ON_ITS_WAY else "unloaded"
+
+
+def _line(model: ModelView) -> EngineLine:
+    return EngineLine(engine_id=model.model_id, status=engine_state(model), model_path=model.source)
+
+
+def _given(wanted: EngineRequest) -> EngineParameters:
+    return EngineParameters(
+        n_ctx=wanted.n_ctx, n_gpu_layers=wanted.n_gpu_layers, main_gpu_id=wanted.main_gpu_id
+    )
+
+
+def _shown(line: Mapping[str, Any], model: ModelView) -> EngineParameters:
+    """Return what an engine runs with; it may have been loaded with another context since."""
+    given = line["parameters"]
+    return EngineParameters(
+        n_ctx=model.context_length,
+        n_gpu_layers=given.get("n_gpu_layers", _DEFAULTS.n_gpu_layers),
+        main_gpu_id=given.get("main_gpu_id", _DEFAULTS.main_gpu_id),
+    )
+
+
+async def _find(services: Services, record: Record, name: str) -> ModelView:
+    model = (await services.supervisor.directory()).resolve(name)
+    record.model = model.model_id
+    return model
+
+
+async def _taken_back(services: Services, engine_id: str, error: LmxError) -> LmxError:
+    """Remove what can't be loaded, and return the error to tell.
+
+    A quarantine goes with the model that was in it, so that the failure itself is told.
+    """
+    told = error
+    try:
+        if error.code is ErrorCode.MODEL_QUARANTINED:
+            line = line_of(await live_status(services.supervisor), engine_id) or {}
+            told = UnavailableError(
+                ErrorCode.MODEL_LOAD_FAILED,
+                f"{engine_id} could not be loaded, and was not added: "
+                f"{(line.get('last_exit') or {}).get('detail') or error.message}",
+            )
+        await command(services.supervisor, RemoveModel(engine_id))
+        # Snapshots come by another way than replies: who lists the engines next sees none of it.
+        await services.supervisor.until(lambda now: now.model(engine_id) is None, _TOLD_S)
+    except LmxError as failure:
+        _log.warning("engine.not_taken_back", model=engine_id, error=failure.message)
+    return told

@@ -1,0 +1,103 @@
+"""GET /admin/events: what the supervisor notes, as server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.errors import GenerationError
+from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.events import event_object
+from lmx.router.http.sse import EventStream
+from lmx.router.operators.live_stream import Following
+from lmx.router.schema.requests.operators import EventsQuery
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.event_feed import Happening, Listener
+
+_LOOK_S: Final = 0.5
+"""How often a stream without news looks whether the router stops."""
+
+_Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
+
+
+async def stream_events(request: web.Request) -> web.StreamResponse:
+    """Send the last events that there are, then each that comes. An event's id is its epoch and
+    its number: with it in ``Last-Event-ID`` all that came since are sent, as far as they are
+    kept; after a restart of the supervisor, all of the new one's.
+
+    Ends when the client leaves, when the router stops, and with ``follow=false`` after the last
+    one. Raises MODEL_NOT_FOUND, SUPERVISOR_UNAVAILABLE.
+    """
+    services = request.app[SERVICES]
+    query = validated(EventsQuery, dict(request.query))
+    model_id = None
+    if query.model is not None:
+        model_id = (await services.supervisor.directory()).resolve(query.model).model_id
+    wanted = _filter(model_id, query.name)
+    since = _since(request.headers.get("Last-Event-ID"))
+    async with services.events.listen() as listener:
+        found = wanted(await listener.take(0))
+        found = _last(found, query.last) if since is None else missed(found, *since)
+        stream = EventStream(request, services.spec.stall_timeout_s)
+        await stream.open()
+        # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+        with contextlib.suppress(GenerationError):
+            await _send(services, stream, found, listener, wanted, follow=query.follow)
+            await stream.end()
+    return stream.response
+
+
+async def _send(
+    services: Services,
+    stream: EventStream,
+    found: Sequence[Happening],
+    listener: Listener,
+    wanted: _Filter,
+    *,
+    follow: bool,
+) -> None:
+    wait_s = min(_LOOK_S, services.spec.ping_interval_s)
+    following = Following(services, stream)
+    while True:
+        if found:
+            await following.send(b"".join(map(_event, found)))
+        if not follow or not await following.goes_on():
+            return
+        found = wanted(await listener.take(wait_s))
+
+
+def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
+    """Return those that came after an event: of another epoch all."""
+    return [each for each in found if each.epoch != epoch or each.event.seq > seq]
+
+
+def _since(last_event_id: str | None) -> tuple[str, int] | None:
+    epoch, _, seq = (last_event_id or "").rpartition("-")
+    # What is no id of ours is taken for none: a client sends what it last saw, elsewhere perhaps.
+    return (
+        (epoch, int(seq)) if epoch and seq.isascii() and seq.isdecimal() and len(seq) < 20 else None
+    )
+
+
+def _filter(model_id: str | None, name: str | None) -> _Filter:
+    def fits(event: Event) -> bool:
+        return (model_id is None or event.model_id == model_id) and (
+            name is None or event.name == name or event.name.startswith(f"{name}.")
+        )
+
+    return lambda found: [each for each in found if fits(each.event)]
+
+
+def _last(found: Sequence[Happening], count: int) -> Sequence[Happening]:
+    return found[-count:] if count else ()
+
+
+def _event(happening: Happening) -> bytes:
+    epoch, event = happening.epoch, happening.event
+    body = event_object(epoch, event)
+    return b"id: %s-%d\ndata: %s\n\n" % (epoch.encode(), event.seq, orjson.dumps(body))

@@ -1,0 +1,102 @@
+"""GET /health, /v1/health, /status: whether a request has a chance right now, and why not."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import psutil
+from aiohttp import web
+
+from lmx.router.http.responses import json_answer, to_mb
+from lmx.router.schema.answers.engines import (
+    EngineCounts,
+    EngineSummary,
+    ServerHealth,
+    SystemFigures,
+)
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.directory import Directory, can_serve, shown_state
+from lmx.router.supervisor.queries import is_loaded
+from lmx.router.supervisor.waiting_room import progress_text
+
+
+async def health(request: web.Request) -> web.Response:
+    """Return 200 when the supervisor lives and some model can serve, else 503 with a reason.
+    Degraded is what still answers for the loaded models, and can load no other."""
+    services = request.app[SERVICES]
+    directory = services.supervisor.latest
+    reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
+    memory_bytes = psutil.Process().memory_info().rss
+    if directory is not None:
+        memory_bytes += sum(model.memory_bytes for model in directory.models)
+    engines = engine_summaries(directory)
+    loaded = sum(engine.status == "loaded" for engine in engines)
+    answer = ServerHealth(
+        status=_status(directory, reason),
+        reason=reason or no_loads(directory),
+        timestamp=int(time.time()),
+        version=services.spec.version,
+        engines=EngineCounts(loaded=loaded, unloaded=len(engines) - loaded, total=len(engines)),
+        system=SystemFigures(
+            uptime_seconds=int(time.time() - services.counts.since_s),
+            memory_usage_mb=to_mb(memory_bytes),
+            cpu_usage_percent=psutil.cpu_percent(interval=None),
+        ),
+        engines_summary=engines,
+    )
+    response = json_answer(answer, 200 if reason is None else 503)
+    if reason is not None:
+        response.headers["Retry-After"] = "5"
+    return response
+
+
+def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> str | None:
+    """Return why lmx can't do its work, or None when it can."""
+    if not supervisor_alive:
+        return "the supervisor does not answer: loaded models still serve, no other can be loaded"
+    if directory is None:
+        return "lmx is starting"
+    if directory.snapshot.stopping:
+        return "lmx is shutting down"
+    hindrance = no_loads(directory)
+    if hindrance is not None and not any(is_loaded(model) for model in directory.models):
+        return f"no model is loaded, and {hindrance}"
+    if not directory.models:
+        return "no model is configured"
+    if not any(can_serve(model) for model in directory.models):
+        problems = [
+            f"{progress_text(model)}{f': {model.problem}' if model.problem else ''}"
+            for model in directory.models
+        ]
+        return f"no model can serve ({'; '.join(problems)})"
+    return None
+
+
+def no_loads(directory: Directory | None) -> str | None:
+    """Return why no model at all can be loaded just now, None if models can."""
+    return None if directory is None else directory.snapshot.no_loads
+
+
+def _status(
+    directory: Directory | None, reason: str | None
+) -> Literal["healthy", "degraded", "unhealthy"]:
+    if reason is None:
+        return "healthy" if no_loads(directory) is None else "degraded"
+    if directory is None or directory.snapshot.stopping:
+        return "unhealthy"
+    # Without a supervisor what is loaded answers on, as it does while nothing can be loaded.
+    return "degraded" if any(is_loaded(model) for model in directory.models) else "unhealthy"
+
+
+def engine_summaries(directory: Directory | None) -> list[EngineSummary]:
+    """Return Kolosal's summary, one engine a model."""
+    models = () if directory is None else directory.models
+    return [
+        EngineSummary(
+            engine_id=model.model_id,
+            status="loaded" if is_loaded(model) else "unloaded",
+            state=shown_state(model),
+        )
+        for model in models
+    ]

@@ -1,0 +1,195 @@
+"""GET /v1/jobs, GET and DELETE /v1/jobs/{id}: every generation, under way and ended.
+
+GET /admin/requests and POST /admin/requests/{id}/cancel: what is under way, for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.router.http.request_record import RECORD
+from lmx.router.http.responses import json_value
+from lmx.router.jobs.live import LiveRequest, LiveState, live_object
+from lmx.router.jobs.records import JobRow, JobState, Wanted
+from lmx.router.schema.requests.operators import JobsQuery
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+
+_ENDS_WITHIN_S: Final = 2.0
+"""After a cancellation. A client that reads slowly may hold it up; the reply does not wait."""
+
+_JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+async def list_jobs(request: web.Request) -> web.Response:
+    """List jobs without their results, the newest first, those of the caller's key alone."""
+    services = request.app[SERVICES]
+    query = validated(JobsQuery, dict(request.query))
+    after = query.after
+    page = None
+    if after is None or _JOB_ID.fullmatch(after):
+        page = await services.jobs.listed(
+            Wanted(
+                request[RECORD].owner,
+                query.state,
+                _model_id(services, query.model),
+                query.kind,
+                query.limit,
+                after,
+            )
+        )
+    if page is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`after` is the id of no job that there is: it may have been removed meanwhile. "
+            "List the jobs again from the first.",
+            param="after",
+        )
+    rows, has_more = page
+    return json_value(
+        {
+            "object": "list",
+            "data": [_job(services, row) for row in rows],
+            "first_id": rows[0].id if rows else None,
+            "last_id": rows[-1].id if rows else None,
+            "has_more": has_more,
+        }
+    )
+
+
+async def get_job(request: web.Request) -> web.Response:
+    """Show one job with its result, or what there is of it."""
+    services = request.app[SERVICES]
+    row = await _row(request)
+    return json_value(_job(services, row) | {"result": _raw(row.result)})
+
+
+async def delete_job(request: web.Request) -> web.Response:
+    """Cancel a job that is under way; remove the record of one that has ended."""
+    services = request.app[SERVICES]
+    row = await _row(request)
+    if row.ended_s is not None:
+        await services.jobs.delete(row.id)
+        return json_value({"id": row.id, "object": "job", "deleted": True})
+    live = services.live.get(row.id)
+    if live is not None:
+        live.cancel()
+        await _ended(live)
+    elif not services.jobs.is_own(row):
+        raise RequestError(
+            ErrorCode.JOB_RUNS_ELSEWHERE,
+            f"The job {row.id} runs in another router process ({row.router_pid}), which ends with "
+            "its last request. It can't be cancelled from here: wait for its end, or close its "
+            "connection.",
+        )
+    # It has ended by now: cancelled, or by itself just before.
+    row = await _row(request)
+    return json_value(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
+
+
+async def _row(request: web.Request) -> JobRow:
+    """Return the record that a request names. Raises NOT_FOUND, also for another key's."""
+    job_id = request.match_info["id"]
+    row = None
+    if _JOB_ID.fullmatch(job_id):
+        row = await request.app[SERVICES].jobs.get(job_id, request[RECORD].owner)
+    if row is None:
+        raise RequestError(
+            ErrorCode.NOT_FOUND,
+            f"There is no job {job_id[:100]!r}: its record may have been removed by age or "
+            "number. GET /v1/jobs lists those that there are.",
+            param="id",
+        )
+    return row
+
+
+async def _ended(live: LiveRequest) -> None:
+    try:
+        async with asyncio.timeout(_ENDS_WITHIN_S):
+            await live.ended.wait()
+    except TimeoutError:
+        pass  # It is cancelled all the same, and shown so.
+
+
+def _model_id(services: Services, name: str | None) -> str | None:
+    directory = services.supervisor.latest
+    if name is None or directory is None:
+        return name
+    try:
+        return directory.resolve(name).model_id
+    except LmxError:
+        return name  # Of a model that is not there any more.
+
+
+def _job(services: Services, row: JobRow) -> dict[str, Any]:
+    """Return a job as clients see it: where it is under way here, as it is right now."""
+    state, position, tokens = row.state, row.queue_position, row.tokens
+    live = services.live.get(row.id) if row.ended_s is None else None
+    if live is not None:
+        where, position = services.live.shown(live)
+        tokens = live.tokens
+        if live.error is not None:
+            state, position = JobState.CANCELLED, None
+        else:
+            state = JobState.RUNNING if where is LiveState.RUNNING else JobState.QUEUED
+    return {
+        "id": row.id,
+        "object": "job",
+        "kind": row.kind,
+        "model": row.model if live is None else live.model_id,
+        "state": str(state),
+        "stream": bool(row.stream),
+        "created": round(row.created_s, 3),
+        "started": _rounded(row.started_s),
+        "ended": _rounded(row.ended_s),
+        "queue_position": position,
+        "tokens": tokens,
+        "usage": _raw(row.usage),
+        "timings": _raw(row.timings),
+        "error": _raw(row.error),
+        "http_status": row.http_status,
+        "request_id": row.request_id,
+    }
+
+
+def _rounded(time_s: float | None) -> float | None:
+    return None if time_s is None else round(time_s, 3)
+
+
+def _raw(json: bytes | None) -> orjson.Fragment | None:
+    return None if json is None else orjson.Fragment(json)
+
+
+async def list_requests(request: web.Request) -> web.Response:
+    """List every request that this router has under way, of all keys, the oldest first."""
+    return _listed(request, request.app[SERVICES].live.all)
+
+
+async def cancel_request(request: web.Request) -> web.Response:
+    """Cancel a request by its id, which is its job's too, or all that have a request id."""
+    name = request.match_info["id"]
+    found = request.app[SERVICES].live.named(name)
+    if not found:
+        raise RequestError(
+            ErrorCode.NOT_FOUND,
+            f"No request {name[:100]!r} is under way. GET /admin/requests lists those that are.",
+            param="id",
+        )
+    for live in found:
+        live.cancel()
+    return _listed(request, found)
+
+
+def _listed(request: web.Request, found: tuple[LiveRequest, ...]) -> web.Response:
+    requests = request.app[SERVICES].live
+    answer = {
+        "object": "list",
+        "data": [live_object(live, *requests.shown(live)) for live in found],
+    }
+    return json_value(answer)

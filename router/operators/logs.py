@@ -1,0 +1,204 @@
+"""Lines of a log file from its end, and then what is added, over rotations: a full file is copied
+to an older one and emptied. Blocks: for threads.
+
+A reader keeps no file open, so that one that is given up leaves nothing behind.
+
+GET /admin/logs/{model}: a log's last lines as server-sent events, and then what is added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.errors import GenerationError
+from lmx.protocol.host.log_files import process_log, rotated, worker_log
+from lmx.router.http.sse import EventStream
+from lmx.router.operators.live_stream import Following
+from lmx.router.schema.requests.operators import LogsQuery
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.directory import Directory
+from lmx.router.supervisor.queries import known_model
+
+CHUNK_BYTES: Final = 256 * 1024
+"""Read at a time; a longer line is cut into pieces of this size."""
+
+_TAIL_BYTES: Final = 8 * 1024 * 1024
+"""How far back the last lines are looked for in one file."""
+
+_ROTATIONS: Final = 16
+"""Files that are looked through for the one that was read before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a log was read: of the file with this inode so many bytes, which end at a line's
+    end. ``inode`` None: there was no file."""
+
+    inode: int | None
+    offset_bytes: int
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], Place]:
+    """Return the last whole lines of a log, at most ``count``, oldest first, and where they end.
+
+    Those that are missing are taken from the file that was rotated last. A line that is being
+    written comes with :func:`more_lines`.
+    """
+    try:
+        with path.open("rb") as file:
+            lines, end = _tail(file, count)
+            place = Place(os.fstat(file.fileno()).st_ino, end)
+    except FileNotFoundError:
+        lines, place = [], Place(None, 0)
+    if len(lines) < count:
+        try:
+            with rotated(path, 1).open("rb") as file:
+                older, _ = _tail(file, count - len(lines))
+        except FileNotFoundError:
+            older = []
+        lines = [*older, *lines]
+    return lines, place
+
+
+def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
+    """Return whole lines that were added after ``place``, as many as are read at a time, and
+    where they end. No lines: there are none yet, or they are in the next file."""
+    current: int | None = None
+    newer: int | None = None
+    for number in range(_ROTATIONS):
+        try:
+            file = (rotated(path, number) if number else path).open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            info = os.fstat(file.fileno())
+            inode = info.st_ino
+            if inode == place.inode:
+                moved = _moved(path, place) if info.st_size < place.offset_bytes else None
+                if moved is not None:
+                    return more_lines(path, moved)
+                lines, reached = _after(file, place)
+                return lines, reached if lines or newer is None else Place(newer, 0)
+        if not number:
+            current = inode
+        newer = inode
+    # The file that was read is gone.
+    return [], place if current is None else Place(current, 0)
+
+
+def _moved(path: Path, place: Place) -> Place | None:
+    """Where the lines after ``place`` are, when the file was copied to its first older one and
+    emptied; None: it was emptied by somebody else."""
+    try:
+        info = rotated(path, 1).stat()
+    except FileNotFoundError:
+        return None
+    there = info.st_size >= place.offset_bytes and info.st_ino != place.inode
+    return Place(info.st_ino, place.offset_bytes) if there else None
+
+
+def _after(file: BinaryIO, place: Place) -> tuple[list[str], Place]:
+    # Shorter than it was: somebody emptied it.
+    size = file.seek(0, os.SEEK_END)
+    begin = place.offset_bytes if size >= place.offset_bytes else 0
+    file.seek(begin)
+    block = file.read(CHUNK_BYTES)
+    end = block.rfind(b"\n") + 1
+    if end:
+        lines = block[:end].split(b"\n")[:-1]
+    elif len(block) == CHUNK_BYTES:
+        lines, end = [block], CHUNK_BYTES
+    else:
+        lines = []
+    return _texts(lines), Place(place.inode, begin + end)
+
+
+def _tail(file: BinaryIO, count: int) -> tuple[list[str], int]:
+    size = file.seek(0, os.SEEK_END)
+    begin = size
+    block = b""
+    while begin and size - begin < _TAIL_BYTES and block.count(b"\n") <= count:
+        step = min(CHUNK_BYTES, begin)
+        begin -= step
+        file.seek(begin)
+        block = file.read(step) + block
+    end = block.rfind(b"\n") + 1
+    lines = block[:end].split(b"\n")[:-1]
+    if begin:
+        lines = lines[1:]  # what comes before its beginning was not read
+    kept = lines[-count:] if count else []
+    return _texts(kept), begin + end
+
+
+def _texts(lines: Sequence[bytes]) -> list[str]:
+    return [line[:CHUNK_BYTES].decode(errors="replace") for line in lines]
+
+
+_PROCESSES: Final = ("router", "supervisor")
+_POLL_S: Final = 0.25
+_LINES_AT_ONCE: Final = 100
+
+
+async def stream_log(request: web.Request) -> web.StreamResponse:
+    """Send the lines of a model's worker log, by the model's id or alias; those of the router's
+    or the supervisor's by these names, unless a model is called so.
+
+    A model that has never run has no lines yet. Ends when the client leaves, when the router
+    stops, and with ``follow=false`` after the last line. Raises MODEL_NOT_FOUND.
+    """
+    services = request.app[SERVICES]
+    query = validated(LogsQuery, dict(request.query))
+    path = log_path(
+        await services.supervisor.directory(),
+        Path(services.spec.logs_dir),
+        request.match_info["model"],
+    )
+    lines, place = await asyncio.to_thread(last_lines, path, query.lines)
+    stream = EventStream(request, services.spec.stall_timeout_s)
+    await stream.open()
+    # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+    with contextlib.suppress(GenerationError):
+        await _send(services, stream, path, lines, place, follow=query.follow)
+        await stream.end()
+    return stream.response
+
+
+async def _send(
+    services: Services,
+    stream: EventStream,
+    path: Path,
+    lines: Sequence[str],
+    place: Place,
+    *,
+    follow: bool,
+) -> None:
+    following = Following(services, stream)
+    while True:
+        for begin in range(0, len(lines), _LINES_AT_ONCE):
+            await following.send(_events(lines[begin : begin + _LINES_AT_ONCE]))
+        if not follow or not await following.goes_on():
+            return
+        if not lines:
+            await asyncio.sleep(_POLL_S)
+        lines, place = await asyncio.to_thread(more_lines, path, place)
+
+
+def log_path(directory: Directory, folder: Path, name: str) -> Path:
+    """Return the log file of a name, which itself never becomes part of a path."""
+    if known_model(directory, name) is None and name in _PROCESSES:
+        return process_log(folder, name)
+    return worker_log(folder, directory.resolve(name).model_id)
+
+
+def _events(lines: Sequence[str]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps({"line": line}) + b"\n\n" for line in lines)

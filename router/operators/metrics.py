@@ -1,0 +1,106 @@
+"""GET /metrics, /admin/metrics and /admin/metrics/json: figures for Prometheus and for
+dashboards.
+
+None of them wakes a model or waits for a worker: they show what the supervisor and this router
+know already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.control import GetStatus, Status
+from lmx.protocol.messages.inventory import Downloads, GetDownloads
+from lmx.router.http.responses import json_answer
+from lmx.router.metrics.exposition import Scrape, exposition
+from lmx.router.metrics.requests import NONE
+from lmx.router.schema.answers.operation import MetricsAnswer, ModelFigures
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.directory import shown_state
+from lmx.router.supervisor.queries import ask
+
+_DEADLINE_S: Final = 0.7
+"""A scrape must end soon also while the supervisor hangs and does not yet count as gone."""
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Serve without a key where only this machine can ask; elsewhere as ``/admin/metrics``."""
+    return await _metrics(request.app[SERVICES])
+
+
+async def admin_metrics(request: web.Request) -> web.Response:
+    """Serve to operators."""
+    return await _metrics(request.app[SERVICES])
+
+
+async def admin_metrics_json(request: web.Request) -> web.Response:
+    """Return the sums of what is counted since lmx started, and those of each model."""
+    services = request.app[SERVICES]
+    await services.counts.settled()
+    reading = services.metrics.read()
+    return json_answer(
+        MetricsAnswer(
+            total_requests=reading.totals.requests,
+            total_errors=reading.totals.errors,
+            total_stream_requests=reading.totals.streams,
+            total_prompt_tokens=reading.totals.prompt_tokens,
+            total_completion_tokens=reading.totals.completion_tokens,
+            per_model={
+                model_id: ModelFigures(
+                    requests=tally.requests,
+                    errors=tally.errors.total(),
+                    completion_tokens=tally.completion_tokens,
+                )
+                for model_id, tally in reading.models.items()
+                if model_id != NONE
+            },
+            uptime_seconds=round(time.time() - services.counts.since_s, 3),
+        )
+    )
+
+
+async def _metrics(services: Services) -> web.Response:
+    status, downloads = await asyncio.gather(
+        _answered(services, GetStatus(), Status), _answered(services, GetDownloads(), Downloads)
+    )
+    await services.counts.settled()
+    directory = services.supervisor.latest
+    models = () if directory is None else directory.models
+    scrape = Scrape(
+        version=services.spec.version,
+        supervisor_up=status is not None,
+        status=_known_status(services) if status is None else status.status,
+        waiting={model.model_id: services.room.waiting(model.model_id) for model in models},
+        downloads=downloads,
+        requests=services.metrics.read(),
+    )
+    body = await asyncio.to_thread(exposition, scrape)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _answered(services: Services, question: Any, kind: type[Any]) -> Any:
+    try:
+        return await ask(services.supervisor, question, kind, _DEADLINE_S)
+    except LmxError:
+        return None
+
+
+def _known_status(services: Services) -> dict[str, Any]:
+    """What the router can say itself while the supervisor does not answer."""
+    directory = services.supervisor.latest
+    return {
+        "workers": [
+            {
+                "model": model.model_id,
+                "state": shown_state(model),
+                "memory_bytes": model.memory_bytes,
+            }
+            for model in (() if directory is None else directory.models)
+        ]
+    }

@@ -1,0 +1,211 @@
+"""POST /admin/models/load and /unload, DELETE /admin/models/{id}.
+
+Has a model loaded or unloaded for an operator, and waits until it is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
+from lmx.protocol.messages.control import LoadModel, ModelView, UnloadModel
+from lmx.protocol.messages.inventory import Deleted, DeleteModel
+from lmx.protocol.states import SlotState
+from lmx.router.http.body import read_object
+from lmx.router.http.request_record import RECORD, Record
+from lmx.router.http.responses import json_answer, to_gb
+from lmx.router.operators.status import machine_memory
+from lmx.router.schema.answers.admin import DeleteAnswer, LoadAnswer, UnloadAnswer
+from lmx.router.schema.answers.operation import MemoryReturned
+from lmx.router.schema.requests.operators import DeleteQuery, LoadRequest, UnloadRequest
+from lmx.router.schema.validation import validated
+from lmx.router.services import SERVICES, Services
+from lmx.router.supervisor.directory import Directory
+from lmx.router.supervisor.link import unavailable
+from lmx.router.supervisor.queries import (
+    COMMAND_DEADLINE_S,
+    ask,
+    command,
+    known_model,
+    line_of,
+    live_status,
+    memory_back,
+    params_named,
+)
+
+LOAD_ERRORS: Final = (
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.MODEL_SOURCE_INVALID,
+    ErrorCode.MODEL_LOADING,
+    ErrorCode.MODEL_LOAD_FAILED,
+    ErrorCode.MODEL_UNLOADED,
+    ErrorCode.QUEUE_FULL,
+    ErrorCode.INSUFFICIENT_MEMORY,
+    ErrorCode.INSUFFICIENT_DISK,
+    ErrorCode.DOWNLOAD_FAILED,
+    ErrorCode.CONVERSION_FAILED,
+)
+"""What a load can fail with beside what every route can."""
+
+_POLL_S: Final = 0.25
+
+_DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
+
+
+async def loaded(
+    services: Services, record: Record, name: str, context_length: int | None = None
+) -> ModelView:
+    """Return a model once it is READY; ``context_length`` None: with the one it has, or is
+    configured with.
+
+    Waits as long as a request for it would (``load_wait_s``). Whoever stops waiting doesn't stop
+    the load. Raises what the supervisor denies it with, ``param`` in its words, and what
+    :meth:`WaitingRoom.acquire` raises.
+    """
+    supervisor = services.supervisor
+    model = known_model(await supervisor.directory(), name)
+    # A name that is not known may be a repository on this machine, which is added by this.
+    asked = name if model is None else model.model_id
+    await command(supervisor, LoadModel(asked, context_length))
+    if not await supervisor.until(
+        lambda now: known_model(now, asked) is not None, COMMAND_DEADLINE_S
+    ):
+        raise unavailable(f"lmx's supervisor did not tell of {asked!r} in time.")
+    record.model = _model(services, asked).model_id
+    instance = await services.room.acquire(
+        record.model, record.request_id, record.asker, record.started_at
+    )
+    # Its context and memory come with the snapshot that names the worker.
+    await supervisor.until(
+        lambda now: instance in now.instances() or known_model(now, asked) is None,
+        COMMAND_DEADLINE_S,
+    )
+    return _model(services, asked)
+
+
+async def unloaded(services: Services, model: ModelView) -> None:
+    """Unload a model and return once its worker is gone; its next request loads it again.
+
+    Raises :class:`RequestError` (MODEL_NOT_LOADED) where nothing is loaded or on its way, and
+    DEADLINE_EXCEEDED when its requests take longer to end than ``load_wait_s``.
+    """
+    if model.slot in _DOWN:
+        raise RequestError(
+            ErrorCode.MODEL_NOT_LOADED,
+            f"{model.model_id} is not loaded: it is {model.slot.value}.",
+            param="model",
+        )
+    await command(services.supervisor, UnloadModel(model.model_id))
+    await gone(services, model)
+
+
+async def gone(services: Services, model: ModelView) -> None:
+    """Wait until the worker that a model had is gone. Raises DEADLINE_EXCEEDED when that takes
+    longer than ``load_wait_s``."""
+    wait_s = services.spec.load_wait_s
+    try:
+        async with asyncio.timeout(wait_s):
+            await services.supervisor.until(lambda now: _has_left(now, model), None)
+            if model.instance is not None:
+                await _ended(services, model)
+    except TimeoutError:
+        raise GenerationError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"{model.model_id} still ends its requests after {wait_s:g} s, and is unloaded when "
+            "it has.",
+        ) from None
+
+
+async def _ended(services: Services, model: ModelView) -> None:
+    """A removed model is in no snapshot any more, while its requests come to their end."""
+    while True:
+        line = line_of(await live_status(services.supervisor), model.model_id)
+        if line is None or line["instance"] != model.instance:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _has_left(directory: Directory, model: ModelView) -> bool:
+    now = directory.model(model.model_id)
+    if now is None:
+        return True
+    if model.instance is None:
+        return now.slot in _DOWN
+    return now.instance != model.instance
+
+
+def _model(services: Services, name: str) -> ModelView:
+    directory = services.supervisor.latest
+    assert directory is not None
+    return directory.resolve(name)
+
+
+_DELETE_DEADLINE_S: Final = 300.0
+"""For a model that is unloaded first, after its requests, and hundreds of gigabytes of files."""
+
+_LOAD_FIELDS: Final = {
+    "model": "model_id",
+    "source": "model_id",
+    "context_length": "max_context_length",
+}
+_MODEL_FIELD: Final = {"model": "model_id"}
+
+
+async def load_model(request: web.Request) -> web.Response:
+    """Load a model, and answer once it is ready. Who leaves does not stop the load."""
+    services, record = request.app[SERVICES], request[RECORD]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted = validated(LoadRequest, body)
+    with params_named(_LOAD_FIELDS):
+        model = await loaded(services, record, wanted.model_id, wanted.max_context_length)
+    took_s = time.monotonic() - record.started_at
+    status = await live_status(services.supervisor)
+    return json_answer(
+        LoadAnswer(
+            success=True,
+            model_id=model.model_id,
+            memory_after_load_gb=machine_memory(status["supervisor"]).used_gb,
+            time_to_load_ms=round(1000 * took_s, 1),
+            context_length=model.context_length,
+            gpu_layers=wanted.gpu_layers,
+        )
+    )
+
+
+async def unload_model(request: web.Request) -> web.Response:
+    """Unload a model, and answer once its memory is free. Its next request loads it again."""
+    services, record = request.app[SERVICES], request[RECORD]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted = validated(UnloadRequest, body)
+    with params_named(_MODEL_FIELD):
+        model = (await services.supervisor.directory()).resolve(wanted.model_id)
+        record.model = model.model_id
+        before = line_of(await live_status(services.supervisor), model.model_id)
+        await unloaded(services, model)
+    pid, held_bytes = (None, 0) if before is None else (before["pid"], before["memory_bytes"])
+    memory = await memory_back(services.supervisor, model.model_id, pid)
+    return json_answer(
+        UnloadAnswer(
+            success=True,
+            model_id=model.model_id,
+            memory_freed_gb=to_gb(held_bytes if memory is None else memory["returned_bytes"]),
+            memory=None if memory is None else MemoryReturned(**memory),
+        )
+    )
+
+
+async def delete_model(request: web.Request) -> web.Response:
+    """Delete a model's files. One that is loaded is a 409 unless ``force`` is true."""
+    services = request.app[SERVICES]
+    query = validated(DeleteQuery, dict(request.query))
+    name = request.match_info["id"]
+    question = DeleteModel(name, force=query.force)
+    with params_named(_MODEL_FIELD):
+        deleted = await ask(services.supervisor, question, Deleted, _DELETE_DEADLINE_S)
+    return json_answer(
+        DeleteAnswer(success=True, model_id=deleted.model_id, freed_bytes=deleted.freed_bytes)
+    )

@@ -1,0 +1,1 @@
+"""An answer as clients take it: whole, or in chunks. Pure."""

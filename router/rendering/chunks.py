@@ -1,0 +1,195 @@
+"""Writes the chunks of a stream as SSE events. Pure: no clock, no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Usage
+from lmx.protocol.states import DeltaKind
+from lmx.router.http.errors import error_body
+from lmx.router.rendering.accumulator import GatheredChoice
+from lmx.router.rendering.envelope import (
+    Clocked,
+    Form,
+    Identity,
+    head_object,
+    timings_object,
+    usage_object,
+)
+
+_CONTENT = DeltaKind.CONTENT
+_NO_USAGE = b',"usage":null'
+_CHUNK_END = b"}\n\n"
+
+
+class ChoiceShape(Protocol):
+    """How one kind of completion shows a choice. Its objects are for one answer."""
+
+    @property
+    def chunk_object(self) -> str:
+        """The ``object`` of a chunk."""
+
+    @property
+    def whole_object(self) -> str:
+        """The ``object`` of a whole answer."""
+
+    @property
+    def text_key(self) -> str:
+        """The field that holds the empty text of :meth:`plain`."""
+
+    @property
+    def prompts_in_choices(self) -> bool:
+        """Whether the tokens of a prompt are told in its choices."""
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """Return what a choice begins with, if with anything."""
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """Return a choice with an empty text."""
+
+    def rich(self, delta: Delta) -> dict[str, Any]:
+        """Return the choice for a delta that is more than text."""
+
+    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+        """Return the choice that says why it ended."""
+
+    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+        """Return a choice that does not stream."""
+
+
+def with_prompt_ids(
+    answer: dict[str, Any], prompt_ids: Sequence[Sequence[int]], shape: ChoiceShape, form: Form
+) -> dict[str, Any]:
+    """Return an answer, or a chunk, with the tokens of its prompts where vLLM has them: at the
+    top of a conversation's, in the choices of texts', which may have several."""
+    if not shape.prompts_in_choices:
+        return {**answer, "prompt_token_ids": prompt_ids[0]}
+    answers_each = form.choices // len(prompt_ids)
+    choices = [
+        {**choice, "prompt_token_ids": prompt_ids[choice["index"] // answers_each]}
+        for choice in answer["choices"]
+    ]
+    return {**answer, "choices": choices}
+
+
+class ChunkWriter:
+    """Writes the chunks of one stream.
+
+    What is the same in every chunk is encoded once; a delta of plain text costs one
+    ``orjson.dumps`` of its text. With ``include_usage`` every chunk but the last carries
+    ``"usage": null``. The end of the last choice waits for the end of the stream: the timings go
+    with it where no usage chunk follows.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        form: Form,
+        shape: ChoiceShape,
+        warnings: Sequence[str] = (),
+        prompt_tokens: int = 0,
+    ) -> None:
+        self._form = form
+        self._shape = shape
+        self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
+        self._usage = _NO_USAGE if form.include_usage else b""
+        self._warnings = b',"warnings":' + orjson.dumps(warnings) if warnings else b""
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
+        self._open = form.choices
+        self._last_end = b""
+        # In JSON a quote within a string is escaped, so that this is found in one place only.
+        key = b'"' + shape.text_key.encode() + b'":'
+        plain = [
+            self._event(shape.plain(index)).split(key + b'""', 1) for index in range(form.choices)
+        ]
+        self._before = [before + key for before, _ in plain]
+        self._after = plain[0][1]
+        if form.continuous_usage:
+            self._count(0)
+
+    def first(self, prompt_ids: Sequence[Sequence[int]] = ()) -> bytes:
+        """Return the chunks that choices begin with; none where their kind has none.
+        ``prompt_ids``: the tokens of each prompt, where they were asked for."""
+        chunks = []
+        for index in range(self._form.choices):
+            choice = self._shape.first(index)
+            if self._form.token_ids:
+                chunk = {"choices": [choice or self._shape.plain(index)]}
+                fields = orjson.dumps(with_prompt_ids(chunk, prompt_ids, self._shape, self._form))
+                chunks.append(self._head + b"," + fields[1:-1] + self._usage + _CHUNK_END)
+            elif choice is not None:
+                chunks.append(self._event(choice))
+        return b"".join(chunks)
+
+    def deltas(self, deltas: Iterable[Delta]) -> bytes:
+        """Return one chunk for each delta that says something, as one piece."""
+        # The hot path. One join of all parts was the fastest of four ways.
+        before, after, dumps = self._before, self._after, orjson.dumps
+        if self._form.continuous_usage:
+            return b"".join(map(self._counted, deltas))
+        pieces: list[bytes] = []
+        for delta in deltas:
+            if delta.kind is _CONTENT and not delta.logprobs and not delta.token_ids:
+                if delta.text:
+                    pieces += (before[delta.index], dumps(delta.text), after)
+            elif delta.text or delta.call or delta.logprobs or delta.token_ids:
+                pieces.append(self._event(self._shape.rich(delta)))
+        return b"".join(pieces)
+
+    def ends(self, ended: Iterable[ChoiceEnded]) -> bytes:
+        """Return the chunks with the finish reasons of choices, but for the last one's."""
+        pieces = []
+        for fact in ended:
+            self._open -= 1
+            chunk = self._chunk(self._shape.end(fact))
+            if self._open:
+                pieces.append(chunk + b"}\n\n")
+            else:
+                self._last_end = chunk
+        return b"".join(pieces)
+
+    def last(self, finished: Finished, clocked: Clocked) -> bytes:
+        """Return the last choice's finish reason, and the usage chunk where one is asked for.
+
+        The timings, and the warnings, are in whichever comes last.
+        """
+        timings = b',"timings":' + orjson.dumps(timings_object(finished, clocked)) + self._warnings
+        if not self._form.include_usage:
+            return self._last_end + timings + b"}\n\n"
+        usage = orjson.dumps(usage_object(finished.usage))
+        tail = b',"choices":[],"usage":' + usage + timings
+        return self._last_end + b"}\n\n" + self._head + tail + b"}\n\n"
+
+    def _counted(self, delta: Delta) -> bytes:
+        """Return the chunk of a delta with the usage so far."""
+        self._count(delta.tokens)
+        if delta.kind is _CONTENT and not delta.logprobs and not delta.token_ids:
+            if not delta.text:
+                return b""
+            rest = self._after.removesuffix(_NO_USAGE + _CHUNK_END)
+            text = orjson.dumps(delta.text)
+            return self._before[delta.index] + text + rest + self._usage + _CHUNK_END
+        says_something = delta.text or delta.call or delta.logprobs or delta.token_ids
+        return self._event(self._shape.rich(delta)) if says_something else b""
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        usage = usage_object(Usage(self._prompt_tokens, self._tokens))
+        self._usage = b',"usage":' + orjson.dumps(usage)
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return self._chunk(choice) + _CHUNK_END
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        # Without its closing brace: timings may follow.
+        return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + self._usage
+
+
+def error_event(error: LmxError) -> bytes:
+    """Return the event that ends a stream which was lost after it began."""
+    return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"

@@ -1,0 +1,106 @@
+"""Logprobs in the two forms that clients know: chat's entries, and the lists of before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import orjson
+
+from lmx.protocol.messages.data import TokenLogprob, TopLogprob
+
+_LEAST: Final = -9999.0
+"""OpenAI's number for "impossible": JSON has no infinity."""
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return a choice's ``logprobs``, for ``orjson.dumps``. A token that is a part of a character
+    has U+FFFD in its text; its ``bytes`` tell."""
+    return {
+        "content": [
+            # As JSON at once: 80,000 dictionaries that live until the answer is written out cost
+            # the collector of garbage more time than all the rest.
+            orjson.Fragment(
+                orjson.dumps(
+                    _entry(token) | {"top_logprobs": [_entry(other) for other in token.top]}
+                )
+            )
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+class TextLogprobs:
+    """Makes the four lists of a text completion's choice, piece by piece.
+
+    Counts characters from one piece to the next, for ``text_offset``. The lists of the pieces,
+    joined, are those of the whole.
+    """
+
+    def __init__(self) -> None:
+        self._begun_chars = 0
+
+    def lists(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+        """Return the lists for the tokens that came next.
+
+        The chosen token is among its ``top_logprobs`` always. The first token of a prompt,
+        which nothing came before, has null for both.
+        """
+        texts: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token in tokens:
+            text = _named(token.token)
+            texts.append(text)
+            offsets.append(self._offset_of(token.token))
+            if token.logprob is None:
+                logprobs.append(None)
+                tops.append(None)
+                continue
+            logprobs.append(_shown(token.logprob))
+            top: dict[str, float] = {}
+            for other in token.top:
+                top.setdefault(_named(other.token), _shown(other.logprob))
+            top.setdefault(text, _shown(token.logprob))
+            tops.append(top)
+        return {
+            "tokens": texts,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+    def _offset_of(self, token: bytes) -> int:
+        # A character is counted with its first byte; a token that goes on with a character
+        # begins where that character does.
+        offset = self._begun_chars
+        if token and offset and _is_continuation(token[0]):
+            offset -= 1
+        self._begun_chars += sum(not _is_continuation(byte) for byte in token)
+        return offset
+
+
+def _entry(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {
+        "token": token.token.decode(errors="replace"),
+        "logprob": _LEAST if token.logprob is None else _shown(token.logprob),
+        "bytes": list(token.token),
+    }
+
+
+def _named(token: bytes) -> str:
+    # OpenAI's own way for a part of a character: the text is a key, so it must tell tokens apart.
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _shown(logprob: float) -> float:
+    return max(logprob, _LEAST)
+
+
+def _is_continuation(byte: int) -> bool:
+    return byte & 0xC0 == 0x80

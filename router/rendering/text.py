@@ -1,0 +1,57 @@
+"""What a choice of a text completion looks like, in chunks and whole. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.router.rendering.accumulator import GatheredChoice
+from lmx.router.rendering.envelope import Form, end_object
+from lmx.router.rendering.logprobs import TextLogprobs
+
+
+class TextShape:
+    """See :class:`lmx.router.rendering.chunks.ChoiceShape`. One object for one answer."""
+
+    chunk_object: Final = "text_completion"
+    whole_object: Final = "text_completion"
+    text_key: Final = "text"
+    prompts_in_choices: Final = True
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._logprobs = [TextLogprobs() for _ in range(form.choices)]
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """Return nothing: a text has no role."""
+        return None
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """Return a choice with an empty text."""
+        return _choice(index, "")
+
+    def rich(self, delta: Delta) -> dict[str, Any]:
+        """Return the choice for text with logprobs."""
+        choice = _choice(delta.index, delta.text)
+        if delta.logprobs:
+            choice["logprobs"] = self._logprobs[delta.index].lists(delta.logprobs)
+        if self._form.token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def end(self, fact: ChoiceEnded) -> dict[str, Any]:
+        """Return the choice that says why it ended."""
+        return _choice(fact.index, "") | end_object(fact, self._form)
+
+    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+        """Return a choice that does not stream."""
+        choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
+        if self._form.logprobs:
+            choice["logprobs"] = self._logprobs[fact.index].lists(gathered.logprobs)
+        if self._form.token_ids:
+            choice["token_ids"] = gathered.token_ids
+        return choice
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

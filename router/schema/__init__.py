@@ -1,0 +1,1 @@
+"""What requests may hold, and what answers do: the models that validate and that OpenAPI shows."""

@@ -1,0 +1,1 @@
+"""The API's description, made from the models that validate."""

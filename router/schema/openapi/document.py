@@ -1,0 +1,235 @@
+"""The description of the API in OpenAPI 3.1, made from the table of routes. Pure.
+
+GET /openapi.json: the description of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+
+from lmx.protocol.errors import ErrorCode
+from lmx.router.http.access import ADMIN_HEADER
+from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.http.errors import http_status
+from lmx.router.schema.answers.errors import Error
+from lmx.router.schema.openapi.errors import error_codes
+from lmx.router.schema.openapi.schemas import Schemas
+from lmx.router.schema.openapi.texts import API, EXAMPLES, HEADERS, TAGS
+
+_PATTERN: Final = re.compile(r"{(\w+)(:[^}]*)?}")
+"""A variable part of one of aiohttp's paths, with the expression that it must match."""
+
+_KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
+    Access.OPEN: [],
+    # Either is enough: where no keys are configured, everybody may ask.
+    Access.INFERENCE: [{"apiKey": []}, {}],
+    Access.ADMIN: [{"adminKey": []}, {"adminKeyAsBearer": []}],
+    Access.METRICS: [{"metricsKey": []}, {"adminKey": []}],
+    # On a loopback address everybody may ask.
+    Access.LOCAL: [{"metricsKey": []}, {"adminKey": []}, {}],
+}
+
+_RETRY_STATUSES: Final = frozenset({429, 503})
+_EVENTS: Final = "Server-sent events; `x-event-data` has the shape of the data of each"
+_JOB_ID: Final = "X-Job-Id"
+_REQUEST_ID: Final = "X-Request-Id"
+_RETRY_AFTER: Final = "Retry-After"
+
+
+def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
+    """Return the document. Each endpoint is one operation; nothing else is in it."""
+    schemas = Schemas(_types(endpoints))
+    queries = {endpoint.query.__name__ for endpoint in endpoints if endpoint.query is not None}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        path = _PATTERN.sub(r"{\1}", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path, schemas)
+    used = {endpoint.tag for endpoint in endpoints}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lmx",
+            "version": version,
+            "description": API,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [
+            {"name": name, "description": text} for name, text in TAGS.items() if name in used
+        ],
+        "paths": paths,
+        "components": {
+            # A query is described by its parameters.
+            "schemas": {
+                name: schema for name, schema in schemas.components.items() if name not in queries
+            },
+            "headers": {
+                name: {"description": text, "schema": {"type": kind}}
+                for name, (kind, text) in HEADERS.items()
+            },
+            "securitySchemes": {
+                "apiKey": {"type": "http", "scheme": "bearer"},
+                "adminKeyAsBearer": {"type": "http", "scheme": "bearer"},
+                "metricsKey": {"type": "http", "scheme": "bearer"},
+                "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER},
+            },
+        },
+    }
+
+
+def _types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
+    yield Error
+    for endpoint in endpoints:
+        for one in (endpoint.request, endpoint.query, endpoint.answer, endpoint.event):
+            if one is not None:
+                yield one
+
+
+def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": _operation_id(endpoint.method, path),
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "security": _KEYS[endpoint.access],
+        "responses": _errors(endpoint) | _answers(endpoint, schemas),
+    }
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": "May hold slashes" if rule else "Without slashes",
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name, rule in _PATTERN.findall(endpoint.path)
+    ]
+    if endpoint.query is not None:
+        parameters += _query(schemas.of(endpoint.query), schemas)
+    if parameters:
+        described["parameters"] = parameters
+    if endpoint.request is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": _body(endpoint.request, schemas)},
+        }
+    return described
+
+
+def _body(request: type[BaseModel], schemas: Schemas) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schemas.of(request)}
+    if request.__name__ in EXAMPLES:
+        body["example"] = EXAMPLES[request.__name__]
+    return body
+
+
+def _operation_id(method: str, path: str) -> str:
+    # Every path has its own: only letters, digits and _ are kept, and none holds a word twice.
+    return "_".join([method.lower(), *re.findall(r"[A-Za-z0-9]+", path)])
+
+
+def _query(reference: dict[str, Any], schemas: Schemas) -> list[dict[str, Any]]:
+    schema = schemas.components[reference["$ref"].rpartition("/")[2]]
+    required = schema.get("required", ())
+    parameters = []
+    for name, its in schema.get("properties", {}).items():
+        shape = {key: value for key, value in its.items() if key != "description"}
+        parameter = {"name": name, "in": "query", "required": name in required, "schema": shape}
+        if "description" in its:
+            parameter["description"] = its["description"]
+        parameters.append(parameter)
+    return parameters
+
+
+def _answers(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+    statuses = [endpoint.status]
+    if endpoint.unwell is not None:
+        statuses.append(endpoint.unwell)
+    return {str(status): _answer(endpoint, status, schemas) for status in statuses}
+
+
+def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if endpoint.answer is not None:
+        content["application/json"] = {"schema": schemas.of(endpoint.answer)}
+    elif not endpoint.streams:
+        content[endpoint.media] = {"schema": {"type": "string"}}
+    if endpoint.streams:
+        # OpenAPI 3.1 has no word for the shape of an event, 3.2 has: `itemSchema`.
+        stream: dict[str, Any] = {"schema": {"description": _EVENTS}}
+        if endpoint.event is not None:
+            stream["x-event-data"] = schemas.of(endpoint.event)
+        content["text/event-stream"] = stream
+    names = [_REQUEST_ID]
+    if ErrorCode.SYNC_TIMEOUT in error_codes(endpoint):
+        names.append(_JOB_ID)
+    if status in _RETRY_STATUSES:
+        names.append(_RETRY_AFTER)
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": _headers(*names),
+        "content": content,
+    }
+
+
+def _errors(endpoint: Endpoint) -> dict[str, Any]:
+    by_status: dict[int, list[str]] = {}
+    operator = endpoint.access is Access.ADMIN
+    for code in error_codes(endpoint):
+        by_status.setdefault(http_status(code, operator=operator), []).append(code.value)
+    responses: dict[str, Any] = {}
+    for status, codes in sorted(by_status.items()):
+        names = [_REQUEST_ID]
+        if status in _RETRY_STATUSES:
+            names.append(_RETRY_AFTER)
+        if ErrorCode.SYNC_TIMEOUT.value in codes:
+            names.append(_JOB_ID)
+        listed = ", ".join(f"`{code}`" for code in sorted(codes))
+        responses[str(status)] = {
+            "description": f"{HTTPStatus(status).phrase}: {listed}",
+            "headers": _headers(*names),
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        }
+    return responses
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+class ApiDocument:
+    """The description as JSON. It is made when it is first asked for, and kept: most routers are
+    never asked."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], version: str) -> None:
+        self._endpoints = endpoints
+        self._version = version
+        self._text: bytes | None = None
+
+    async def text(self) -> bytes:
+        """Return the document. It is made in a thread."""
+        if self._text is None:
+            # Two that ask first at a time make it twice, and it is the same.
+            self._text = await asyncio.to_thread(self._make)
+        return self._text
+
+    def _make(self) -> bytes:
+        return orjson.dumps(describe_api(self._endpoints, self._version))
+
+
+API_DOCUMENT: Final = web.AppKey("api_document", ApiDocument)
+
+
+async def openapi_document(request: web.Request) -> web.Response:
+    """Return the document; it changes with lmx's version alone."""
+    text = await request.app[API_DOCUMENT].text()
+    return web.Response(
+        body=text, content_type="application/json", headers={"Cache-Control": "no-cache"}
+    )

@@ -1,0 +1,68 @@
+"""The schemas of all requests and answers, made from the models that check and describe them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from lmx.router.http.responses import Answer
+from lmx.router.schema.openapi.texts import meaning_in_answer, meaning_in_request
+
+_ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
+"""Sphinx's way to name a thing of the code, in docstrings."""
+
+
+class Schemas:
+    """``components`` are the named schemas; :meth:`of` gives a type's own, mostly a reference."""
+
+    def __init__(self, types: Iterable[Any]) -> None:
+        adapters = {_key(one): TypeAdapter(one) for one in types}
+        own, whole = TypeAdapter.json_schemas(
+            [(key, "validation", adapter) for key, adapter in adapters.items()],
+            ref_template="#/components/schemas/{model}",
+            schema_generator=_Generator,
+        )
+        self.components: dict[str, Any] = whole.get("$defs", {})
+        self._own: dict[str, JsonSchemaValue] = {key: schema for (key, _), schema in own.items()}
+
+    def of(self, one: Any) -> dict[str, Any]:
+        """Return the schema of one of the types."""
+        return self._own[_key(one)]
+
+
+class _Generator(GenerateJsonSchema):
+    # A field's name in other letters, and that what is left out is null, tell nobody anything.
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        made = super().default_schema(schema)
+        if made.get("default", ...) is None:
+            del made["default"]
+        return made
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        model = schema["cls"]
+        is_answer = issubclass(model, Answer)
+        if "description" in made:
+            made["description"] = _ROLE.sub(r"`\1`", made["description"]).replace("``", "`")
+        if is_answer:
+            # Answers may gain fields: a client must not refuse what it does not know.
+            made.pop("additionalProperties", None)
+        for field, its in made.get("properties", {}).items():
+            meaning = (
+                meaning_in_answer(field) if is_answer else meaning_in_request(model.__name__, field)
+            )
+            if meaning is not None:
+                its.setdefault("description", meaning)
+        return made
+
+
+def _key(one: Any) -> str:
+    return repr(one)

@@ -1,0 +1,103 @@
+"""What a chat request may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Thinking
+from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
+from lmx.router.schema.requests.messages import Messages, check_messages
+from lmx.router.schema.requests.sampling import assist_of, sampling_of, search_of
+from lmx.router.schema.requests.structure import structure_of
+from lmx.router.schema.requests.tools import ToolFields, tool_use_of
+from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
+from lmx.router.schema.validation import Count, FreeObject, validated
+
+_MAX_FPS: Final = 240.0
+"""Frames per second: more than cameras record."""
+
+
+class ChatRequest(GenerationFields, ToolFields):
+    """The body of POST /v1/chat/completions.
+
+    A field of the API that is not here is either refused
+    (:mod:`lmx.router.schema.requests.unsupported`) or unknown and ignored. None means the same as
+    leaving a field out."""
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Count | None = None
+    thinking_budget: Count | None = None
+    chat_template_kwargs: FreeObject | None = None
+    # How kiapi's models look at a video. Without one they say nothing.
+    fps: Annotated[float, Field(gt=0, le=_MAX_FPS)] | None = None
+    use_audio_in_video: bool | None = None
+
+
+def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:
+    """Return the checked request, and what it asks of a worker.
+
+    ``ovms``: by the rules of /v3. The Generate's ids and credit are not this module's to set.
+    Raises :class:`RequestError` (400) for the first fault.
+    """
+    request = validated(ChatRequest, body)
+    check_messages(request.messages)
+    check_generation(request, ovms=ovms)
+    refuse_unsupported(body, CHAT)
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`top_logprobs` needs `logprobs: true`.",
+            param="top_logprobs",
+        )
+    return request, Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        messages=tuple(message.plain() for message in request.messages),
+        sampling=sampling_of(request),
+        max_tokens=request.token_limit,
+        stop=request.stop_texts,
+        include_stop=request.include_stop(ovms=ovms),
+        search=search_of(request, ovms=ovms),
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        template_kwargs=request.chat_template_kwargs,
+        structure=structure_of(request),
+        tool_use=tool_use_of(request),
+        thinking=_thinking_of(request),
+        assist=assist_of(request),
+        cache_salt=request.cache_salt or "",
+        keep_alive_s=keep_alive_of(request),
+        whole=not request.stream,
+        token_ids=bool(request.return_token_ids),
+    )
+
+
+def _thinking_of(request: ChatRequest) -> Thinking:
+    new, old = request.thinking_token_budget, request.thinking_budget
+    if new is not None and old is not None and new != old:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`thinking_token_budget` ({new}) and `thinking_budget` ({old}) differ: they are two "
+            "names of one limit, send one of them.",
+            param="thinking_budget",
+        )
+    enabled = request.enable_thinking
+    if enabled is None:
+        # Said in so many words, it goes before what an effort implies.
+        kwargs = request.chat_template_kwargs or {}
+        said = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
+        enabled = next((value for value in said if isinstance(value, bool)), None)
+    if enabled is None and request.reasoning_effort == "none":
+        enabled = False
+    return Thinking(
+        effort=request.reasoning_effort,
+        enabled=enabled,
+        budget_tokens=old if new is None else new,
+    )

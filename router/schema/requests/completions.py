@@ -1,0 +1,155 @@
+"""What a completion request may hold."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import replace
+from typing import Annotated, Any, Final, cast
+
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate
+from lmx.router.http.body_limits import MAX_NUMBERS
+from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
+from lmx.router.schema.requests.sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
+from lmx.router.schema.requests.structure import structure_of
+from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
+from lmx.router.schema.validation import TEXT, Count, validated
+
+MAX_PROMPTS: Final = 128
+MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
+"""As long as the longest contexts."""
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's."""
+
+TEXTS: Final = "<texts>"
+_ALL_AT_ONCE: Final = 256
+"""So many tokens are worth it."""
+
+IDS: Final = "<ids>"
+ID_LISTS: Final = "<id lists>"
+
+
+def prompt_form(value: object) -> str | None:
+    """Return the tag of a text, of texts, of tokens or of arrays of tokens."""
+    if isinstance(value, str):
+        return TEXT
+    if not isinstance(value, list):
+        return None
+    # An empty array falls to the first form, which says that it must not be empty.
+    first = value[0] if value else ""
+    if isinstance(first, str):
+        return TEXTS
+    if isinstance(first, list):
+        return ID_LISTS
+    return IDS if isinstance(first, int) else None
+
+
+PROMPT_FORM: Final = Discriminator(
+    prompt_form,
+    custom_error_type="prompt_type",
+    custom_error_message="a string, or an array of strings or tokens",
+)
+
+_PROMPTS: Final = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+
+
+def _at_once(value: object, check_each: ValidatorFunctionWrapHandler) -> Any:
+    """Take a long array of tokens as it is where all of it is seen to be right; looking at each by
+    itself takes four times as long, and only that tells which one is wrong."""
+    if type(value) is not list or not _ALL_AT_ONCE <= len(value) <= MAX_PROMPT_TOKENS:
+        return check_each(value)
+    if set(map(type, value)) != {int}:
+        return check_each(value)
+    try:
+        packed = array("I", value).tobytes()
+    except OverflowError:
+        return check_each(value)
+    # The highest byte of each: none is beyond 31 bits.
+    highest = packed[3::4] if sys.byteorder == "little" else packed[::4]
+    return value if highest.isascii() else check_each(value)
+
+
+TokenArray = Annotated[
+    list[Count],
+    Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True),
+    WrapValidator(_at_once),
+]
+
+Prompt = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[list[str], _PROMPTS, Tag(TEXTS)]
+    | Annotated[TokenArray, Tag(IDS)]
+    | Annotated[list[TokenArray], _PROMPTS, Tag(ID_LISTS)],
+    PROMPT_FORM,
+]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of POST /v1/completions. ``logprobs`` is a number here, as it was before chat."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or more, all texts or all tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        # One prompt of tokens, or prompts of one kind: the first says it of all.
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("list[str | list[int]]", self.prompt)
+
+
+def parse_completion(
+    body: dict[str, Any], *, ovms: bool = False
+) -> tuple[CompletionRequest, tuple[Generate, ...]]:
+    """Return the checked request, and what it asks of a worker for each of its prompts.
+
+    ``ovms``: by the rules of /v3. The ids and credit are not this module's to set. Raises
+    :class:`RequestError` (400) for the first fault.
+    """
+    request = validated(CompletionRequest, body)
+    if request.token_limit is None:
+        request = request.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
+    check_generation(request, ovms=ovms)
+    refuse_unsupported(body, COMPLETION)
+    search = search_of(request, ovms=ovms)
+    prompts = request.prompts
+    if len(prompts) * search.best_of > MAX_ANSWERS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"{len(prompts)} prompts with {search.best_of} answers each are more than "
+            f"{MAX_ANSWERS} answers: send fewer prompts in one request.",
+            param="n" if request.best_of is None else "best_of",
+        )
+    whole = Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        sampling=sampling_of(request),
+        max_tokens=request.token_limit,
+        stop=request.stop_texts,
+        include_stop=request.include_stop(ovms=ovms),
+        search=search,
+        top_logprobs=request.logprobs,
+        echo=bool(request.echo),
+        parse=False,
+        structure=structure_of(request),
+        assist=assist_of(request),
+        cache_salt=request.cache_salt or "",
+        keep_alive_s=keep_alive_of(request),
+        whole=not request.stream,
+        token_ids=bool(request.return_token_ids),
+    )
+    return request, tuple(
+        replace(whole, prompt=prompt)
+        if isinstance(prompt, str)
+        else replace(whole, prompt_tokens=tuple(prompt))
+        for prompt in prompts
+    )

@@ -1,0 +1,188 @@
+"""What every request that generates text may hold, chat or completion.
+
+Fields of OpenAI's that say something to its own service: checked, and without effect here.
+
+For how long a request asks its model to stay loaded, by Ollama's name and by LM Studio's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.models.keep_alive import parse_keep_alive
+from lmx.router.schema.requests.sampling import SamplingFields
+from lmx.router.schema.requests.structure import StructureFields
+from lmx.router.schema.validation import (
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
+    Count,
+    FreeObject,
+    Positive,
+    Strict,
+)
+
+
+class LabelFields(Strict):
+    """Who asks, what for, and how it is billed. Prefixes are cached by what they are, so that
+    the two fields about caching have nothing to say; ``cache_salt`` keeps caches apart."""
+
+    user: str | None = None
+    metadata: FreeObject | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+def _seconds(value: Any) -> Any:
+    seconds = None if isinstance(value, bool) else parse_keep_alive(value)
+    if isinstance(seconds, str) and seconds.isdecimal():
+        seconds = float(seconds)
+    if not isinstance(seconds, float) or not math.isfinite(seconds):
+        given = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise PydanticCustomError("keep_alive_form", "no duration", {"given": given})
+    return seconds
+
+
+class ResidencyFields(Strict):
+    """``keep_alive``: a duration, negative or "forever" for ever. ``ttl``: whole seconds."""
+
+    keep_alive: (
+        Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": ["number", "string"]})]
+        | None
+    ) = None
+    ttl: Count | None = None
+
+
+def keep_alive_of(request: ResidencyFields) -> float | None:
+    """Return the seconds that a model stays loaded after a request when no other comes: 0 not
+    at all, negative for ever, None as it is configured.
+
+    Raises :class:`RequestError` when the two names say different things.
+    """
+    wanted, ttl = request.keep_alive, request.ttl
+    if wanted is not None and ttl is not None and wanted != ttl:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`keep_alive` ({wanted:g} s) and `ttl` ({ttl} s) differ: they are two names of one "
+            "limit, send one of them.",
+            param="ttl",
+        )
+    return ttl if wanted is None else wanted
+
+
+_MAX_STOPS: Final = 4
+_MAX_STOP_CHARS: Final = 4096
+"""The end of the answer is compared with all beginnings of a stop string at each token."""
+
+_MAX_SALT: Final = 256
+
+_Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+
+
+class StreamOptions(Strict):
+    """``include_usage``: a last chunk carries the usage, all others ``"usage": null``, or with
+    vLLM's ``continuous_usage_stats`` what there is so far."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFields):
+    """The fields that both kinds of request share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    stop: (
+        Annotated[
+            Annotated[_Stop, Tag(TEXT)]
+            | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
+            TEXT_OR_LIST,
+        ]
+        | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """How many tokens the answer may have, under either of the two names."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop strings, none to four."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+    def include_stop(self, *, ovms: bool) -> bool:
+        """Return whether a stop string stays in the answer. ``ovms``: by the rules of /v3."""
+        if self.include_stop_str_in_output is None:
+            return ovms and bool(self.stream)
+        return self.include_stop_str_in_output
+
+
+def check_generation(request: GenerationFields, *, ovms: bool) -> None:
+    """Raise :class:`RequestError` for the first fields that contradict each other."""
+    _check_token_limits(request)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`stream_options` is allowed with `stream: true` only: remove it, or stream.",
+            param="stream_options",
+        )
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`continuous_usage_stats` needs `include_usage: true`.",
+            param="stream_options.continuous_usage_stats",
+        )
+    if ovms and request.stream and request.include_stop_str_in_output is False:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`include_stop_str_in_output` can't be false in a stream on /v3: leave it out, or "
+            "use /v1.",
+            param="include_stop_str_in_output",
+        )
+
+
+def _check_token_limits(request: GenerationFields) -> None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ: they are two "
+            "names of one limit, send one of them.",
+            param="max_tokens",
+        )
+    limit, least = request.token_limit, request.min_tokens
+    if limit is not None and least is not None and least > limit:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`min_tokens` ({least}) is more than the answer may have ({limit}).",
+            param="min_tokens",
+        )

@@ -1,0 +1,171 @@
+"""How tokens are drawn and how many answers are made: fields, their rules, and what a worker
+is told of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import Field, WithJsonSchema
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Assist, Sampling, Search, TokenBias
+from lmx.router.schema.validation import INT64_MAX, INT64_MIN, MAX_COUNT, Count, Strict, short
+
+MAX_ANSWERS: Final = 128
+MAX_BIASES: Final = 1024
+MAX_STOP_IDS: Final = 1024
+MAX_ASSISTANT_TOKENS: Final = 32
+MAX_NGRAM: Final = 32
+_BIAS_LIMIT: Final = 100.0
+_BIASES: Final[dict[str, Any]] = {
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": r"^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -_BIAS_LIMIT, "maximum": _BIAS_LIMIT},
+}
+_KEY_SHOWN: Final = 20
+"""Characters of a wrong ``logit_bias`` key that an error's path repeats."""
+
+_Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+
+class SamplingFields(Strict):
+    """None means the same as leaving a field out: the model's own default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    min_p: _Share | None = None
+    typical_p: _PositiveShare | None = None
+    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    # Its entries are checked by hand, once their number is: pydantic would describe each fault.
+    logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: (
+        Annotated[list[Count], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None
+    ) = None
+    n: _Answers | None = None
+    best_of: _Answers | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    num_assistant_tokens: Annotated[int, Field(ge=1, le=MAX_ASSISTANT_TOKENS)] | None = None
+    assistant_confidence_threshold: _Share | None = None
+    max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
+
+
+def sampling_of(fields: SamplingFields) -> Sampling:
+    """Return how tokens are drawn; ``top_p`` 0 means the likeliest, as ``temperature`` 0 does.
+    Raises :class:`RequestError` for a wrong ``logit_bias``."""
+    greedy = fields.top_p == 0
+    return Sampling(
+        temperature=0.0 if greedy else fields.temperature,
+        top_p=None if greedy else fields.top_p,
+        top_k=None if fields.top_k is None else max(0, fields.top_k),
+        min_p=fields.min_p,
+        typical_p=fields.typical_p,
+        seed=fields.seed,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=_biases(fields.logit_bias or {}),
+        ignore_eos=bool(fields.ignore_eos),
+        min_tokens=fields.min_tokens or 0,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+    )
+
+
+def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
+    """Return how many answers are made, how, and how many of them are given.
+
+    Beams search when they are asked for by name, and when more answers are made than given and no
+    temperature above 0 is there to sample them with. ``ovms``: by the rules of /v3, where
+    ``best_of`` above 1 is the width of a beam search whatever else is said. Raises
+    :class:`RequestError` when fewer are made than given, and for a ``length_penalty`` without
+    beams.
+    """
+    given = fields.n or 1
+    made = given if fields.best_of is None else fields.best_of
+    if made < given:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`best_of` ({made}) is less than `n` ({given}): the answers are chosen from as many "
+            "as `best_of` says. Raise it, or leave it out.",
+            param="best_of",
+        )
+    sampled = bool(fields.temperature) and fields.top_p != 0
+    beam = bool(fields.use_beam_search) or (made > given and not sampled)
+    if ovms and fields.best_of is not None and fields.best_of > 1:
+        beam = True
+    # What changes nothing may always be said: some clients send every default.
+    if not beam and fields.length_penalty not in (None, 1.0):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`length_penalty` ranks the answers of a beam search, and this is none: leave it out, "
+            "or ask for beams with `use_beam_search: true`.",
+            param="length_penalty",
+        )
+    return Search(
+        n=given,
+        best_of=made,
+        beam=beam,
+        length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
+    )
+
+
+def assist_of(fields: SamplingFields) -> Assist:
+    """Return how far speculation goes. Raises :class:`RequestError` when both of the two ways
+    to say it are there."""
+    if (
+        fields.num_assistant_tokens is not None
+        and fields.assistant_confidence_threshold is not None
+    ):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`assistant_confidence_threshold` can't be combined with `num_assistant_tokens`: "
+            "send one of them.",
+            param="assistant_confidence_threshold",
+        )
+    return Assist(
+        num_assistant_tokens=fields.num_assistant_tokens,
+        assistant_confidence_threshold=fields.assistant_confidence_threshold,
+        max_ngram_size=fields.max_ngram_size,
+    )
+
+
+def _biases(given: dict[str, Any]) -> tuple[TokenBias, ...]:
+    if len(given) > MAX_BIASES:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`logit_bias` must hold at most {MAX_BIASES} entries, got {len(given)}.",
+            param="logit_bias",
+        )
+    return tuple(_bias(key, value) for key, value in given.items())
+
+
+def _bias(key: str, value: object) -> TokenBias:
+    path = f"logit_bias.{key[:_KEY_SHOWN]}"
+    # Not int() alone: it takes " 1_0 " and the digits of every script.
+    if not (key.isascii() and key.isdecimal()) or len(key) > 10 or int(key) > MAX_COUNT:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{path}` is no token id: the keys of `logit_bias` must be token ids, as strings.",
+            param=path,
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(
+            ErrorCode.INVALID_TYPE, f"`{path}` must be a number, got {short(value)}.", param=path
+        )
+    if not -_BIAS_LIMIT <= value <= _BIAS_LIMIT:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{path}` must be from {-_BIAS_LIMIT:g} to {_BIAS_LIMIT:g}, got {short(value)}.",
+            param=path,
+        )
+    return TokenBias(int(key), float(value))

@@ -1,0 +1,206 @@
+"""The form that an answer must have, under all the names that it is asked for by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Field
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Structure
+from lmx.protocol.states import StructureKind
+from lmx.router.http.body import MAX_DEPTH, too_deep
+from lmx.router.schema.validation import FreeObject, NonEmpty, Strict, TextOrObject
+
+MAX_CHOICES: Final = 10_000
+MAX_FORM_CHARS: Final = 2**20
+"""Of a form as text. A worker takes less of most; it goes to it once for each prompt."""
+MAX_WHITESPACE_CHARS: Final = 256
+
+
+class JsonSchemaFormat(Strict):
+    """OpenAI's wrapping of a schema. It is always kept to the letter, ``strict`` or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[FreeObject, Field(alias="schema")]
+
+
+class ResponseFormat(Strict):
+    """OpenAI's way to ask for JSON. ``schema`` beside the type is Together's, Fireworks' and
+    llama.cpp's way to give a schema, with ``json_object`` as with ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
+
+
+_Choices = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+_Whitespace = Annotated[str, Field(max_length=MAX_WHITESPACE_CHARS)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to ask for one of several forms."""
+
+    json_: Annotated[TextOrObject | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: NonEmpty | None = None
+    choice: _Choices | None = None
+    grammar: NonEmpty | None = None
+    whitespace_pattern: _Whitespace | None = None
+
+
+class StructureFields(Strict):
+    """At most one of these may ask for a form. The ``guided`` ones are vLLM's older names,
+    ``grammar`` and ``json_schema`` are llama.cpp's; an empty ``grammar`` asks for none there."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: TextOrObject | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: NonEmpty | None = None
+    guided_whitespace_pattern: _Whitespace | None = None
+    grammar: str | None = None
+    json_schema: TextOrObject | None = None
+
+
+def structure_of(fields: StructureFields) -> Structure | None:
+    """Return the form that is asked for, None for free text.
+
+    What is inside a schema, an expression or a grammar is the worker's to judge. Raises
+    :class:`RequestError`: more than one form, or a wrapping without its content.
+    """
+    asked = list(_all_asked(fields))
+    if len(asked) > 1:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{asked[1].param}` can't be combined with `{asked[0].param}`: "
+            "an answer has one form.",
+            param=asked[1].param,
+        )
+    if asked and len(asked[0].text) > MAX_FORM_CHARS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{asked[0].param}` has {len(asked[0].text)} characters as JSON, and may have at most "
+            f"{MAX_FORM_CHARS}: ask for a smaller form.",
+            param=asked[0].param,
+        )
+    return _with_whitespace(fields, asked[0]) if asked else None
+
+
+def _with_whitespace(fields: StructureFields, structure: Structure) -> Structure:
+    """Return the form with the white space that its JSON may have, where a request says it."""
+    outputs, older = fields.structured_outputs, fields.guided_whitespace_pattern
+    newer = outputs.whitespace_pattern if outputs is not None else None
+    return replace(structure, whitespace=older if newer is None else newer)
+
+
+def _all_asked(fields: StructureFields) -> Iterator[Structure]:
+    if fields.response_format is not None:
+        yield from _of_response_format(fields.response_format)
+    if (outputs := fields.structured_outputs) is not None:
+        found = list(
+            _of_values(
+                "structured_outputs.",
+                outputs.json_,
+                outputs.regex,
+                outputs.choice,
+                outputs.grammar,
+            )
+        )
+        if outputs.json_object:
+            found.append(Structure(StructureKind.JSON_OBJECT, "", "structured_outputs.json_object"))
+        if not found:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                "`structured_outputs` must hold one of json, json_object, regex, choice and "
+                "grammar.",
+                param="structured_outputs",
+            )
+        yield from found
+    yield from _of_values(
+        "guided_",
+        fields.guided_json,
+        fields.guided_regex,
+        fields.guided_choice,
+        fields.guided_grammar,
+    )
+    if fields.json_schema is not None:
+        yield _of_schema(fields.json_schema, "json_schema")
+    if fields.grammar:
+        yield Structure(StructureKind.GRAMMAR, fields.grammar, "grammar")
+
+
+def _of_response_format(wanted: ResponseFormat) -> Iterator[Structure]:
+    if wanted.schema_ is not None and wanted.json_schema is not None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`response_format.schema` can't be combined with `response_format.json_schema`: "
+            "an answer has one form.",
+            param="response_format.schema",
+        )
+    if wanted.schema_ is not None and wanted.type != "text":
+        yield _of_schema(wanted.schema_, "response_format.schema")
+    elif wanted.type == "json_object":
+        yield Structure(StructureKind.JSON_OBJECT, "", "response_format")
+    elif wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                "`response_format.json_schema` is required with the type 'json_schema'.",
+                param="response_format.json_schema",
+            )
+        yield Structure(
+            StructureKind.JSON_SCHEMA,
+            _json(wanted.json_schema.schema_),
+            "response_format.json_schema.schema",
+        )
+
+
+def _of_values(
+    prefix: str,
+    schema: str | dict[str, Any] | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[Structure]:
+    if schema is not None:
+        yield _of_schema(schema, f"{prefix}json")
+    if regex is not None:
+        yield Structure(StructureKind.REGEX, regex, f"{prefix}regex")
+    if choice is not None:
+        yield Structure(StructureKind.CHOICE, _json(choice), f"{prefix}choice")
+    if grammar is not None:
+        yield Structure(StructureKind.GRAMMAR, grammar, f"{prefix}grammar")
+
+
+def _of_schema(schema: str | dict[str, Any], param: str) -> Structure:
+    text = _schema_text(schema, param) if isinstance(schema, str) else _json(schema)
+    return Structure(StructureKind.JSON_SCHEMA, text, param)
+
+
+def _schema_text(text: str, param: str) -> str:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"`{param}` is not valid JSON: {error.msg}.", param=param
+        ) from error
+    if not isinstance(value, dict) or too_deep(text.encode(), value):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` must be a JSON schema: an object, nested at most {MAX_DEPTH} levels deep.",
+            param=param,
+        )
+    return text
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

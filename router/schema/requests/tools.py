@@ -1,0 +1,169 @@
+"""The tools of a request, and whether and which of them must be called."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import ToolUse
+from lmx.protocol.states import ToolChoice
+from lmx.router.schema.validation import OBJECT, TEXT, FreeObject, Strict, short
+
+MAX_TOOLS: Final = 1024
+
+_ALLOWED: Final = "<allowed>"
+
+_WORDS: Final[dict[str, ToolChoice]] = {
+    "auto": ToolChoice.AUTO,
+    "none": ToolChoice.NONE,
+    "required": ToolChoice.REQUIRED,
+    "any": ToolChoice.REQUIRED,
+}
+
+
+class Function(Strict):
+    """What a model is told of a function. No ``parameters``: it takes none."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """Functions are the only kind of tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedChoice(Strict):
+    """The choice of some of the tools: the others are as if they were not there."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_form(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, AllowedChoice) or (
+        isinstance(value, dict) and value.get("type") == "allowed_tools"
+    ):
+        return _ALLOWED
+    return OBJECT if isinstance(value, dict | NamedTool) else None
+
+
+class ToolFields(Strict):
+    """OpenAI's three fields."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required", "any"], Tag(TEXT)]
+            | Annotated[NamedTool, Tag(OBJECT)]
+            | Annotated[AllowedChoice, Tag(_ALLOWED)],
+            Discriminator(
+                _choice_form,
+                custom_error_type="text_or_object",
+                custom_error_message="a string or an object",
+            ),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+
+
+def tool_use_of(fields: ToolFields) -> ToolUse | None:
+    """Return the tools and what is to be done with them, None without tools.
+
+    Whether the parameters are a good schema is the worker's to judge. Raises
+    :class:`RequestError`: two tools of one name, a choice among tools that are not there.
+    """
+    choice = fields.tool_choice
+    if not fields.tools:
+        if choice not in (None, "none", "auto"):
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "`tool_choice` asks for a call, but there are no `tools`.",
+                param="tool_choice",
+            )
+        return None
+    names: set[str] = set()
+    for index, tool in enumerate(fields.tools):
+        if tool.function.name in names:
+            param = f"tools[{index}].function.name"
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{param}` is the name of an earlier tool: {short(tool.function.name)}.",
+                param=param,
+            )
+        names.add(tool.function.name)
+    use = ToolUse(
+        tools=tuple(_plain(tool.function) for tool in fields.tools),
+        parallel=fields.parallel_tool_calls is not False,
+    )
+    match choice:
+        case NamedTool():
+            name = _known(choice.function.name, names, "tool_choice.function.name")
+            return replace(use, choice=ToolChoice.REQUIRED, function=name)
+        case AllowedChoice():
+            allowed = tuple(
+                _known(
+                    tool.function.name,
+                    names,
+                    f"tool_choice.allowed_tools.tools[{index}].function.name",
+                )
+                for index, tool in enumerate(choice.allowed_tools.tools)
+            )
+            return replace(use, choice=_WORDS[choice.allowed_tools.mode], allowed=allowed)
+        case _:
+            return replace(use, choice=_WORDS[choice or "auto"])
+
+
+def _known(name: str, names: Container[str], param: str) -> str:
+    if name not in names:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` is none of the `tools`: {short(name)}.",
+            param=param,
+        )
+    return name
+
+
+def _plain(function: Function) -> dict[str, Any]:
+    # By hand: exclude_none would reach into the parameters, where null can mean something.
+    given = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+        "strict": function.strict,
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in given.items() if value is not None},
+    }

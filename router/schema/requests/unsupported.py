@@ -1,0 +1,84 @@
+"""Fields of the API that lmx does not honour yet, and the values with which they ask nothing.
+
+A field that would change the answer is refused, never ignored: an answer that looks right and
+is not what was asked for is the worst outcome. As features arrive, rows leave this table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import structlog
+from pydantic import BaseModel
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.schema.validation import short
+
+_log = structlog.get_logger()
+
+_COMMON: Final[dict[str, tuple[Any, ...]]] = {
+    # Sampling.
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "truncate_prompt_tokens": (),
+    # What comes beside the text, and how it is written.
+    "detokenize": (True,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+}
+
+CHAT: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Field of a chat request -> the values (besides null) that mean the same as leaving it out."""
+
+COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
+    "add_special_tokens": (True,),
+    "suffix": ("",),
+}
+"""The same for a completion request."""
+
+
+def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
+    """Raise :class:`RequestError` for the first field whose value asks for what lmx can't yet."""
+    for name, harmless in table.items():
+        value = body.get(name)
+        if value is not None and not any(_same(value, allowed) for allowed in harmless):
+            allowed_text = " or ".join(
+                ["absent", *(orjson.dumps(item).decode() for item in harmless)]
+            )
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{name}` is not supported yet: it must be {allowed_text}, got {short(value)}.",
+                param=name,
+            )
+
+
+def log_ignored(
+    body: dict[str, Any], schema: type[BaseModel], table: dict[str, tuple[Any, ...]]
+) -> None:
+    """Note the fields that neither the schema nor the table knows: they change nothing."""
+    ignored = [name for name in body if name not in schema.model_fields and name not in table]
+    if ignored:
+        _log.debug("request.fields_ignored", fields=ignored[:20])
+
+
+def _same(value: object, allowed: object) -> bool:
+    # In Python True == 1 and False == 0; in a request they are different things.
+    return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed

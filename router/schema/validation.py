@@ -1,0 +1,258 @@
+"""From what pydantic finds wrong to an error that says what is allowed and what was given.
+
+What the request schemas are made of: strict models, bounds, and unions told apart by type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.body_limits import no_collection
+
+_GIVEN_LIMIT: Final = 60
+"""Characters of an offending value that an error repeats."""
+
+_TYPES: Final = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    # Of a query, whose values are all strings.
+    "int_parsing": "an integer",
+    "bool_parsing": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "text_or_list": "a string or an array",
+    "text_or_object": "a string or an object",
+    "prompt_type": "a string, an array of strings, an array of tokens or an array of such arrays",
+}
+
+NUMBER_SIZE: Final = "number_size"
+"""For a number that no other program would take, somewhere in a free object: its context's
+``path`` leads from the field to it."""
+
+_RANGES: Final = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+_LENGTHS: Final = {
+    "string_too_short": "must not be empty",
+    "too_short": "must hold at least {min_length} element(s), got {actual_length}",
+    "too_long": "must hold at most {max_length} elements, got {actual_length}",
+    "too_many_values": "must hold at most {most} values",
+    "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
+    "string_too_long": "must hold at most {max_length} characters",
+    "keep_alive_form": 'must be seconds, or a duration such as "5m" or "1h30m", or -1 or '
+    '"forever", got {given}',
+    "string_pattern_mismatch": "must match {pattern}",
+}
+
+_Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
+    """Return the body as ``schema``. Raises :class:`RequestError` (400) for the first fault."""
+    try:
+        with no_collection():
+            return schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise describe_invalid(
+            first["type"], first["loc"], first.get("ctx", {}), first["input"]
+        ) from error
+
+
+def describe_invalid(
+    kind: str, location: Sequence[str | int], context: Mapping[str, Any], given: object
+) -> RequestError:
+    """Return the error for one finding of pydantic (its type, loc, ctx and input).
+
+    A kind without a text of its own still gives a 400 that names the field and the value.
+    """
+    param = param_path(location)
+    if kind == "missing":
+        return RequestError(
+            ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
+        )
+    if kind in _TYPES:
+        code, rule = ErrorCode.INVALID_TYPE, f"must be {_TYPES[kind]}, got {short(given)}"
+    elif kind in _RANGES:
+        bound = _RANGES[kind].format_map({name: _number(limit) for name, limit in context.items()})
+        code, rule = ErrorCode.INVALID_VALUE, f"must be {bound}, got {short(given)}"
+    elif kind in _LENGTHS:
+        code, rule = ErrorCode.INVALID_VALUE, _LENGTHS[kind].format_map(context)
+    elif kind == NUMBER_SIZE:
+        param += context["path"]
+        code, rule = (
+            ErrorCode.INVALID_VALUE,
+            f"must be a number within 64 bits, got {short(context['number'])}",
+        )
+    elif kind == "literal_error" and "content" in location:
+        code = ErrorCode.UNSUPPORTED_VALUE
+        rule = f"must be 'text': this model takes text only, got {short(given)}"
+    elif kind == "literal_error":
+        code, rule = (
+            ErrorCode.INVALID_VALUE,
+            f"must be one of {context['expected']}, got {short(given)}",
+        )
+    else:
+        code, rule = ErrorCode.INVALID_VALUE, f"is not valid, got {short(given)}"
+    return RequestError(code, f"`{param}` {rule}.", param=param)
+
+
+def param_path(location: Sequence[str | int]) -> str:
+    """Return a location as a path: ``messages[2].content[0].type``. Leaves out union tags."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path
+
+
+def short(value: object) -> str:
+    """Return a value as JSON, cut so that an error stays readable."""
+    # A long value is cut before it is written out where that is possible: it may be megabytes.
+    if isinstance(value, str):
+        value = value[: _GIVEN_LIMIT + 1]
+    elif isinstance(value, list):
+        return f"an array of {len(value)}"
+    elif isinstance(value, dict):
+        return f"an object of {len(value)}"
+    elif isinstance(value, float) and math.isinf(value):
+        return "a number that is too large"
+    # orjson takes no integer beyond 64 bits.
+    text = str(value) if type(value) is int else orjson.dumps(value).decode()
+    return text if len(text) <= _GIVEN_LIMIT else f"{text[:_GIVEN_LIMIT]}..."
+
+
+def _number(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+# The tag of a union member becomes part of an error's location; a name in angle brackets can
+# be no field's, so that `invalid.param_path` can leave it out.
+TEXT: Final = "<text>"
+LIST: Final = "<list>"
+OBJECT: Final = "<object>"
+
+MAX_COUNT: Final = 2**31 - 1
+"""For counts and token ids: far beyond any that there are, within what every layer can hold."""
+
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+_UINT64_MAX: Final = 2**64 - 1
+
+MAX_FREE_VALUES: Final = 50_000
+"""In an object that only a worker or a template understands. Each is looked at here, and sent."""
+
+_STEP_SHOWN: Final = 40
+"""Characters of a key that an error's path repeats."""
+
+
+class Strict(BaseModel):
+    """A boolean is no integer, "1" no number; fields that are not known are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+def _text_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    return LIST if isinstance(value, list) else None
+
+
+def _text_or_object(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    return OBJECT if isinstance(value, dict | BaseModel) else None
+
+
+TEXT_OR_LIST: Final = Discriminator(
+    _text_or_list,
+    custom_error_type="text_or_list",
+    custom_error_message="a string or an array",
+)
+TEXT_OR_OBJECT: Final = Discriminator(
+    _text_or_object,
+    custom_error_type="text_or_object",
+    custom_error_message="a string or an object",
+)
+
+
+def _sane(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse more than can be looked at in a moment, and the numbers that messages and schemas
+    can't carry: beyond 64 bits, or infinite."""
+    # Not recursive, though the depth has a limit.
+    held = 0
+    left: list[Any] = [value]
+    while left:
+        found = left.pop()
+        items = found.values() if type(found) is dict else found
+        held += len(items)
+        if held > MAX_FREE_VALUES:
+            raise PydanticCustomError("too_many_values", "values", {"most": MAX_FREE_VALUES})
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                continue
+            if kind is dict or kind is list:
+                left.append(item)
+            elif (kind is int or kind is float) and not _fits(item):
+                raise PydanticCustomError(
+                    NUMBER_SIZE, "number size", {"path": _path_to(value, item), "number": item}
+                )
+    return value
+
+
+def _fits(number: float) -> bool:
+    if isinstance(number, float):
+        return not math.isinf(number)
+    return INT64_MIN <= number <= _UINT64_MAX
+
+
+def _path_to(value: Any, wanted: object) -> str:
+    left: list[tuple[str, Any]] = [("", value)]
+    while left:
+        path, found = left.pop()
+        if found is wanted:
+            return path
+        if type(found) is dict:
+            left.extend((f"{path}.{key[:_STEP_SHOWN]}", item) for key, item in found.items())
+        elif type(found) is list:
+            left.extend((f"{path}[{index}]", item) for index, item in enumerate(found))
+    return ""
+
+
+FreeObject = Annotated[dict[str, Any], AfterValidator(_sane)]
+"""An object of which only a worker, or a model's template, knows what it may hold."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+TextOrObject = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[FreeObject, Tag(OBJECT)], TEXT_OR_OBJECT
+]

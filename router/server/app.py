@@ -1,0 +1,51 @@
+"""The application: the routes, what every request gets, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from lmx.router.http.allowed_hosts import HostCheck
+from lmx.router.http.body import BODY_ROOM, LARGE_BODIES
+from lmx.router.http.body_room import MOST_BYTES, BodyRoom
+from lmx.router.http.cors import Cors
+from lmx.router.http.endpoint import ENDPOINTS, Endpoint
+from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
+from lmx.router.server.middleware import add_headers, make_middleware
+from lmx.router.server.routes import ROUTES
+from lmx.router.services import SERVICES, Services
+
+
+def make_app(services: Services) -> web.Application:
+    """Return the application. Sizes of bodies are limited where they are read, not here."""
+    spec = services.spec
+    cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
+    app = web.Application(
+        middlewares=[
+            make_middleware(
+                services.traffic, spec.max_requests, HostCheck(spec), cors, services.farewell
+            )
+        ]
+    )
+    app[SERVICES] = services
+    app[ENDPOINTS] = {}
+    app[LARGE_BODIES] = asyncio.Lock()
+    app[BODY_ROOM] = BodyRoom(max(MOST_BYTES, 2 * spec.body_limit_bytes))
+    app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
+    app.on_response_prepare.append(add_headers)
+    # Last, so that it sees every header there is to read.
+    app.on_response_prepare.append(cors.on_prepare)
+    for endpoint in ROUTES:
+        _add(app, endpoint)
+    return app
+
+
+def _add(app: web.Application, endpoint: Endpoint) -> None:
+    known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
+    assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
+    if endpoint.method == "GET":
+        # And HEAD, but for a stream, of which only its end would tell how long it is.
+        app.router.add_get(endpoint.path, endpoint.handler, allow_head=not endpoint.streams)
+    else:
+        app.router.add_route(endpoint.method, endpoint.path, endpoint.handler)

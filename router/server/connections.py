@@ -1,0 +1,141 @@
+"""How many connections are held at a time, so that there is always a file descriptor left.
+
+Without one, accepting fails over and over, and zmq ends the whole process. aiohttp itself closes
+connections that sent no whole headers, or are idle, ``keepalive_timeout`` after they began or
+were last answered; bytes that trickle in don't put that off.
+
+Answers to what is not HTTP, in the API's form: it never becomes a request of the app.
+
+aiohttp answers such bytes itself, below every middleware, as plain text with its own name and
+version. Its ``RequestHandler.handle_error`` is the one place where it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+from typing import Final
+
+import orjson
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.wire.endpoints import new_request_id
+from lmx.router.http.errors import http_error
+
+_KEPT_BACK: Final = 384
+"""Descriptors for all else: sockets to the workers, files, and the connections that are refused,
+of which 128 are accepted before the first is closed."""
+
+_log = structlog.get_logger()
+
+
+def most_connections(open_files: int) -> int:
+    """Return how many connections a process may hold that may open so many files."""
+    return max(open_files - _KEPT_BACK, open_files // 4)
+
+
+def open_files_limit() -> int:
+    """Return how many files this process may open; very many where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft
+
+
+class ConnectionLimit:
+    """Gives each new connection its protocol: the server's, or beyond ``most`` one that answers
+    429 and closes it."""
+
+    def __init__(self, server: web.Server, most: int) -> None:
+        self._server = server
+        self._most = most
+        self._refusing = False
+
+    def __call__(self) -> asyncio.BaseProtocol:
+        """Return the protocol for one more connection."""
+        full = len(self._server.connections) >= self._most
+        if full and not self._refusing:
+            # Once, not for each of them.
+            _log.warning("http.connections_refused", most=self._most)
+        self._refusing = full
+        return _Refusal(self._most) if full else self._server()
+
+
+class _Refusal(asyncio.Protocol):
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        form = http_error(
+            UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"lmx holds {self._most} connections, as many as it may: close some that are idle, "
+                "or raise the limit of open files and start it again.",
+                retry_after_s=5.0,
+            )
+        )
+        body = orjson.dumps(form.body)
+        transport.write(
+            f"HTTP/1.1 {form.status} Too Many Requests\r\nServer: lmx\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"Retry-After: {form.retry_after}\r\nConnection: close\r\n\r\n".encode()
+            + body
+        )
+        transport.close()
+
+
+_QUOTED: Final = re.compile(r":?\s*(?<!\w)b?['\"]|:\s*\n")
+
+
+def answer_malformed_requests() -> None:
+    """From now on, for the whole process, malformed HTTP gets an API error. Idempotent."""
+    web.RequestHandler.handle_error = _handle_error  # type: ignore[assignment,method-assign]
+
+
+def _handle_error(
+    _handler: web.RequestHandler,
+    request: web.BaseRequest,
+    status: int = 500,
+    exc: BaseException | None = None,
+    message: str | None = None,
+) -> web.StreamResponse:
+    if isinstance(exc, ConnectionError):
+        raise exc  # The client left while it was written to; aiohttp ends the connection.
+    request_id = new_request_id()
+    error = _error(status, exc, message, request_id)
+    if error.code is ErrorCode.INTERNAL:
+        _log.error("http.failed", request_id=request_id, exc_info=exc)
+    else:
+        _log.info("http.malformed", request_id=request_id, reason=error.message)
+    if request.writer.output_size > 0:
+        raise ConnectionError("the response has begun; its connection can only be cut")
+    form = http_error(error)
+    response = web.Response(
+        status=form.status,
+        body=orjson.dumps(form.body),
+        content_type="application/json",
+        headers={"Server": "lmx", "X-Request-Id": request_id},
+    )
+    response.force_close()
+    return response
+
+
+def _error(
+    status: int, exc: BaseException | None, message: str | None, request_id: str
+) -> LmxError:
+    if isinstance(exc, LineTooLong):
+        return LmxError(
+            ErrorCode.HEADERS_TOO_LARGE,
+            "The request line or a header is longer than 8190 bytes: put the data in the body.",
+        )
+    if 400 <= status < 500:
+        # What follows is a piece of the request, which may hold a key.
+        reason = " ".join(_QUOTED.split(message or str(exc) or "", maxsplit=1)[0].split())[:200]
+        return LmxError(ErrorCode.MALFORMED_REQUEST, f"This is not valid HTTP: {reason}")
+    return LmxError(
+        ErrorCode.INTERNAL,
+        f"An internal error occurred. The log has the details under request id {request_id}.",
+    )

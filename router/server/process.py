@@ -1,0 +1,311 @@
+"""The router process: its parts wired together, its signals, its graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+import zmq.asyncio
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.host.limits import raise_file_limit
+from lmx.protocol.host.memory import trim_heap
+from lmx.protocol.messages.control import RouterBeat, RouterHello
+from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.router.http.access import key_name
+from lmx.router.http.rate_limits import RateLimiter
+from lmx.router.http.request_record import Traffic
+from lmx.router.jobs.farewell import Farewell, hung_error, watch_in_thread
+from lmx.router.jobs.live import LiveRequests
+from lmx.router.jobs.store import JobStore
+from lmx.router.metrics.kept_counts import KeptCounts
+from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.server.app import make_app
+from lmx.router.server.connections import (
+    ConnectionLimit,
+    answer_malformed_requests,
+    most_connections,
+    open_files_limit,
+)
+from lmx.router.server.heap_pace import HeapPace
+from lmx.router.services import Services
+from lmx.router.supervisor.event_feed import EventFeed
+from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.supervisor.watch import SupervisorWatch
+from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
+from lmx.router.workers.links import WorkerLinks
+
+_KEEPALIVE_S: Final = 75.0
+"""Idle connections are kept a little longer than the minute that proxies and SDKs keep them:
+who closes first risks a request in flight, and that should not be the server."""
+
+_BACKLOG: Final = 1024
+"""Connections that the kernel holds until they are accepted: clients come in bursts."""
+
+_LINGER_S: Final = 1.0
+"""For connections that were taken last to send their request."""
+
+_TRIM_INTERVAL_S: Final = 2.0
+"""Between two looks at whether there is freed memory to give back."""
+
+_SWEEP_INTERVAL_S: Final = 60.0
+"""Between two looks at which job records are too old."""
+
+_WRITTEN_S: Final = 3.0
+"""For the last job records to reach the disk."""
+
+_FAREWELL_S: Final = 2.0
+"""For streams that were cut off at the end of the grace to send their error event."""
+
+_log = structlog.get_logger()
+
+
+class Router:
+    """One router's parts, from :meth:`start` to :meth:`stop`. Owns all of them.
+
+    Knows no signals and no process: several can live in one process, as in the tests.
+    """
+
+    def __init__(self, spec: RouterSpec, listener: socket.socket) -> None:
+        run_dir = RunDirectory(Path(spec.run_dir))
+        self._spec = spec
+        self._listener = listener
+        self._context = zmq.asyncio.Context()
+        self.traffic = Traffic()
+        self.workers = WorkerLinks(self._context, run_dir, spec.worker_silence_s)
+        self.supervisor = SupervisorLink(
+            self._context,
+            run_dir,
+            self.workers,
+            hello=RouterHello(os.getpid(), spec.router_id, spec.port),
+            beat_interval_s=spec.beat_interval_s,
+        )
+        self.room = WaitingRoom(self.supervisor, spec.load_wait_s)
+        self.live = LiveRequests(self.room.place)
+        self.jobs = JobStore(
+            Path(spec.jobs_path), spec.jobs_max_age_s, spec.jobs_max_count, spec.jobs_max_bytes
+        )
+        self.metrics = RequestMetrics(self._model_ids)
+        self.limiter = _limiter(spec, self.metrics.rate_limited)
+        self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)
+        self.farewell = Farewell()
+        services = Services(
+            spec,
+            self.supervisor,
+            self.room,
+            self.traffic,
+            Dispatcher(self.room, self.workers),
+            TaskDispatcher(self.room, self.workers),
+            self.metrics,
+            self.live,
+            self.jobs,
+            EventFeed(self.supervisor),
+            self.limiter,
+            self.counts,
+            self.farewell,
+        )
+        answer_malformed_requests()
+        self._retiring = False
+        app = make_app(services)
+        app.on_response_prepare.append(self._say_goodbye)
+        self._runner = web.AppRunner(
+            app,
+            # A client that leaves cancels its handler, and with it its generation.
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_KEEPALIVE_S,
+            shutdown_timeout=_FAREWELL_S,
+        )
+        self._process = psutil.Process()
+        self._link_task: asyncio.Task[None] | None = None
+        self._sweep_task: asyncio.Task[None] | None = None
+        self._watch = SupervisorWatch(self.supervisor, spec.rescue, spec.beat_interval_s)
+        self._watch_task: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> asyncio.Task[None]:
+        """Serve HTTP and talk to the supervisor. The task returned ends only by a bug."""
+        self.jobs.start()
+        self._sweep_task = asyncio.create_task(self._sweep())
+        self._watch_task = asyncio.create_task(self._watch.run())
+        await self._runner.setup()
+        assert self._runner.server is not None
+        limit = ConnectionLimit(self._runner.server, most_connections(open_files_limit()))
+        self._server = await asyncio.get_running_loop().create_server(
+            limit, sock=self._listener, backlog=_BACKLOG
+        )
+        self._link_task = asyncio.create_task(self._talk())
+        return self._link_task
+
+    async def _talk(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.supervisor.run(self._measure))
+            tasks.create_task(self.counts.run())
+
+    async def retire(self) -> None:
+        """Leave new connections to another router that has the socket, and return when no
+        request is under way. Connections that are kept get one more answer at most."""
+        self._retiring = True
+        await _ended(self._watch_task)
+        self._close_server()
+        await asyncio.sleep(_LINGER_S)
+        await self.traffic.idle(None)
+
+    async def stop(self, grace_s: float, error: GenerationError | None = None) -> None:
+        """Refuse new requests, let those under way end within ``grace_s``, end the rest.
+
+        Streams that are left get ``error`` as an event, by default ``shutting_down``. New
+        connections are taken to the end: the supervisor has the socket too, so clients would wait
+        in its backlog and be cut off, instead of a 503.
+        """
+        self.traffic.close()
+        await _ended(self._watch_task)
+        if not await self.traffic.idle(grace_s):
+            _log.warning("router.cut_off", requests=self.traffic.under_way)
+        error = error or GenerationError(
+            ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later."
+        )
+        self.workers.give_up_all(error)
+        self.room.close(error)
+        self.supervisor.fail_questions(error)
+        await self.traffic.idle(_FAREWELL_S)
+        self._close_server()
+        await self._runner.cleanup()
+        await self.counts.report_last()
+        for task in (self._link_task, self._sweep_task):
+            await _ended(task)
+        await asyncio.to_thread(self.jobs.close, _WRITTEN_S)
+        self.workers.close()
+        self.supervisor.close()
+        self._context.term()
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _say_goodbye(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self._retiring:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    def _model_ids(self) -> tuple[str, ...] | None:
+        known = self.supervisor.latest
+        return None if known is None else tuple(model.model_id for model in known.models)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self.jobs.sweep(lambda: self.live.ids)
+            except LmxError as error:
+                _log.warning("jobs.not_swept", error=error.message)
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
+
+    def _measure(self) -> RouterBeat:
+        return RouterBeat(
+            pid=os.getpid(),
+            streams=self.workers.open_streams,
+            requests_total=self.traffic.requests_total - self.traffic.under_way,
+            memory_bytes=self._process.memory_info().rss,
+            waiting=self.room.all_waiting,
+        )
+
+
+def _limiter(spec: RouterSpec, note: Callable[[str, str], None]) -> RateLimiter:
+    own = {key_name(one.key): one.limits for one in spec.api_keys if one.limits is not None}
+    names = {key_name(one.key): one.name for one in spec.api_keys if one.name}
+    return RateLimiter(spec.key_limits, own, spec.total_limits, names, note)
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def serve(spec: RouterSpec) -> None:
+    """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
+
+    SIGUSR1: another router takes over; this one ends with its last request. SIGUSR2: the
+    supervisor hears nothing of it; clients are told (:mod:`lmx.router.jobs.farewell`) and it ends.
+    SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means is
+    the supervisor's to say. So is SIGHUP: there is nothing to reload. Raises when a part of the
+    router fails.
+    """
+    raise_file_limit()
+    told_to_stop, told_to_retire, taken_for_hung = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    loop.add_signal_handler(signal.SIGTERM, told_to_stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, told_to_retire.set)
+    router = Router(spec, socket.socket(fileno=spec.listen_fd))
+    watch_in_thread(router.farewell, loop, taken_for_hung.set)
+    link = await router.start()
+    _log.info("router.serving", host=spec.host, port=spec.port)
+    waiting = [
+        asyncio.create_task(told_to_stop.wait()),
+        asyncio.create_task(taken_for_hung.wait()),
+        asyncio.create_task(_orphaned(router.supervisor, spec.orphan_grace_s)),
+        asyncio.create_task(_retired(router, told_to_retire)),
+        asyncio.create_task(_give_back()),
+        link,
+    ]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting[:-1]:
+        task.cancel()
+    for task in done:
+        # Raises when a part failed, above all the link, without which the router is deaf: the
+        # process ends, and the supervisor starts another.
+        task.result()
+    _log.info("router.stopping", requests=router.traffic.under_way)
+    if taken_for_hung.is_set():
+        await router.stop(0.0, hung_error())
+    else:
+        await router.stop(spec.shutdown_grace_s)
+    _log.info("router.stopped")
+
+
+async def _give_back() -> None:
+    """Return freed memory to the system for as long as the process lives, in a thread: the
+    allocator works at it for some hundredths of a second for each 100 MiB."""
+    process = psutil.Process()
+    pace = HeapPace(process.memory_info().rss)
+    while True:
+        await asyncio.sleep(_TRIM_INTERVAL_S)
+        before_bytes, began_s = process.memory_info().rss, time.monotonic()
+        if pace.is_due(before_bytes, began_s):
+            await asyncio.to_thread(trim_heap)
+            now_s = time.monotonic()
+            given_bytes = before_bytes - process.memory_info().rss
+            pace.trimmed(given_bytes, now_s)
+            _log.debug(
+                "router.trimmed", given_back_bytes=given_bytes, took_s=round(now_s - began_s, 3)
+            )
+
+
+async def _orphaned(supervisor: SupervisorLink, grace_s: float) -> None:
+    while True:
+        left_s = grace_s - supervisor.silent_for_s
+        if left_s <= 0:
+            _log.error("router.orphaned", silent_s=round(supervisor.silent_for_s, 1))
+            return
+        await asyncio.sleep(left_s)
+
+
+async def _retired(router: Router, told_to_retire: asyncio.Event) -> None:
+    await told_to_retire.wait()
+    _log.info("router.retiring", requests=router.traffic.under_way)
+    await router.retire()

@@ -1,0 +1,158 @@
+"""What the router knows of models: a pure view of the supervisor's last snapshot.
+
+Whether a model can do what a route is for, and which route to use where it can't.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.control import ModelView, Snapshot
+from lmx.protocol.states import ModelKind, SlotState, WorkerState
+
+LOADED_STATES = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
+"""Of those that :func:`shown_state` gives: the model is in memory and answers."""
+
+_LISTED_IDS = 20
+"""Model ids that a "no such model" error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One snapshot, with its names indexed. Replaced as a whole, never changed."""
+
+    snapshot: Snapshot
+    _by_name: dict[str, ModelView] = field(repr=False)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Directory:
+        """Index a snapshot. Where names collide an id beats an alias, an alias a source, and
+        the earlier model the later one."""
+        by_name: dict[str, ModelView] = {}
+        for model in snapshot.models:
+            by_name.setdefault(model.model_id, model)
+        for model in snapshot.models:
+            for alias in model.aliases:
+                by_name.setdefault(alias, model)
+        for model in snapshot.models:
+            by_name.setdefault(model.source, model)
+        return cls(snapshot, by_name)
+
+    @property
+    def models(self) -> tuple[ModelView, ...]:
+        """Every configured model, in the supervisor's order."""
+        return self.snapshot.models
+
+    def model(self, model_id: str) -> ModelView | None:
+        """Return the model of an id, if it is there."""
+        found = self._by_name.get(model_id)
+        return found if found is not None and found.model_id == model_id else None
+
+    def knows(self, name: str) -> bool:
+        """Return whether a name is a model's own: its id, alias or source."""
+        return name in self._by_name
+
+    def default(self) -> ModelView | None:
+        """Return the default model, if there is one."""
+        return self._by_name.get(self.snapshot.default_model or "")
+
+    def resolve(self, name: str | None) -> ModelView:
+        """Return the model of an id, alias or source; of the default model for None. Routes are
+        not followed: :mod:`lmx.router.supervisor.routing`.
+
+        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or
+        MISSING_PARAMETER when nothing was named and there is no default.
+        """
+        if name is None:
+            if self.snapshot.default_model is None:
+                raise RequestError(
+                    ErrorCode.MISSING_PARAMETER,
+                    f"`model` is required: no default model is configured. {self._known()}",
+                    param="model",
+                )
+            name = self.snapshot.default_model
+        found = self._by_name.get(name)
+        if found is None:
+            raise self.no_such_model(name)
+        return found
+
+    def no_such_model(self, name: str, hint: str = "") -> RequestError:
+        """Return the error for a name that nothing has; ``hint`` goes after the names there are."""
+        return RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"The model {name[:200]!r} does not exist. {self._known()}{hint}",
+            param="model",
+        )
+
+    def instances(self) -> frozenset[str]:
+        """Return the worker instances that the snapshot knows."""
+        return frozenset(model.instance for model in self.models if model.instance is not None)
+
+    def _known(self) -> str:
+        ids = [model.model_id for model in self.models]
+        if not ids:
+            return "No model is configured."
+        more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
+        return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
+
+
+def advance(current: Directory | None, snapshot: Snapshot) -> Directory:
+    """Return the directory after a snapshot has come: the newer of the two.
+
+    Within an epoch the higher revision wins; another epoch replaces everything.
+    """
+    if (
+        current is not None
+        and current.snapshot.epoch == snapshot.epoch
+        and current.snapshot.revision >= snapshot.revision
+    ):
+        return current
+    return Directory.of(snapshot)
+
+
+def is_behind(current: Directory | None, epoch: str, revision: int) -> bool:
+    """Return whether the supervisor is ahead of the directory: a snapshot must be asked for."""
+    return (
+        current is None or current.snapshot.epoch != epoch or current.snapshot.revision < revision
+    )
+
+
+def ready_instance(model: ModelView) -> str | None:
+    """Return the worker that can take a request right now, if there is one."""
+    if model.slot is SlotState.OCCUPIED and model.worker is WorkerState.READY:
+        return model.instance
+    return None
+
+
+def can_serve(model: ModelView) -> bool:
+    """Return whether a request for the model has a chance: now, or after a load."""
+    return model.slot not in (SlotState.QUARANTINED, SlotState.HELD)
+
+
+def shown_state(model: ModelView) -> str:
+    """Return the state that users see: the worker's where there is one, else the slot's."""
+    if model.slot is SlotState.OCCUPIED and model.worker is not None:
+        return model.worker.value
+    return model.slot.value
+
+
+_USES: Final[dict[ModelKind, tuple[str, str]]] = {
+    ModelKind.CHAT: ("a language model", "/v1/chat/completions or /v1/completions"),
+    ModelKind.EMBEDDING: ("an embedding model", "/v1/embeddings"),
+    ModelKind.RERANK: ("a reranking model", "/v1/rerank"),
+}
+
+
+def require_kind(model: ModelView, wanted: ModelKind) -> None:
+    """Raise :class:`RequestError` for a model of another kind. One whose kind is not known yet
+    may be asked: its worker knows."""
+    if model.kind is not None and model.kind is not wanted:
+        what, route = _USES[model.kind]
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"The model {model.model_id!r} is {what}: use it with POST {route}, or name another "
+            "model.",
+            param="model",
+        )

@@ -1,0 +1,130 @@
+"""The supervisor's events for everybody who listens, asked for by one task while anybody does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.control import Event, EventList, GetEvents
+from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.queries import ask
+
+_POLL_S: Final = 0.5
+_DEADLINE_S: Final = 2.0
+_KEPT: Final = 2000
+"""As many as a supervisor keeps. Who falls behind by more misses the oldest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event and the supervisor's epoch that its number counts in. ``number`` counts what this
+    feed has had, from 1."""
+
+    number: int
+    epoch: str
+    event: Event
+
+
+class Listener:
+    """One reader's place in the feed."""
+
+    def __init__(self, feed: EventFeed) -> None:
+        self._feed = feed
+        self._seen = 0
+
+    async def take(self, wait_s: float) -> Sequence[Happening]:
+        """Return what has happened since the last call, at first all that is known; nothing when
+        that is nothing within ``wait_s``."""
+        if not self._feed.has_after(self._seen):
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._feed.changed()
+            except TimeoutError:
+                return ()
+        found = self._feed.after(self._seen)
+        if found:
+            self._seen = found[-1].number
+        return found
+
+
+class EventFeed:
+    """Knows the latest events while somebody listens, and nothing while nobody does.
+
+    Used from one event loop only. Asks every half second, however many listen.
+    """
+
+    def __init__(self, supervisor: SupervisorLink) -> None:
+        self._supervisor = supervisor
+        self._listeners = 0
+        self._task: asyncio.Task[None] | None = None
+        self._forget()
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncIterator[Listener]:
+        """Listen for the duration of the block. The first one waits for the supervisor's answer;
+        raises what it is denied with, or SUPERVISOR_UNAVAILABLE."""
+        self._listeners += 1
+        try:
+            if not self._asked:
+                await self._ask()
+            if self._task is None:
+                self._task = asyncio.create_task(self._poll())
+            yield Listener(self)
+        finally:
+            self._listeners -= 1
+            if not self._listeners:
+                if self._task is not None:
+                    self._task.cancel()
+                    self._task = None
+                self._forget()
+
+    def has_after(self, number: int) -> bool:
+        """Return whether there is anything newer."""
+        return self._number > number
+
+    def after(self, number: int) -> Sequence[Happening]:
+        """Return what is newer, oldest first."""
+        return [found for found in self._kept if found.number > number]
+
+    async def changed(self) -> None:
+        """Wait until something happens."""
+        await self._news.wait()
+
+    def _forget(self) -> None:
+        self._kept: deque[Happening] = deque(maxlen=_KEPT)
+        self._number = 0
+        self._epoch: str | None = None
+        self._seq = 0
+        self._asked = False
+        self._news = asyncio.Event()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self._ask()
+            except LmxError:
+                # It is being restarted, or busy: those who listen stay, and hear of it later.
+                continue
+
+    async def _ask(self) -> None:
+        answer = await ask(self._supervisor, GetEvents(self._seq, _KEPT), EventList, _DEADLINE_S)
+        if self._epoch not in (None, answer.epoch):
+            # Another supervisor counts from 1 again: what was asked for was the other's count.
+            self._epoch, self._seq = None, 0
+            await self._ask()
+            return
+        self._asked, self._epoch = True, answer.epoch
+        for event in answer.events:
+            if event.seq > self._seq:
+                self._number += 1
+                self._kept.append(Happening(self._number, answer.epoch, event))
+        if answer.last_seq > self._seq:
+            self._seq = answer.last_seq
+            news, self._news = self._news, asyncio.Event()
+            news.set()

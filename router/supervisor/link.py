@@ -1,0 +1,309 @@
+"""The router's end of the supervisor's sockets: who lives, what is loaded, what is asked for.
+
+Questions to the supervisor that have no reply yet, by the number each was sent under.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+import zmq.asyncio
+
+from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
+from lmx.protocol.messages.control import (
+    BeatSeen,
+    Denied,
+    GetSnapshot,
+    Identify,
+    RouterBeat,
+    RouterHello,
+    Snapshot,
+    WorkerExited,
+)
+from lmx.protocol.wire.codec import Envelope, decode, encode
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
+from lmx.router.http.errors import rejection
+from lmx.router.supervisor.directory import Directory, advance, is_behind
+
+RECONNECT_S = 2.0
+"""What a client is told to wait while there is no supervisor: about a restart of it."""
+
+
+def unavailable(message: str) -> UnavailableError:
+    """Return what those are told who need a supervisor when there is none."""
+    return UnavailableError(ErrorCode.SUPERVISOR_UNAVAILABLE, message, retry_after_s=RECONNECT_S)
+
+
+class Questions:
+    """Sends questions by ``send``, which returns whether it could, and matches the replies.
+    Used from one event loop only."""
+
+    def __init__(self, send: Callable[[bytes], bool]) -> None:
+        self._send = send
+        self._correlations = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Any]] = {}
+
+    async def ask(self, question: Any, deadline_s: float) -> Any:
+        """Return the reply to a question. Raises what it was denied with, what :meth:`fail` was
+        given, or SUPERVISOR_UNAVAILABLE when no reply comes within ``deadline_s``."""
+        correlation = next(self._correlations)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._open[correlation] = future
+        try:
+            if not self._send(encode(question, correlation)):
+                raise unavailable("lmx's supervisor can't be reached.")
+            async with asyncio.timeout(deadline_s):
+                reply = await future
+        except TimeoutError:
+            raise unavailable("lmx's supervisor did not answer in time.") from None
+        finally:
+            del self._open[correlation]
+        if isinstance(reply, Denied):
+            raise rejection(
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+                final=reply.final,
+            )
+        return reply
+
+    def answered(self, correlation: int, reply: Any) -> None:
+        """A reply has come; one that nobody waits for any more is dropped."""
+        future = self._open.get(correlation)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def fail(self, error: LmxError) -> None:
+        """Whoever waits for a reply gets ``error``."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+_SILENT_BEATS: Final = 5
+"""Beats without an answer after which the supervisor counts as gone."""
+
+_CONNECT_RETRY_S: Final = 0.02
+_SNAPSHOT_DEADLINE_S: Final = 2.0
+_FIRST_SNAPSHOT_S: Final = 3.0
+"""For requests that a restarted router finds in its backlog: the snapshot takes milliseconds."""
+
+_log = structlog.get_logger()
+
+
+class SupervisorEvents(Protocol):
+    """Who wants to know of workers that come and go."""
+
+    def worker_exited(self, fact: WorkerExited) -> None:
+        """A worker's end was observed."""
+
+    def directory_changed(self, directory: Directory) -> None:
+        """Another snapshot is in force."""
+
+
+class SupervisorLink:
+    """Owns the control and events sockets, the directory and the questions in flight.
+
+    ``answers_total``: how many beats were answered. Used from one event loop only.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        run_dir: RunDirectory,
+        events: SupervisorEvents,
+        *,
+        hello: RouterHello,
+        beat_interval_s: float,
+    ) -> None:
+        self._control = open_socket(context, Role.CONTROL_CLIENT, f"r:{os.getpid()}".encode())
+        self._control.connect(run_dir.control)
+        self._events_socket = open_socket(context, Role.EVENTS_CLIENT)
+        self._events_socket.subscribe(b"")
+        self._events_socket.connect(run_dir.events)
+        self._events = events
+        self._hello = hello
+        self._beat_interval_s = beat_interval_s
+        self._directory: Directory | None = None
+        self._changed = asyncio.Event()
+        self._epoch: str | None = None
+        self._started_at = time.monotonic()
+        self._seen_at: float | None = None
+        self.answers_total = 0
+        self._answers = asyncio.Event()
+        self._questions = Questions(lambda payload: send_nowait(self._control, payload))
+        self._snapshot_task: asyncio.Task[None] | None = None
+
+    @property
+    def latest(self) -> Directory | None:
+        """The last known snapshot, also while the supervisor is gone; None before the first."""
+        return self._directory
+
+    @property
+    def epoch(self) -> str | None:
+        """Which supervisor answered last; None before the first."""
+        return self._epoch
+
+    async def directory(self) -> Directory:
+        """Like :attr:`latest`, but a router that has just started waits for its first snapshot.
+
+        Raises :class:`UnavailableError` when none comes within a moment.
+        """
+        if self._directory is None and not await self.until(lambda _: True, _FIRST_SNAPSHOT_S):
+            raise unavailable("lmx's supervisor has not answered yet.")
+        assert self._directory is not None
+        return self._directory
+
+    async def until(self, condition: Callable[[Directory], bool], deadline_s: float | None) -> bool:
+        """Wait until a snapshot satisfies ``condition``; return False when none does in time
+        (None: for as long as it takes)."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._directory is None or not condition(self._directory):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the supervisor answered within the last beats."""
+        if self._seen_at is None:
+            return False
+        return time.monotonic() - self._seen_at <= _SILENT_BEATS * self._beat_interval_s
+
+    @property
+    def silent_for_s(self) -> float:
+        """Seconds since the supervisor last answered a beat, or since the start."""
+        return time.monotonic() - (self._started_at if self._seen_at is None else self._seen_at)
+
+    async def run(self, measure: Callable[[], RouterBeat]) -> None:
+        """Listen and beat until cancelled. Frames that can't be decoded are logged, dropped."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen(self._control, self._on_control))
+            tasks.create_task(self._listen(self._events_socket, self._on_event))
+            tasks.create_task(self._beat(measure))
+
+    async def ask(self, question: Any, deadline_s: float) -> Any:
+        """Return the supervisor's reply to a question of the control protocol.
+
+        Raises what it was denied with, or SUPERVISOR_UNAVAILABLE: there is none, it was
+        replaced by one that has not heard the question, or no reply came in time.
+        """
+        if not self.alive:
+            raise unavailable("lmx's supervisor does not answer.")
+        return await self._questions.ask(question, deadline_s)
+
+    def tell(self, fact: Any) -> None:
+        """Send what needs no reply; lost if the supervisor can't be reached."""
+        send_nowait(self._control, encode(fact))
+
+    async def answers_again(self, grace_s: float) -> bool:
+        """Wait until the supervisor answers beats; return False when it has been silent for
+        ``grace_s`` more than makes it count as gone."""
+        left_s = _SILENT_BEATS * self._beat_interval_s + grace_s - self.silent_for_s
+        try:
+            async with asyncio.timeout(left_s):
+                await self._answers.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_questions(self, error: LmxError) -> None:
+        """Whoever waits for a reply of the supervisor gets ``error``."""
+        self._questions.fail(error)
+
+    def close(self) -> None:
+        """Close the sockets, after :meth:`run` has ended."""
+        self._control.close()
+        self._events_socket.close()
+
+    async def _beat(self, measure: Callable[[], RouterBeat]) -> None:
+        # Tried often until it is sent, so that a start does not cost a whole beat.
+        hello = encode(self._hello)
+        while True:
+            if send_nowait(self._control, hello):
+                break
+            await asyncio.sleep(_CONNECT_RETRY_S)
+        while True:
+            # Not sent means not connected; the silence that follows says so.
+            send_nowait(self._control, encode(measure()))
+            if not self.alive:
+                self._answers.clear()
+                self.fail_questions(unavailable("lmx's supervisor does not answer any more."))
+            await asyncio.sleep(self._beat_interval_s)
+
+    async def _listen(self, socket: zmq.asyncio.Socket, handle: Callable[[Envelope], None]) -> None:
+        while True:
+            payload = await socket.recv()
+            try:
+                handle(decode(payload))
+            except ProtocolError as error:
+                _log.warning("supervisor.bad_message", error=error.message)
+
+    def _on_control(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if envelope.correlation:
+            self._questions.answered(envelope.correlation, message)
+            return
+        match message:
+            case BeatSeen():
+                self._heard_of(message.epoch)
+                if is_behind(self._directory, message.epoch, message.revision):
+                    self._refresh()
+            case Identify():
+                self._heard_of(message.epoch)
+                send_nowait(self._control, encode(self._hello))
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__} on control")
+
+    def _on_event(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case Snapshot() as snapshot:
+                self._apply(snapshot)
+            case WorkerExited() as fact:
+                self._events.worker_exited(fact)
+            case other:
+                raise ProtocolError(f"unexpected {type(other).__name__} on events")
+
+    def _heard_of(self, epoch: str) -> None:
+        self._seen_at = time.monotonic()
+        self.answers_total += 1
+        self._answers.set()
+        if self._epoch is not None and self._epoch != epoch:
+            # Another supervisor answers: it has never heard of what its predecessor was asked.
+            _log.info("supervisor.replaced", epoch=epoch)
+            self.fail_questions(unavailable("lmx's supervisor has been restarted."))
+        self._epoch = epoch
+
+    def _refresh(self) -> None:
+        if self._snapshot_task is None or self._snapshot_task.done():
+            self._snapshot_task = asyncio.create_task(self._ask_snapshot())
+
+    async def _ask_snapshot(self) -> None:
+        try:
+            reply = await self._questions.ask(GetSnapshot(), _SNAPSHOT_DEADLINE_S)
+        except LmxError as error:
+            # The next BeatSeen shows that the directory is still behind, and asks again.
+            _log.warning("snapshot.unanswered", error=error.message)
+            return
+        if isinstance(reply, Snapshot):
+            self._apply(reply)
+        else:
+            _log.warning("snapshot.refused", reply=type(reply).__name__)
+
+    def _apply(self, snapshot: Snapshot) -> None:
+        directory = advance(self._directory, snapshot)
+        if directory is not self._directory:
+            self._directory = directory
+            self._changed.set()
+            self._changed = asyncio.Event()
+            self._events.directory_changed(directory)

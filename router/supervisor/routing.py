@@ -1,0 +1,114 @@
+"""Which models may answer a request, the best first: by a name, or by a route's rule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.states import ModelKind, WorkerState
+from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
+
+ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
+"""Names that always route: to all chat models, the default first, where the configuration does
+not list others."""
+
+_ON_ITS_WAY: Final = frozenset({WorkerState.STARTING, WorkerState.LOADING})
+
+
+def candidates(
+    directory: Directory, name: str | None, kind: ModelKind | None
+) -> tuple[ModelView, ...]:
+    """Return the models to try for a request that names ``name``, in this order; at least one.
+
+    An id, alias or source stands for its model alone, whatever its kind, and goes before a
+    route of that name. Of a route the models of another kind than ``kind`` (None: any will do)
+    are left out. A request that names none gets the default model, and where that is of another
+    kind those of this kind, if there are any. Raises :class:`RequestError` where there is none, as
+    :meth:`lmx.router.supervisor.directory.Directory.resolve` does.
+    """
+    if name is None:
+        name = directory.snapshot.default_model
+        others = _instead_of_default(directory, name, kind)
+        if others:
+            return ranked(others, directory.snapshot.free_bytes)
+    listed = None if name is None or directory.knows(name) else route_models(directory, name)
+    if listed is None:
+        if name is not None and not directory.knows(name):
+            raise directory.no_such_model(name, f" Or let lmx choose: {', '.join(ROUTE_NAMES)}.")
+        return (directory.resolve(name),)
+    fit = [model for model in listed if kind is None or model.kind in (kind, None)]
+    if not fit:
+        what = "model" if kind is None else f"{kind} model"
+        raise RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"The route {name!r} leads to no {what}: name another one, or list one for it under "
+            "`routing` in the configuration.",
+            param="model",
+        )
+    return ranked(fit, directory.snapshot.free_bytes)
+
+
+def _instead_of_default(
+    directory: Directory, default: str | None, kind: ModelKind | None
+) -> list[ModelView]:
+    """Return the models that answer a request of ``kind`` without a name where the default model
+    can't. One whose kind is not known yet is a chat model for all that anybody knows."""
+    if kind is None or default is None or not directory.knows(default):
+        return []
+    if (directory.resolve(default).kind or ModelKind.CHAT) is kind:
+        return []
+    return [model for model in directory.models if model.kind is kind]
+
+
+def route_models(directory: Directory, name: str) -> tuple[ModelView, ...] | None:
+    """Return the models that a route lists, in its order; None where there is no such route.
+
+    What it lists and is not there (any more) is left out.
+    """
+    for route in directory.snapshot.routes:
+        if route.name == name:
+            found = (directory.model(model_id) for model_id in route.model_ids)
+            return tuple(model for model in found if model is not None)
+    if name not in ROUTE_NAMES:
+        return None
+    chat = [model for model in directory.models if model.kind in (ModelKind.CHAT, None)]
+    default = directory.default()
+    return tuple(sorted(chat, key=lambda model: model is not default))
+
+
+def leading_to(directory: Directory, model: ModelView) -> list[str]:
+    """Return the names of the routes that stand for a model now."""
+    routes = directory.snapshot.routes
+    names = dict.fromkeys([*ROUTE_NAMES, *(route.name for route in routes)])
+    found = []
+    for name in names:
+        listed = () if directory.knows(name) else route_models(directory, name)
+        if listed and ranked(listed, directory.snapshot.free_bytes)[0] is model:
+            found.append(name)
+    return found
+
+
+def ranked(models: Sequence[ModelView], free_bytes: int) -> tuple[ModelView, ...]:
+    """Return the models that can answer: those that are ready, then those that can be loaded
+    within ``free_bytes``, then those for which others would have to go; in each group as they
+    were listed. Where none can, the first alone: its error is the one to tell.
+    """
+    usable = [model for model in models if can_serve(model)]
+    groups: tuple[list[ModelView], ...] = ([], [], [])
+    for model in usable:
+        groups[_group(model, free_bytes)].append(model)
+    return tuple(model for group in groups for model in group) or tuple(models[:1])
+
+
+def _group(model: ModelView, free_bytes: int) -> int:
+    if ready_instance(model) is not None:
+        return 0
+    # What is being loaded has its bytes already. What needs nobody knows how much may fit.
+    fits = (
+        model.worker in _ON_ITS_WAY
+        or model.needed_bytes is None
+        or model.needed_bytes <= free_bytes
+    )
+    return 1 if fits else 2

@@ -1,0 +1,74 @@
+"""Looks after the supervisor: one that is silent for long is seen to by a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Final, Protocol
+
+import structlog
+
+from lmx.protocol.messages.specs import RescueSpec
+
+_PAUSE_S: Final = 5.0
+_MOST_PAUSE_S: Final = 60.0
+_RESCUE_S: Final = 240.0
+"""For the program to come to its end: what it waits for has deadlines that are shorter together."""
+
+_log = structlog.get_logger()
+
+
+class Beats(Protocol):
+    """What is known of the supervisor."""
+
+    @property
+    def answers_total(self) -> int:
+        """How many of the router's beats it has answered."""
+
+
+class SupervisorWatch:
+    """Counts beats without an answer, not time: a router that was not running itself has missed
+    none. One that it could not even be connected to answers none either."""
+
+    def __init__(self, beats: Beats, rescue: RescueSpec | None, beat_interval_s: float) -> None:
+        self._beats = beats
+        self._rescue = rescue
+        self._beat_interval_s = beat_interval_s
+
+    async def run(self) -> None:
+        """Look until cancelled; what it has started ends with it."""
+        if self._rescue is None:
+            return
+        pause_s, resting_s = _PAUSE_S, 0.0
+        answers, missed = 0, 0
+        while True:
+            await asyncio.sleep(self._beat_interval_s)
+            resting_s -= self._beat_interval_s
+            missed = missed + 1 if self._beats.answers_total == answers else 0
+            answers = self._beats.answers_total
+            silent_s = missed * self._beat_interval_s
+            if silent_s < self._rescue.silence_s:
+                pause_s, resting_s = _PAUSE_S, 0.0
+            elif resting_s <= 0.0:
+                _log.warning("supervisor.silent", silent_s=round(silent_s, 1))
+                await self._see_to_it(self._rescue)
+                resting_s, pause_s = pause_s, min(2 * pause_s, _MOST_PAUSE_S)
+
+    async def _see_to_it(self, rescue: RescueSpec) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *rescue.command, stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **rescue.environment},
+            )  # fmt: skip
+        except OSError as error:
+            _log.error("rescue.not_started", error=str(error))
+            return
+        try:
+            async with asyncio.timeout(_RESCUE_S):
+                await process.wait()
+        except TimeoutError:
+            _log.error("rescue.takes_too_long", rescue_pid=process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()

@@ -1,0 +1,270 @@
+"""One request's way to a worker and back: acquire, submit, perhaps again, then the events.
+
+Every endpoint that generates text uses this; what the events look like to the client is the
+endpoint's matter.
+
+Finding a worker for a request: acquire its model, try, and try again while that makes sense.
+
+One task's way to a worker and back: embeddings, reranking, tokenizing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.data import Accepted, Generate
+from lmx.protocol.messages.tasks import Embed, Rerank, Task
+from lmx.router.supervisor.directory import ready_instance
+from lmx.router.supervisor.waiting_room import WaitingRoom
+from lmx.router.workers.link import WorkerLink
+from lmx.router.workers.links import WorkerLinks
+from lmx.router.workers.stream import Batch, WorkerStream
+from lmx.router.workers.task import TaskAnswer, WorkerTask
+
+SAID_NOTHING: Final = frozenset({ErrorCode.WORKER_LOST})
+ENDED: Final = SAID_NOTHING | {
+    ErrorCode.WORKER_CRASHED,
+    ErrorCode.WORKER_HUNG,
+    ErrorCode.WORKER_KILLED,
+    ErrorCode.WORKER_OUT_OF_MEMORY,
+    ErrorCode.ENGINE_ERROR,
+}
+"""For a request that the worker had not taken, its end is most likely another one's doing. It may
+be this one's all the same, which must not go through worker after worker."""
+
+_MAY_BE_ITS_DOING: Final = frozenset(
+    {
+        ErrorCode.WORKER_LOST,
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.WORKER_HUNG,
+        ErrorCode.WORKER_OUT_OF_MEMORY,
+    }
+)
+"""Of a request that its worker was preparing, a hang or a crash most likely is."""
+
+_PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+"""Before each further attempt. The first goes at once: a worker that gives way to another model
+refuses, and the supervisor knows when there is one again."""
+
+_log = structlog.get_logger()
+_T = TypeVar("_T")
+
+
+async def on_worker(
+    room: WaitingRoom,
+    model: ModelView,
+    request_id: str,
+    owner: str,
+    attempt: Callable[[str], Awaitable[_T]],
+    retried_event: str,
+    once_more_after: frozenset[ErrorCode],
+) -> tuple[_T, float]:
+    """Return what ``attempt`` gives for a worker's instance, and how long its model was waited
+    for in seconds.
+
+    An attempt that meets a worker on its way out is made again through the waiting room, where
+    the request keeps its place; ``retried_event`` is logged. After an error in
+    ``once_more_after`` that is not final it is made once more. So an attempt may only fail in
+    these ways as long as nothing of it has been given out. Raises what the last one raised, or
+    the waiting room.
+    """
+    arrived_s = time.monotonic()
+    instance = ready_instance(model)
+    waited_s = 0.0
+    once_more = True
+    for pause_s in (*_PAUSES_S, None):
+        if instance is None:
+            began_s = time.monotonic()
+            instance = await room.acquire(model.model_id, request_id, owner, arrived_s)
+            waited_s += time.monotonic() - began_s
+        try:
+            return await attempt(instance), waited_s
+        except LmxError as error:
+            late = time.monotonic() - arrived_s >= room.load_wait_s
+            if error.code in once_more_after and once_more and not error.final:
+                once_more = False
+            elif error.code is not ErrorCode.MODEL_UNLOADED:
+                raise
+            if pause_s is None or late:
+                raise
+            _log.info(retried_event, model=model.model_id, reason=error.message)
+        instance = None
+        await asyncio.sleep(pause_s)
+        waited_s += pause_s
+    raise AssertionError("the last attempt returns or raises")
+
+
+def blamed(error: LmxError, *, preparing: bool) -> LmxError:
+    """Return the error for a request that had no verdict when its worker ended; final where the
+    worker was ``preparing`` it, so that it doesn't hang the next one too."""
+    if not preparing or error.code not in _MAY_BE_ITS_DOING:
+        return error
+    return GenerationError(error.code, error.message, param=error.param, final=True)
+
+
+_ACCEPT_DEADLINE_S: Final = 180.0
+"""For the worker's verdict: it tokenizes the prompt first, which takes seconds for megabytes.
+Longer than the supervisor waits before it ends a worker that hangs, and says so."""
+
+
+class Generation:
+    """A generation that a worker has accepted, when ``queued`` were before it. ``load_s`` is how
+    long its model was waited for, ``remarks`` say what is done otherwise than it was asked for.
+    ``prompt_ids`` are the tokens of its prompts, where they were asked for."""
+
+    def __init__(
+        self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
+    ) -> None:
+        self.prompt_tokens = accepted.prompt_tokens
+        self.queued = accepted.queued
+        self.remarks = accepted.remarks
+        self.prompt_ids = (accepted.prompt_ids,)
+        self.load_s = load_s
+        self._link = link
+        self._stream = stream
+
+    async def take(self, wait_s: float) -> Batch:
+        """Return what is ready within ``wait_s``; raises when the generation is lost.
+
+        Taking again says that the batch before was delivered: only then is the worker given
+        its credit back, so that a slow client slows down no more than its own stream.
+        """
+        self._link.grant(self._stream)
+        return await self._stream.take(wait_s)
+
+    def close(self) -> None:
+        """Cancel the generation on its worker, unless it has ended."""
+        self._link.close_stream(self._stream)
+
+
+class Dispatcher:
+    """Finds a worker for a request. Holds no state of its own."""
+
+    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
+        self._room = room
+        self._workers = workers
+
+    @asynccontextmanager
+    async def generate(self, model: ModelView, request: Generate) -> AsyncIterator[Generation]:
+        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out.
+
+        Raises the error that the request is refused with. Leaving the block by whatever way
+        (the end, an error, a client that left) cancels what has not ended. A request that
+        meets a worker on its way out, or that is not there any more, is sent again, through the
+        waiting room: nothing has been produced for it yet.
+        """
+        until_s = time.monotonic() + self._room.load_wait_s
+        (link, stream, accepted), load_s = await on_worker(
+            self._room,
+            model,
+            request.request_id,
+            request.owner,
+            lambda instance: self._submit(instance, request, until_s),
+            "generation.retried",
+            # An attempt ends as soon as the request was taken.
+            ENDED,
+        )
+        generation = Generation(link, stream, accepted, load_s)
+        try:
+            yield generation
+        finally:
+            generation.close()
+
+    async def _submit(
+        self, instance: str, request: Generate, until_s: float
+    ) -> tuple[WorkerLink, WorkerStream, Accepted]:
+        link = self._workers.link_to(instance)
+        # What waits for memory waits for as long in a worker as it would have for one.
+        left_s = max(0.0, until_s - time.monotonic())
+        stream = link.submit(replace(request, memory_wait_s=left_s))
+        with ExitStack() as undo:
+            undo.callback(link.close_stream, stream)
+            try:
+                accepted = await _verdict(stream)
+            except LmxError as error:
+                raise blamed(error, preparing=stream.preparing) from error
+            undo.pop_all()
+        return link, stream, accepted
+
+
+async def _verdict(stream: WorkerStream) -> Accepted:
+    try:
+        return await stream.accepted(_ACCEPT_DEADLINE_S)
+    except TimeoutError as error:
+        raise GenerationError(
+            ErrorCode.WORKER_LOST,
+            f"The model's worker did not take the request in {_ACCEPT_DEADLINE_S:g} s.",
+        ) from error
+
+
+COMPUTE_DEADLINE_S: Final = 600.0
+"""For thousands of inputs on a CPU. A worker that is stuck is found sooner, by its progress."""
+
+TOKENIZE_DEADLINE_S: Final = 60.0
+
+_ANSWER_GRACE_S: Final = 5.0
+"""A worker answers by the deadline; later it is lost."""
+
+
+class TaskDispatcher:
+    """Finds a worker for a task. Holds no state of its own."""
+
+    def __init__(self, room: WaitingRoom, workers: WorkerLinks) -> None:
+        self._room = room
+        self._workers = workers
+
+    async def perform(self, model: ModelView, task: Task) -> TaskAnswer:
+        """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
+
+        Raises the error that it is refused with. A task whose worker is on its way out, or is
+        not there any more, is sent again, through the waiting room.
+        """
+        answer, _ = await on_worker(
+            self._room,
+            model,
+            task.request_id,
+            task.owner,
+            lambda instance: self._perform(instance, task),
+            "task.retried",
+            # An attempt is the whole task: what ended its worker may be the task itself.
+            SAID_NOTHING,
+        )
+        return answer
+
+    async def _perform(self, instance: str, task: Task) -> TaskAnswer:
+        link = self._workers.link_to(instance)
+        pending = link.submit_task(lambda number: replace(task, stream_id=number), _inputs(task))
+        try:
+            return await _answer(pending, task.deadline_s)
+        except LmxError as error:
+            raise blamed(error, preparing=pending.preparing) from error
+        finally:
+            link.close_task(pending)
+
+
+async def _answer(pending: WorkerTask, deadline_s: float) -> TaskAnswer:
+    try:
+        return await pending.answer(deadline_s + _ANSWER_GRACE_S)
+    except TimeoutError as error:
+        raise GenerationError(
+            ErrorCode.WORKER_LOST, f"The model's worker did not answer in {deadline_s:g} s."
+        ) from error
+
+
+def _inputs(task: Task) -> int:
+    match task:
+        case Embed():
+            return len(task.texts) or len(task.tokens)
+        case Rerank():
+            return len(task.documents)
+        case _:
+            return 0

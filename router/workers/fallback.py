@@ -1,0 +1,94 @@
+"""Trying the models that may answer a request, one after the other, until one can be had.
+
+A task on the first of several models that can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.tasks import Task
+from lmx.router.http.request_record import Record
+from lmx.router.workers.dispatch import TaskDispatcher
+from lmx.router.workers.task import TaskAnswer
+
+NOT_LOADED: Final = frozenset(
+    {
+        # Removed since the request came.
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.MODEL_LOAD_FAILED,
+        ErrorCode.MODEL_QUARANTINED,
+        ErrorCode.MODEL_UNLOADED,
+        ErrorCode.MODEL_DRAINED,
+        ErrorCode.INSUFFICIENT_MEMORY,
+        ErrorCode.INSUFFICIENT_DISK,
+        ErrorCode.MODEL_SOURCE_INVALID,
+        ErrorCode.DOWNLOAD_FAILED,
+        ErrorCode.CONVERSION_FAILED,
+    }
+)
+"""The model can't be had. Not among them: that it takes too long, which would wait twice, and
+that a worker was lost, which this very request may have done."""
+
+_log = structlog.get_logger()
+_T = TypeVar("_T")
+
+
+async def first_loaded(
+    models: Sequence[ModelView], attempt: Callable[[ModelView], Awaitable[_T]]
+) -> _T:
+    """Return what ``attempt`` gives for the first model that can be had. Each is tried once.
+
+    An attempt may only fail with a code of ``NOT_LOADED`` as long as nothing of it was given
+    out. Raises any other error at once, and the first model's where none can be had.
+    """
+    first: LmxError | None = None
+    for model in models:
+        try:
+            return await attempt(model)
+        except LmxError as error:
+            if error.code not in NOT_LOADED:
+                raise
+            first = first or error
+            _log.info("route.passed_over", model=model.model_id, reason=error.message)
+    assert first is not None, "there is a model"
+    raise first
+
+
+@asynccontextmanager
+async def first_opened(
+    models: Sequence[ModelView],
+    open_: Callable[[ModelView], AbstractAsyncContextManager[_T]],
+    on_choice: Callable[[ModelView], None],
+) -> AsyncIterator[_T]:
+    """Enter what ``open_`` gives for the first model that can be had, as :func:`first_loaded`.
+
+    ``on_choice`` hears of each model before it is tried, so last of the one that answers.
+    """
+    async with AsyncExitStack() as opened:
+
+        async def attempt(model: ModelView) -> _T:
+            on_choice(model)
+            return await opened.enter_async_context(open_(model))
+
+        yield await first_loaded(models, attempt)
+
+
+async def perform_on_first(
+    tasks: TaskDispatcher, record: Record, models: Sequence[ModelView], task: Task
+) -> tuple[ModelView, TaskAnswer]:
+    """Return the model that did ``task``, which ``record`` is told too, and its answer."""
+    task = replace(task, owner=record.asker)
+
+    async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
+        record.model = model.model_id
+        return model, await tasks.perform(model, task)
+
+    return await first_loaded(models, attempt)

@@ -1,0 +1,265 @@
+"""One worker's socket: requests down, outputs up and on to the streams they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+import zmq.asyncio
+
+from lmx.protocol.errors import (
+    ErrorCode,
+    GenerationError,
+    LmxError,
+    ProtocolError,
+    UnavailableError,
+)
+from lmx.protocol.messages.data import (
+    Accepted,
+    Cancel,
+    Credit,
+    Generate,
+    Outputs,
+    Preparing,
+    Pulse,
+    Refused,
+)
+from lmx.protocol.messages.tasks import (
+    Detokenized,
+    Scores,
+    Task,
+    TaskFinished,
+    Tokenized,
+    TokenizerDescribed,
+    Vectors,
+)
+from lmx.protocol.wire.codec import decode, encode
+from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
+from lmx.router.http.errors import rejection
+from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
+from lmx.router.workers.task import Last, Part, WorkerTask
+
+_SILENCE_CHECKS: Final = 4
+"""Silence is counted in checks, not read off a clock: a router that was itself stopped for a
+while (a debugger, a sleeping laptop) must first read what has piled up."""
+
+_log = structlog.get_logger()
+
+
+class WorkerLink:
+    """Owns the socket to one worker instance and the streams on it.
+
+    The socket has a random identity of zmq's making: under a name of its own a restarted
+    router could inherit its predecessor's streams. Used from one event loop only.
+    """
+
+    def __init__(
+        self, context: zmq.asyncio.Context, endpoint: str, instance: str, silence_s: float
+    ) -> None:
+        self.instance = instance
+        self._silence_s = silence_s
+        self._socket = open_socket(context, Role.DATA_CLIENT)
+        self._socket.connect(endpoint)
+        self._ids = itertools.count(1)
+        self._streams: dict[int, WorkerStream] = {}
+        self._pending: dict[int, WorkerTask] = {}
+        self._heard = False
+        self._tasks = (
+            asyncio.create_task(self._read(), name=f"read {instance}"),
+            asyncio.create_task(self._watch(), name=f"watch {instance}"),
+        )
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of its tasks has failed: it hears nothing any more."""
+        return any(task.done() for task in self._tasks)
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams and tasks have not ended and were not closed."""
+        return len(self._streams) + len(self._pending)
+
+    def submit(self, request: Generate) -> WorkerStream:
+        """Send a request under an id and a credit of this link; return its stream.
+
+        The stream must be given to :meth:`close_stream` in the end. A worker that is not there
+        does not answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED when the
+        worker reads nothing any more.
+        """
+        stream = WorkerStream(next(self._ids), request.search.n)
+        self._ask(replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS))
+        self._streams[stream.stream_id] = stream
+        return stream
+
+    def submit_task(self, numbered: Callable[[int], Task], inputs: int) -> WorkerTask:
+        """Send the task that ``numbered`` makes of an id of this link, which has ``inputs``.
+
+        It must be given to :meth:`close_task` in the end; otherwise as :meth:`submit`.
+        """
+        task = WorkerTask(next(self._ids), inputs)
+        self._ask(numbered(task.stream_id))
+        self._pending[task.stream_id] = task
+        return task
+
+    def close_task(self, task: WorkerTask) -> None:
+        """Forget a task. Cancelled on the worker unless it has ended there. Idempotent."""
+        if self._pending.pop(task.stream_id, None) is not None:
+            self._send(Cancel(task.stream_id))
+
+    def grant(self, stream: WorkerStream) -> None:
+        """Give the worker back the credit for what was taken, once it is worth a message."""
+        due = stream.grant_due()
+        if due:
+            self._send(Credit(stream.stream_id, due))
+
+    def close_stream(self, stream: WorkerStream) -> None:
+        """Forget a stream. Cancelled on the worker unless it has ended there. Idempotent."""
+        if self._streams.pop(stream.stream_id, None) is not None:
+            self._send(Cancel(stream.stream_id))
+
+    def fail_all(self, error: LmxError) -> None:
+        """The worker is gone: every open stream's handler gets ``error``."""
+        for stream in self._streams.values():
+            stream.fail(error)
+        for task in self._pending.values():
+            task.fail(error)
+        self._streams.clear()
+        self._pending.clear()
+
+    def give_up_all(self, error: LmxError) -> None:
+        """Like :meth:`fail_all`, and the worker, which may well live, is told to cancel."""
+        for stream in tuple(self._streams.values()):
+            stream.fail(error)
+            self.close_stream(stream)
+        for task in tuple(self._pending.values()):
+            task.fail(error)
+            self.close_task(task)
+
+    def close(self) -> None:
+        """Close the socket and end the tasks. No stream may be open any more."""
+        for task in self._tasks:
+            task.cancel()
+        self._socket.close()
+
+    async def _read(self) -> None:
+        while True:
+            payload = await self._socket.recv()
+            self._heard = True
+            try:
+                self._dispatch(decode(payload).message)
+            except ProtocolError as error:
+                _log.warning("worker.bad_message", worker=self.instance, error=error.message)
+
+    def _dispatch(self, message: Any) -> None:
+        match message:
+            case Outputs():
+                self._dispatch_outputs(message)
+            case Accepted():
+                # Of an unknown stream: it was cancelled meanwhile, here and in what follows.
+                if (stream := self._streams.get(message.stream_id)) is not None:
+                    stream.feed_accepted(message)
+            case Preparing():
+                self._begun(message.stream_id)
+            case Refused():
+                self._end(message.stream_id, _refusal(message))
+            case (
+                Vectors()
+                | Scores()
+                | TaskFinished()
+                | Tokenized()
+                | Detokenized()
+                | TokenizerDescribed()
+            ):
+                self._feed_task(message)
+            case Pulse():
+                pass
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__} from a worker")
+
+    def _dispatch_outputs(self, outputs: Outputs) -> None:
+        streams = self._streams
+        for delta in outputs.deltas:
+            if (stream := streams.get(delta.stream_id)) is not None:
+                stream.feed_delta(delta)
+                if stream.ended:
+                    self.close_stream(stream)
+        for ended in outputs.ended:
+            if (stream := streams.get(ended.stream_id)) is not None:
+                stream.feed_ended(ended)
+                if stream.ended:
+                    self.close_stream(stream)
+        for finished in outputs.finished:
+            if (stream := streams.pop(finished.stream_id, None)) is not None:
+                stream.feed_finished(finished)
+        for failed in outputs.failed:
+            self._end(failed.stream_id, GenerationError(failed.code, failed.message))
+
+    def _begun(self, number: int) -> None:
+        if (stream := self._streams.get(number)) is not None:
+            stream.preparing = True
+        elif (task := self._pending.get(number)) is not None:
+            task.preparing = True
+
+    def _feed_task(self, message: Part | Last) -> None:
+        task = self._pending.get(message.stream_id)
+        if task is None:
+            return  # Cancelled meanwhile.
+        task.feed(message)
+        if isinstance(message, Last):
+            del self._pending[task.stream_id]
+        elif task.ended:
+            self.close_task(task)
+
+    def _end(self, stream_id: int, error: LmxError) -> None:
+        if (stream := self._streams.pop(stream_id, None)) is not None:
+            stream.fail(error)
+        if (task := self._pending.pop(stream_id, None)) is not None:
+            task.fail(error)
+
+    async def _watch(self) -> None:
+        silent_checks = 0
+        while True:
+            await asyncio.sleep(self._silence_s / _SILENCE_CHECKS)
+            silent_checks = 0 if self._heard or not self.open_streams else silent_checks + 1
+            self._heard = False
+            if silent_checks >= _SILENCE_CHECKS:
+                silent_checks = 0
+                _log.error("worker.silent", worker=self.instance, streams=self.open_streams)
+                self.give_up_all(
+                    GenerationError(
+                        ErrorCode.WORKER_LOST,
+                        f"The model's worker has been silent for {self._silence_s:g} s.",
+                    )
+                )
+
+    def _ask(self, request: Any) -> None:
+        if not send_nowait(self._socket, encode(request)):
+            raise UnavailableError(
+                ErrorCode.MODEL_UNLOADED,
+                "The model's worker can't be reached: it is being replaced.",
+                retry_after_s=1.0,
+            )
+        self._heard = True
+
+    def _send(self, message: Any) -> None:
+        if not send_nowait(self._socket, encode(message)):
+            # The worker has gone or reads nothing any more; its exit or its silence will say so.
+            _log.warning("worker.unreachable", worker=self.instance, message=type(message).__name__)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.error("worker_link.failed", worker=self.instance, exc_info=error)
+        self.fail_all(
+            GenerationError(ErrorCode.INTERNAL, "The router failed on a worker's output.")
+        )
+
+
+def _refusal(fact: Refused) -> LmxError:
+    return rejection(fact.code, fact.message, param=fact.param, retry_after_s=fact.retry_after_s)

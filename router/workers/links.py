@@ -1,0 +1,148 @@
+"""All links to workers, by instance: opened when first needed, closed when the worker is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.control import WorkerExited
+from lmx.protocol.states import ExitCause
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.router.supervisor.directory import Directory
+from lmx.router.workers.link import WorkerLink
+
+_CODES: Final[dict[ExitCause, ErrorCode]] = {
+    ExitCause.CRASH: ErrorCode.WORKER_CRASHED,
+    ExitCause.SIGNAL: ErrorCode.WORKER_CRASHED,
+    ExitCause.OUT_OF_MEMORY: ErrorCode.WORKER_OUT_OF_MEMORY,
+    ExitCause.HANG: ErrorCode.WORKER_HUNG,
+    ExitCause.LOAD_FAILED: ErrorCode.MODEL_LOAD_FAILED,
+    ExitCause.KILLED: ErrorCode.WORKER_KILLED,
+    ExitCause.UNLOADED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.EVICTED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.EXPIRED: ErrorCode.MODEL_UNLOADED,
+    ExitCause.SHUTDOWN: ErrorCode.SHUTTING_DOWN,
+}
+
+_WANTED: Final = frozenset(
+    {ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN}
+)
+
+_TOLD: Final[dict[ExitCause, str]] = {
+    ExitCause.CRASH: "crashed{why}. It is started again; this request may be the cause",
+    ExitCause.SIGNAL: "crashed{why}. It is started again; this request may be the cause",
+    ExitCause.OUT_OF_MEMORY: "ran out of memory{why}. Try again later, or with a shorter prompt "
+    "and fewer tokens to generate",
+    ExitCause.HANG: "made no progress and was ended{why}. It is started again; this request may "
+    "be the cause",
+    ExitCause.LOAD_FAILED: "could not load it{why}",
+    ExitCause.KILLED: "was killed{why}. Try again: it is not the request's fault",
+    ExitCause.UNLOADED: "was ended{why}. Try again, if the model is to be loaded again",
+    ExitCause.EVICTED: "gave way to another model{why}. Try again: it will be loaded again",
+    ExitCause.EXPIRED: "was unloaded after it had been idle{why}. Try again: it will be loaded "
+    "again",
+    ExitCause.SHUTDOWN: "was ended{why}: lmx is shutting down. Try again later",
+}
+"""What happened to a model's worker, and whether to send the request again."""
+
+_LAST_WORDS_S: Final = 0.05
+"""Between the news of a worker's end and the end of its streams: many times what a message
+that is already in the socket needs."""
+
+_log = structlog.get_logger()
+
+
+def exit_error(fact: WorkerExited) -> GenerationError:
+    """Return what the clients of a worker that exited are told."""
+    told = _TOLD[fact.cause].format(why=f" ({fact.detail})" if fact.detail else "")
+    return GenerationError(_CODES[fact.cause], f"The worker of model {fact.model_id!r} {told}.")
+
+
+class WorkerLinks:
+    """Owns the links. Follows what the supervisor tells (:class:`SupervisorEvents`)."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, run_dir: RunDirectory, silence_s: float
+    ) -> None:
+        self._context = context
+        self._run_dir = run_dir
+        self._silence_s = silence_s
+        self._links: dict[str, WorkerLink] = {}
+        self._leaving: dict[WorkerLink, asyncio.TimerHandle] = {}
+
+    @property
+    def open_streams(self) -> int:
+        """Streams under way on all links."""
+        return sum(link.open_streams for link in (*self._links.values(), *self._leaving))
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """The workers that there is a link to."""
+        return frozenset(self._links)
+
+    def link_to(self, instance: str) -> WorkerLink:
+        """Return the link to a worker, connecting it if it is the first."""
+        link = self._links.get(instance)
+        if link is not None and link.broken:
+            link.close()
+            link = None
+        if link is None:
+            link = self._links[instance] = WorkerLink(
+                self._context, self._run_dir.worker(instance), instance, self._silence_s
+            )
+        return link
+
+    def worker_exited(self, fact: WorkerExited) -> None:
+        """Fail the worker's streams with the reason of its end, and close its link.
+
+        Not at once: what the worker said last may still be on its way through its own socket.
+        """
+        link = self._links.pop(fact.instance, None)
+        if link is not None:
+            wanted = fact.cause in _WANTED and link.open_streams == 0
+            note = _log.info if wanted else _log.warning
+            note(
+                "worker.exited",
+                worker=fact.instance,
+                model=fact.model_id,
+                cause=fact.cause,
+                streams=link.open_streams,
+            )
+            self._leaving[link] = asyncio.get_running_loop().call_later(
+                _LAST_WORDS_S, self._bury, link, exit_error(fact)
+            )
+
+    def directory_changed(self, directory: Directory) -> None:
+        """Close the links to workers that the snapshot no longer has.
+
+        A link with open streams stays: the first snapshots of a supervisor that has just
+        been restarted lack the workers that it has not adopted yet, and those serve on.
+        Should such a worker really be gone, its silence ends the streams.
+        """
+        known = directory.instances()
+        for instance in [name for name in self._links if name not in known]:
+            if not self._links[instance].open_streams:
+                self._links.pop(instance).close()
+
+    def give_up_all(self, error: LmxError) -> None:
+        """End every stream with ``error``, here and on the workers."""
+        for link in (*self._links.values(), *self._leaving):
+            link.give_up_all(error)
+
+    def close(self) -> None:
+        """Close every link. No stream may be open any more."""
+        for timer in self._leaving.values():
+            timer.cancel()
+        for link in (*self._links.values(), *self._leaving):
+            link.close()
+        self._links.clear()
+        self._leaving.clear()
+
+    def _bury(self, link: WorkerLink, error: LmxError) -> None:
+        del self._leaving[link]
+        link.fail_all(error)
+        link.close()

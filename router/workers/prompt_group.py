@@ -1,0 +1,158 @@
+"""Several prompts of one request as one generation: begun together, failing together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.data import Finished, Generate, Timings, Usage
+from lmx.router.workers.dispatch import Dispatcher, Generation
+from lmx.router.workers.stream import NOTHING, Batch
+
+_WAIT_S: Final = 60.0
+"""How long one wait for more lasts; then the next begins."""
+
+
+class PromptGroup:
+    """What several generations make, in one order. Answers are numbered through: those of a
+    prompt follow those of the prompt before."""
+
+    def __init__(self, prompts: int, answers_each: int) -> None:
+        self.prompt_tokens = 0
+        self.load_s = 0.0
+        self.queued = 0
+        self.remarks: tuple[str, ...] = ()
+        self._prompt_ids: list[tuple[int, ...]] = [()] * prompts
+        self._answers_each = answers_each
+        self._waiting = prompts
+        self._running = prompts
+        self._finished: list[Finished] = []
+        self._verdict = asyncio.get_running_loop().create_future()
+        # One place for each: a generation whose batch waits here is given no credit.
+        self._batches: asyncio.Queue[Batch | Exception] = asyncio.Queue(maxsize=prompts)
+
+    @property
+    def prompt_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each prompt, where they were asked for."""
+        return tuple(self._prompt_ids)
+
+    async def accepted(self) -> None:
+        """Wait until all prompts are accepted. Raises what the first was refused with."""
+        await self._verdict
+
+    async def take(self, wait_s: float) -> Batch:
+        """Return what one of the prompts has ready; raises when one is lost."""
+        try:
+            async with asyncio.timeout(wait_s):
+                batch = await self._batches.get()
+        except TimeoutError:
+            return NOTHING
+        if isinstance(batch, Exception):
+            raise batch
+        if batch.finished is None:
+            return batch
+        self._finished.append(batch.finished)
+        self._running -= 1
+        return replace(batch, finished=None if self._running else _sum(self._finished))
+
+    async def follow(self, prompt: int, opening: AbstractAsyncContextManager[Generation]) -> None:
+        """Pass on what the generation of one prompt makes, until it ends or is lost."""
+        try:
+            async with opening as generation:
+                self._prompt_ids[prompt] = generation.prompt_ids[0]
+                self._accept(generation)
+                while True:
+                    batch = await generation.take(_WAIT_S)
+                    if batch.deltas or batch.ended or batch.finished:
+                        await self._batches.put(_moved(batch, prompt * self._answers_each))
+                    if batch.finished is not None:
+                        return
+        except Exception as error:  # It is raised where the whole is waited for.
+            if isinstance(error, LmxError) and error.param in ("prompt", "prompt_tokens"):
+                error.param = f"prompt[{prompt}]"
+            if not self._verdict.done():
+                self._verdict.set_exception(error)
+            else:
+                await self._batches.put(error)
+
+    def _accept(self, generation: Generation) -> None:
+        self.prompt_tokens += generation.prompt_tokens
+        self.load_s = max(self.load_s, generation.load_s)
+        self.queued = max(self.queued, generation.queued)
+        # All prompts have one form.
+        self.remarks = generation.remarks
+        self._waiting -= 1
+        if not self._waiting and not self._verdict.done():
+            self._verdict.set_result(None)
+
+
+@asynccontextmanager
+async def generate_all(
+    dispatcher: Dispatcher, model: ModelView, requests: Sequence[Generate]
+) -> AsyncIterator[Generation | PromptGroup]:
+    """Have all of ``requests`` accepted by a worker of ``model``; cancel them on the way out.
+
+    Raises what the first of them is refused with; the others are cancelled then. One request
+    alone takes no detour.
+    """
+    if len(requests) == 1:
+        async with dispatcher.generate(model, requests[0]) as generation:
+            yield generation
+        return
+    group = PromptGroup(len(requests), requests[0].search.n)
+    followers = [
+        asyncio.create_task(group.follow(prompt, dispatcher.generate(model, request)))
+        for prompt, request in enumerate(requests)
+    ]
+    try:
+        await group.accepted()
+        yield group
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+
+def _moved(batch: Batch, by: int) -> Batch:
+    if not by:
+        return batch
+    return Batch(
+        tuple(replace(delta, index=delta.index + by) for delta in batch.deltas),
+        tuple(replace(fact, index=fact.index + by) for fact in batch.ended),
+        batch.finished,
+    )
+
+
+def _sum(finished: Sequence[Finished]) -> Finished:
+    """Return the ends of all prompts as one: what was counted added up, and the times as those
+    of one answer that is made of all: until the first token of any, and from it to the last of
+    all. The prompts came together; they ran side by side, or one after the other."""
+    usages = [end.usage for end in finished]
+    timings = [end.timings for end in finished]
+    first = min(timings, key=_first_token_s)
+    last_s = max(_first_token_s(timing) + timing.decode_s for timing in timings)
+    return Finished(
+        finished[0].stream_id,
+        Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        ),
+        Timings(
+            queue_s=first.queue_s,
+            prefill_s=first.prefill_s,
+            decode_s=last_s - _first_token_s(first),
+            drafted_tokens=sum(timing.drafted_tokens for timing in timings),
+            accepted_tokens=sum(timing.accepted_tokens for timing in timings),
+        ),
+    )
+
+
+def _first_token_s(timing: Timings) -> float:
+    return timing.queue_s + timing.prefill_s

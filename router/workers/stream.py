@@ -1,0 +1,161 @@
+"""One generation as the router's end of the wire sees it: fed by a link, taken by a handler."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Finished
+
+CREDIT_DELTAS: Final = 64
+"""Deltas that may be under way or untaken. Beyond it the worker joins text by itself."""
+
+_PENDING_DELTAS: Final = 1024
+"""An answer that ends takes along what waited for credit, in a delta for each run of one kind
+(content, reasoning, one call's arguments): more runs than a model makes. A client that reads
+slowly can have all of a hundred calls waiting."""
+
+_GRANT_DELTAS: Final = CREDIT_DELTAS // 2
+"""Granted back in halves: a message for each delta would double the traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was ready at once: deltas, the answers that came to their end after them, and the
+    stream's end when it has come. Nothing of these: nothing arrived within the wait."""
+
+    deltas: tuple[Delta, ...] = ()
+    ended: tuple[ChoiceEnded, ...] = ()
+    finished: Finished | None = None
+
+
+NOTHING: Final = Batch()
+
+
+class WorkerStream:
+    """Buffers one stream between its link (feeds) and its handler (takes).
+
+    Makes sure that all of ``answers`` end, each once, before the stream does. Holds few deltas
+    more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. Knows
+    nothing of sockets; ``grant_due`` tells its link when to send credit.
+    """
+
+    def __init__(self, stream_id: int, answers: int = 1) -> None:
+        self.stream_id = stream_id
+        self._limit_deltas = CREDIT_DELTAS + answers * _PENDING_DELTAS
+        self._answers = answers
+        self._open = set(range(answers))
+        self._accepted: Accepted | None = None
+        self.preparing = False
+        """Whether the worker has begun with the request: what ends it may be its doing."""
+        self._deltas: list[Delta] = []
+        self._ended: list[ChoiceEnded] = []
+        self._finished: Finished | None = None
+        self._error: LmxError | None = None
+        self._taken = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker will send nothing more."""
+        return self._finished is not None or self._error is not None
+
+    def feed_accepted(self, fact: Accepted) -> None:
+        """The worker has taken the request."""
+        self._accepted = fact
+        self._wake()
+
+    def feed_delta(self, delta: Delta) -> None:
+        """Text has come. A worker that sends far beyond its credit loses the stream."""
+        if len(self._deltas) >= self._limit_deltas:
+            self._fail_of_protocol("sent more than it was allowed to")
+        elif not 0 <= delta.index < self._answers:
+            self._fail_of_protocol(f"sent text of answer {delta.index} of {self._answers}")
+        else:
+            self._deltas.append(delta)
+            self._wake()
+
+    def feed_ended(self, fact: ChoiceEnded) -> None:
+        """One answer is whole."""
+        if fact.index not in self._open:
+            self._fail_of_protocol(f"ended answer {fact.index}, which is not open")
+            return
+        self._open.remove(fact.index)
+        self._ended.append(fact)
+        self._wake()
+
+    def feed_finished(self, fact: Finished) -> None:
+        """The generation ended well."""
+        if self._open:
+            self._fail_of_protocol(f"ended with {len(self._open)} answer(s) open")
+            return
+        if self._accepted is None:
+            # Who waits for the verdict would wait for as long as it may take.
+            self._fail_of_protocol("ended a request that it had not accepted")
+            return
+        self._finished = fact
+        self._wake()
+
+    def fail(self, error: LmxError) -> None:
+        """The stream is lost, or was refused. Text that came before is still taken first."""
+        if not self.ended:
+            self._error = error
+            self._wake()
+
+    async def accepted(self, deadline_s: float) -> Accepted:
+        """Wait for the worker's verdict. Raises what it was refused with, or ``TimeoutError``."""
+        async with asyncio.timeout(deadline_s):
+            while self._accepted is None:
+                if self._error is not None:
+                    raise self._error
+                await self._wait()
+        return self._accepted
+
+    async def take(self, wait_s: float) -> Batch:
+        """Return all that is ready, waiting up to ``wait_s`` for something to be.
+
+        Raises the stream's error once everything before it has been taken.
+        """
+        if not self._ready:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(wait_s, self._wake)
+            try:
+                await self._wait()
+            finally:
+                timer.cancel()
+            if not self._ready:
+                return NOTHING
+        if self._error is not None and not self._deltas and not self._ended:
+            raise self._error
+        batch = Batch(tuple(self._deltas), tuple(self._ended), self._finished)
+        self._taken += len(self._deltas)
+        self._deltas.clear()
+        self._ended.clear()
+        return batch
+
+    def grant_due(self) -> int:
+        """Return how many deltas to grant the worker now, 0 for none yet; counts as granted."""
+        if self._taken < _GRANT_DELTAS or self.ended:
+            return 0
+        due, self._taken = self._taken, 0
+        return due
+
+    @property
+    def _ready(self) -> bool:
+        return bool(self._deltas or self._ended) or self.ended
+
+    def _fail_of_protocol(self, what: str) -> None:
+        self.fail(GenerationError(ErrorCode.PROTOCOL_ERROR, f"The worker {what}."))
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,88 @@
+"""One task as the router's end of the wire sees it: fed by a link, awaited by a handler."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.tasks import (
+    Detokenized,
+    Scores,
+    TaskFinished,
+    Tokenized,
+    TokenizerDescribed,
+    Vectors,
+)
+
+Part = Vectors | Scores
+Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """All that a worker said: the parts of each input, in any order, and the last message."""
+
+    parts: tuple[Part, ...]
+    last: Last
+
+
+class WorkerTask:
+    """Gathers one task's answer. Makes sure that each of ``inputs`` comes exactly once, and
+    thereby that no more is held than was asked for. Knows nothing of sockets."""
+
+    def __init__(self, stream_id: int, inputs: int) -> None:
+        self.stream_id = stream_id
+        self._missing = set(range(inputs))
+        self._parts: list[Part] = []
+        self._last: Last | None = None
+        self._error: LmxError | None = None
+        self._ended = asyncio.Event()
+        self.preparing = False
+        """Whether the worker has begun with the task: what ends it may be its doing."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker will send nothing more."""
+        return self._ended.is_set()
+
+    def feed(self, message: Part | Last) -> None:
+        """Take what the worker said."""
+        if isinstance(message, Vectors | Scores):
+            indexes = set(message.indexes)
+            if len(indexes) < len(message.indexes) or not indexes <= self._missing:
+                self._fail_of_protocol("sent what was not asked for")
+            elif not _is_whole(message):
+                self._fail_of_protocol("sent a part that is not whole")
+            else:
+                self._missing -= indexes
+                self._parts.append(message)
+        elif self._missing:
+            self._fail_of_protocol(f"ended with {len(self._missing)} input(s) unanswered")
+        else:
+            self._last = message
+            self._ended.set()
+
+    def fail(self, error: LmxError) -> None:
+        """The task is lost, or was refused."""
+        if not self.ended:
+            self._error = error
+            self._ended.set()
+
+    async def answer(self, deadline_s: float) -> TaskAnswer:
+        """Wait for all of the answer. Raises what it was refused with, or ``TimeoutError``."""
+        async with asyncio.timeout(deadline_s):
+            await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._last is not None
+        return TaskAnswer(tuple(self._parts), self._last)
+
+    def _fail_of_protocol(self, what: str) -> None:
+        self.fail(GenerationError(ErrorCode.PROTOCOL_ERROR, f"The worker {what}."))
+
+
+def _is_whole(part: Part) -> bool:
+    if isinstance(part, Scores):
+        return len(part.scores) == len(part.indexes)
+    return part.dimensions > 0 and len(part.data) == 4 * part.dimensions * len(part.indexes)

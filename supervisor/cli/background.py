@@ -1,0 +1,87 @@
+"""Starts a supervisor that outlives the terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.set_aside import clear_for_file
+from lmx.supervisor.cli.views.log import last_lines
+from lmx.supervisor.processes.descendants import unmarked
+from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+from lmx.supervisor.state.home import Home
+
+_START_S: Final = 30.0
+_POLL_S: Final = 0.1
+
+
+def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
+    """Start ``up`` detached and return the status once the API listens.
+
+    Raises :class:`OperationError` with the end of its log when it does not come up.
+    """
+    if supervisor_runs(home):
+        raise OperationError(
+            ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx-supervisor status`"
+        )
+    home.prepare()
+    child = spawn_background(home, config_path)
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        if child.poll() is not None:
+            raise _not_started(home, child.returncode)
+        status = _status_if_running(home)
+        if status is not None and status["router"]["pid"] is not None:
+            return status
+        time.sleep(_POLL_S)
+    raise OperationError(
+        ErrorCode.NOT_RUNNING,
+        f"lmx did not come up within {_START_S:g} s: see {home.supervisor_log}",
+    )
+
+
+def spawn_background(
+    home: Home, config_path: Path | None, options: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start ``up`` detached, and wait for nothing. Raises ``OSError``."""
+    command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached", "--background"]
+    if config_path is not None:
+        command += ["--config", str(config_path)]
+    clear_for_file(home.supervisor_log)
+    log = os.open(home.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, env=unmarked(os.environ),
+        )  # fmt: skip
+    finally:
+        os.close(log)
+
+
+def _not_started(home: Home, status: int) -> OperationError:
+    what = f"lmx did not start (exit code {status})"
+    said = "\n".join(last_lines(home.supervisor_log, 10))
+    try:
+        with home.supervisor_log.open("ab", buffering=0) as log:
+            log.write(f"{what}\n".encode())
+    except OSError as error:
+        # On a full disk what it had to say is lost too, and the log ends with an earlier run.
+        reason = f"{home.supervisor_log} can't be written: {error.strerror or error}"
+        return OperationError(ErrorCode.INTERNAL, f"{what}; {reason}")
+    return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")
+
+
+def _status_if_running(home: Home) -> dict[str, Any] | None:
+    try:
+        with ControlClient(home) as client:
+            return client.status()
+    except OperationError as error:
+        if error.code is ErrorCode.NOT_RUNNING:
+            return None
+        raise

@@ -1,0 +1,66 @@
+"""Commands on models' files: what is downloaded, what is on this machine, what is deleted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from lmx.supervisor.cli.command import command, home, json_option
+
+
+@click.command()
+@click.argument("repository", metavar="ORG/NAME[@REVISION]", required=False)
+@click.option("--file", "filename", metavar="NAME", help="This file of it alone, as a .gguf.")
+@click.option("--cancel", metavar="ID", help="End a download; what has come stays.")
+@command
+def download(repository: str | None, filename: str | None, cancel: str | None) -> None:
+    """Download a model from the hub, and serve it from then on.
+
+    Ctrl-C leaves it running. What was interrupted goes on where it stopped.
+    """
+    from lmx.supervisor.cli.download import cancel_download, download_model
+
+    if (repository is None) == (cancel is None):
+        raise click.UsageError("give either ORG/NAME or --cancel ID")
+    if cancel is not None:
+        cancel_download(home(), cancel)
+    elif repository is not None:
+        download_model(home(), repository, filename)
+
+
+@click.command()
+@json_option
+@command
+def downloads(as_json: bool) -> None:
+    """Show the downloads, the latest first."""
+    from lmx.supervisor.cli.download import show_downloads
+
+    show_downloads(home(), as_json)
+
+
+@click.command()
+@json_option
+@command
+def available(as_json: bool) -> None:
+    """Show the models whose files are whole on this machine."""
+    from lmx.supervisor.cli.download import show_available
+
+    show_available(home(), as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Unload it first, once its streams have ended.")
+@command
+def delete(model: str, force: bool) -> None:
+    """Delete MODEL's files: what lmx downloaded or converted.
+
+    MODEL is a model, or a name that `available` shows.
+    """
+    from lmx.supervisor.cli.download import delete_model
+
+    delete_model(home(), model, force=force)
+
+
+COMMANDS: Final = (download, downloads, available, delete)

@@ -1,0 +1,154 @@
+"""``lmx-supervisor up``: the service in this process, narrated on the terminal.
+
+What would make this machine serve better, for the person who starts lmx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes.util
+import faulthandler
+import signal
+import sys
+import threading
+import time
+from logging.handlers import WatchedFileHandler
+from typing import Final
+
+from lmx.protocol.host.limits import raise_file_limit
+from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
+from lmx.protocol.host.logs import LogFile, configure_logs
+from lmx.protocol.host.set_aside import clear_for_file
+from lmx.supervisor.cli.command import config_path
+from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
+from lmx.supervisor.config.load import config_notices
+from lmx.supervisor.config.schema import LogConfig
+from lmx.supervisor.processes.handover import Handover, Invocation
+from lmx.supervisor.service.service import Service
+from lmx.supervisor.state.home import Home
+
+
+def advice() -> str | None:
+    """Return a line of advice, or None. Starts processes to look for libraries: takes tenths
+    of a second, so not for the event loop."""
+    if sys.platform == "linux" and ctypes.util.find_library("openblas") is None:
+        return (
+            "tip: prompts are read several times faster with OpenBLAS "
+            "(Debian: apt-get install libopenblas0-pthread, then restart the models)"
+        )
+    return None
+
+
+_POLL_S: Final = 0.1
+_SEEN_S: Final = 0.01
+"""For the event loop to hear of a signal that came just before."""
+
+_SETTLED: Final = frozenset({"ready", "cold", "quarantined", "backoff", "queued", "held"})
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
+    """Run until SIGINT or SIGTERM. Raises :class:`OperationError` when it can't start, or when
+    the configuration is not valid."""
+    config = invocation.read_config()
+    prepared = home.prepare()
+    faulthandler.enable()
+    raise_file_limit()
+    aside = clear_for_file(home.supervisor_log)
+    logs = _Logs(home, config.logs, detached=invocation.detached)
+    service = Service(config, home, version, invocation, lambda new: logs.follow(new.logs))
+    if aside is not None:
+        service.say(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
+    for notice in (*prepared, *config_notices(config_path(invocation.config))):
+        service.say(notice)
+    handover = asyncio.run(_serve(service, narrate=not invocation.detached))
+    if handover is not None:
+        invocation.replace_program(handover)
+
+
+class _Logs:
+    """The supervisor's own log: alone in its file (detached), or on the terminal with a copy. And
+    the limit of all log files: a process that hangs, or was forked, keeps to none."""
+
+    def __init__(self, home: Home, config: LogConfig, *, detached: bool) -> None:
+        self._folder = home.logs
+        self._limit = LogLimit(int(config.max_bytes), config.keep)
+        self._copy: WatchedFileHandler | None = None
+        if detached:
+            LogFile(home.supervisor_log, self._limit.max_bytes, self._limit.keep).attach()
+        else:
+            self._copy = WatchedFileHandler(home.supervisor_log)
+        self.follow(config)
+        keep_forever(self._keep_once, "log limits")
+
+    def follow(self, config: LogConfig) -> None:
+        """Keep to a configuration from here on."""
+        self._limit.max_bytes, self._limit.keep = int(config.max_bytes), config.keep
+        configure_logs("supervisor", config.level, copy_to=self._copy, changeable=True)
+
+    def _keep_once(self) -> None:
+        for path in self._folder.glob("*.log"):
+            keep_to(path, self._limit)
+
+
+async def _serve(service: Service, *, narrate: bool) -> Handover | None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _stop, service, number, narrate)
+    if sys.stdin is not None and sys.stdin.isatty():
+        # The terminal was closed. Nothing may be left running behind it.
+        loop.add_signal_handler(signal.SIGHUP, _stop, service, signal.SIGHUP, True)
+    else:
+        loop.add_signal_handler(signal.SIGHUP, service.reload, "SIGHUP")
+    # The program that was here before may have left them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    side = loop.create_task(_narrate(service)) if narrate else None
+    try:
+        handover = await service.run()
+    finally:
+        if side is not None:
+            side.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await side
+    if handover is not None:
+        await _keep_signals(service)
+    return handover
+
+
+async def _keep_signals(service: Service) -> None:
+    """Have signals wait for the next program: without a handler they would end this process.
+    One that came too late for this program is sent to the next one."""
+    # Blocked in this thread alone: another one would take them.
+    await asyncio.get_running_loop().shutdown_default_executor()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    await asyncio.sleep(_SEEN_S)
+    if service.stop_asked:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _stop(service: Service, number: signal.Signals, say: bool) -> None:
+    service.stop(number.name)
+    if say:
+        make_console().print(f"\nstopping ({number.name}); again to stop at once")
+
+
+async def _narrate(service: Service) -> None:
+    """Show the loads until every model has settled, then how to talk to lmx."""
+    console = make_console()
+    with LoadProgress(console) as progress:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if not service.serving:
+                continue
+            status = service.status(time.monotonic())
+            for worker in status["workers"]:
+                progress.show(worker)
+            if all(worker["state"] in _SETTLED for worker in status["workers"]):
+                break
+    print_welcome(console, status)
+    tip = await asyncio.to_thread(advice)
+    if tip is not None:
+        console.print(tip, markup=False)

@@ -1,0 +1,175 @@
+"""Commands on one model, and on the processes around it: what changes what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from lmx.supervisor.cli.command import command, config_option, home, json_option, read_config
+
+_model = click.argument("model")
+
+
+_context = click.option(
+    "--context-length", type=int, default=None, metavar="TOKENS", help="Instead of its own."
+)
+
+
+@click.command()
+@_model
+@_context
+@command
+def load(model: str, context_length: int | None) -> None:
+    """Load MODEL and wait until it answers.
+
+    A repository that is whole in the hub's cache on this machine is added first, under its own
+    name. --context-length holds until another load gives another, or the configuration changes
+    the model; one that is loaded is loaded anew after its streams.
+    """
+    from lmx.supervisor.cli.operations import load_model
+
+    load_model(home(), model, context_length)
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@click.argument("source")
+@_context
+@command
+def add(id: str, source: str, context_length: int | None) -> None:
+    """Serve another model under ID, now and after restarts.
+
+    SOURCE is a folder in MLX form, a .gguf file or org/name[@revision]. Its first request loads
+    it. `remove` takes it back.
+    """
+    from lmx.supervisor.cli.operations import add_model
+
+    add_model(home(), id, source, context_length)
+
+
+@click.command()
+@_model
+@command
+def remove(model: str) -> None:
+    """Serve MODEL no more, after its streams. It was added or downloaded; its files stay."""
+    from lmx.supervisor.cli.operations import remove_model
+
+    remove_model(home(), model)
+
+
+@click.command()
+@_model
+@command
+def unload(model: str) -> None:
+    """Let MODEL's streams end, then give its memory back. A new request loads it again."""
+    from lmx.supervisor.cli.operations import unload_model
+
+    unload_model(home(), model)
+
+
+@click.command()
+@_model
+@command
+def drain(model: str) -> None:
+    """Let MODEL's streams end and keep it down, for maintenance.
+
+    New requests for it are refused.
+    It comes back with `load`, `restart` or `reset`.
+    """
+    from lmx.supervisor.cli.operations import drain_model
+
+    drain_model(home(), model)
+
+
+@click.command()
+@_model
+@command
+def kill(model: str) -> None:
+    """Kill MODEL's worker now, hung or not; the model comes back.
+
+    Its requests end with an error. The API and the other models go on. Works also while the
+    supervisor hangs or is not there; then MODEL is a model's id.
+    """
+    from lmx.supervisor.cli.operations import kill_model
+
+    kill_model(home(), model)
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--router", is_flag=True, help="Restart the router: the old one ends its streams.")
+@click.option("--supervisor", is_flag=True, help="Replace the supervisor; workers and router stay.")
+@command
+def restart(model: str | None, router: bool, supervisor: bool) -> None:
+    """Restart MODEL, the router or the supervisor, and wait for it.
+
+    MODEL: its streams end first; a quarantine or a drain ends too. --router and --supervisor
+    take the program that is installed now and lose no request.
+    """
+    from lmx.supervisor.cli import operations
+
+    if (model is not None) + router + supervisor != 1:
+        raise click.UsageError("give one of MODEL, --router and --supervisor")
+    if router:
+        operations.restart_router(home())
+    elif supervisor:
+        operations.restart_supervisor(home())
+    elif model is not None:
+        operations.restart_model(home(), model)
+
+
+@click.command()
+@_model
+@command
+def reset(model: str) -> None:
+    """Forget MODEL's failures: out of quarantine, backoff or a drain.
+
+    The next request loads it.
+    """
+    from lmx.supervisor.cli.operations import reset_model
+
+    reset_model(home(), model)
+
+
+@click.command()
+@_model
+@command
+def pin(model: str) -> None:
+    """Never unload MODEL to make room, nor because it is idle."""
+    from lmx.supervisor.cli.operations import pin_model
+
+    pin_model(home(), model, pinned=True)
+
+
+@click.command()
+@_model
+@command
+def unpin(model: str) -> None:
+    """Treat MODEL like other models again."""
+    from lmx.supervisor.cli.operations import pin_model
+
+    pin_model(home(), model, pinned=False)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL|FOLDER")
+@config_option
+@json_option
+@command
+def estimate(model: str, config: Path | None, as_json: bool) -> None:
+    """Show what a model would take of the memory, line by line.
+
+    MODEL is one of the configuration, FOLDER any in MLX form. Nothing is loaded, and lmx need
+    not run.
+    """
+    from lmx.supervisor.cli.views.estimate import print_estimate
+    from lmx.supervisor.inventory.added import with_added
+    from lmx.supervisor.inventory.added_file import AddedFile
+
+    served = with_added(read_config(config), AddedFile(home().added_models).read())
+    print_estimate(served, home(), model, as_json)
+
+
+COMMANDS: Final = (load, add, remove, unload, drain, kill, restart, reset, pin, unpin, estimate)

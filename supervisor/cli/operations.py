@@ -1,0 +1,269 @@
+"""The CLI's commands that change something: ask, then wait until it is so, with progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control, inventory
+from lmx.supervisor.cli.views.progress import LoadProgress, make_console
+from lmx.supervisor.cli.views.words import find_model
+from lmx.supervisor.cli.without_supervisor import kill_worker
+from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
+from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
+from lmx.supervisor.sockets.client import ControlClient, SteadyClient, not_running
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import Records
+
+_POLL_S: Final = 0.1
+_RESTART_S: Final = 60.0
+"""For a new router or supervisor to serve, on a machine that is busy with something else."""
+_REMOVE_S: Final = 600.0
+"""For the streams of a model that is removed to end: longer than any `drain_timeout_s` in use."""
+_AWAY_S: Final = 15.0
+"""For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
+be started again by launchd or systemd."""
+_MEMORY_S: Final = 8.0
+"""For a killed worker's end, and to see whether its memory comes back."""
+_INTRODUCTION_S: Final = 5.0
+"""For workers to tell a new supervisor how they are: they do with their next beat."""
+
+
+def load_model(home: Home, model: str, context_length: int | None) -> None:
+    """Load a model and wait, with another context than it has where one is given. Raises
+    :class:`OperationError` when it can't be loaded."""
+    _ask(home, control.LoadModel(model, context_length))
+    _wait_ready(home, model, old_pid=None, context_length=context_length)
+
+
+def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
+    """Have another model served; loads nothing. Raises :class:`OperationError`."""
+    try:
+        if not isinstance(parse_source(source), HubSource):
+            source = str(folder_path(source))  # the supervisor may run in another one
+    except (SourceError, RuntimeError) as error:
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    click.echo(_ask(home, inventory.AddModel(model_id, source, context_length)).message)
+
+
+def remove_model(home: Home, model: str) -> None:
+    """Have a model that was added served no more, and wait until its process is gone."""
+    done = _ask(home, inventory.RemoveModel(model))
+    if done.pid is not None:
+        _poll_status(
+            home,
+            lambda status: all(line["pid"] != done.pid for line in status["workers"]),
+            _REMOVE_S,
+        )
+    click.echo(done.message)
+
+
+def restart_model(home: Home, model: str) -> None:
+    """End a model's worker after its streams, load it again and wait."""
+    done = _ask(home, control.RestartModel(model))
+    _wait_ready(home, model, old_pid=done.pid)
+
+
+def unload_model(home: Home, model: str) -> None:
+    """Unload a model and wait until its process is gone."""
+    done = _ask(home, control.UnloadModel(model))
+    line = _wait_gone(home, model, done.pid)
+    again = "; a request has had it loaded again" if line["pid"] else ""
+    back = "" if done.pid is None else f"; {_memory_back(home, model, done.pid)}"
+    click.echo(f"unloaded {line['model']}{_gone(done.pid)}{back}{again}")
+
+
+def drain_model(home: Home, model: str) -> None:
+    """Have a model take no new request, and wait until its streams and its process ended."""
+    done = _ask(home, control.DrainModel(model))
+    line = _wait_gone(home, model, done.pid)
+    if line["state"] == "held":
+        name = line["model"]
+        click.echo(
+            f"drained {name}{_gone(done.pid)}; it takes no request until "
+            f"`lmx-supervisor reset {name}` or `load {name}`"
+        )
+    else:
+        click.echo(f"drained {line['model']}{_gone(done.pid)}; it was asked for again meanwhile")
+
+
+def kill_model(home: Home, model: str) -> None:
+    """SIGKILL a model's worker, also when no supervisor answers, and wait for its memory, not for
+    its return."""
+    silent = silence(home)
+    if silent is None:
+        try:
+            done = _ask(home, control.KillModel(model))
+            click.echo(f"{done.message}; {_memory_back(home, model, done.pid)}")
+            return
+        except OperationError as error:
+            if error.code is not ErrorCode.SUPERVISOR_UNAVAILABLE:
+                raise
+            silent = Silence(lock_holder(home))
+    if silent.holder is None and not Records(home.state).orphans():
+        raise not_running(home)
+    click.echo(kill_worker(home, model, silent))
+
+
+def reset_model(home: Home, model: str) -> None:
+    """Forget a model's failures; loads nothing."""
+    click.echo(_ask(home, control.ResetModel(model)).message)
+
+
+def pin_model(home: Home, model: str, *, pinned: bool) -> None:
+    """Pin or unpin a model; loads nothing."""
+    click.echo(_ask(home, control.PinModel(model, pinned)).message)
+
+
+def reload_config(home: Home) -> None:
+    """Have the configuration read again and print what follows.
+
+    Raises :class:`OperationError` (config_invalid) with every problem; nothing changed then.
+    """
+    with ControlClient(home) as client:
+        reloaded: control.Reloaded = client.ask(control.ReloadConfig())
+    if not reloaded.sections:
+        click.echo("the configuration is the same: nothing changed")
+        return
+    click.echo(f"reloaded; changed: {', '.join(reloaded.sections)}")
+    for change in reloaded.changes:
+        click.echo(f"  - {change}")
+
+
+def restart_router(home: Home) -> None:
+    """Start a new router beside the old one, and wait until it serves, or one that was started
+    in its place."""
+    with ControlClient(home) as client:
+        old_pid = client.status()["router"]["pid"]
+        client.ask(control.RestartRouter())
+    status = _wait_status(
+        home,
+        lambda found: (
+            found["router"]["pid"] not in (None, old_pid) and found["router"]["memory_bytes"] > 0
+        ),
+        "the new router does not serve: see `lmx-supervisor logs --router`",
+    )
+    router = status["router"]
+    click.echo(
+        f"a new router (pid {router['pid']}) serves at {router['url']}; the old one ends when its "
+        "requests have"
+    )
+
+
+def restart_supervisor(home: Home) -> None:
+    """Replace the supervisor's program, and wait until the new one answers and has heard of the
+    workers that were ready."""
+    with ControlClient(home) as client:
+        found = client.status()
+        before = found["supervisor"]
+        client.ask(control.RestartSupervisor())
+    status = _wait_status(
+        home,
+        lambda found: found["supervisor"]["epoch"] != before["epoch"],
+        f"no new supervisor answers: see {home.supervisor_log}",
+    )
+    warm = {line["pid"] for line in found["workers"] if line["state"] == "ready"}
+
+    def heard(now: dict[str, Any]) -> bool:
+        return not any(
+            line["pid"] in warm and line["state"] == "starting" for line in now["workers"]
+        )
+
+    # One that stays silent is the new supervisor's to judge, not a failure to take over.
+    _poll_status(home, heard, _INTRODUCTION_S)
+    after = status["supervisor"]
+    versions = " -> ".join(dict.fromkeys((before["version"], after["version"])))
+    click.echo(f"a new supervisor (pid {after['pid']}, lmx {versions}) has taken over what runs")
+
+
+def _ask(home: Home, question: Any) -> control.Done:
+    with ControlClient(home) as client:
+        done: control.Done = client.ask(question)
+    return done
+
+
+def _wait_ready(
+    home: Home, model: str, old_pid: int | None, context_length: int | None = None
+) -> None:
+    def settled(line: dict[str, Any]) -> bool:
+        if line["state"] == "ready":
+            return line["pid"] != old_pid and context_length in (None, line["context_length"])
+        # "backoff" and "queued" go on by themselves; "cold" is given up, or was unloaded by
+        # somebody else, as "held" was drained.
+        return line["state"] in ("quarantined", "cold", "held")
+
+    line = _wait_for(home, model, settled)
+    if line["state"] != "ready":
+        raise OperationError(
+            ErrorCode.MODEL_LOAD_FAILED,
+            f"{line['model']}: {line['problem'] or 'it was unloaded meanwhile'}",
+        )
+
+
+def _wait_gone(home: Home, model: str, pid: int | None) -> dict[str, Any]:
+    return _wait_for(home, model, lambda line: line["pid"] is None or line["pid"] != pid)
+
+
+def _memory_back(home: Home, model: str, pid: int | None) -> str:
+    """Wait until it was measured what came back of a worker's memory; returns it for people."""
+
+    def measured(status: dict[str, Any]) -> bool:
+        last = find_model(status["workers"], model)["last_exit"]
+        return last is not None and last["pid"] == pid and last["memory"] is not None
+
+    status = _poll_status(home, measured, _MEMORY_S)
+    if status is None:
+        return f"its memory is still to come back: see `lmx-supervisor events {model}`"
+    words: str = find_model(status["workers"], model)["last_exit"]["memory"]["detail"]
+    return words
+
+
+def _gone(pid: int | None) -> str:
+    return f" (pid {pid} is gone)" if pid else ""
+
+
+def _wait_for(home: Home, model: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Poll the status until a model's line satisfies ``until``; returns that line.
+
+    Has no deadline of its own: the supervisor's deadlines end every state in which a model
+    is on its way, so ``until`` has to be satisfied by those in which it is not. A model that
+    waits for memory waits as long as the person at the terminal does.
+    """
+    with SteadyClient(home, answered=True) as client, LoadProgress(make_console()) as progress:
+        while True:
+            status = client.status()
+            if status is not None:
+                line = find_model(status["workers"], model)
+                progress.show(line)
+                if until(line):
+                    return line
+            time.sleep(_POLL_S)
+
+
+def _wait_status(
+    home: Home, until: Callable[[dict[str, Any]], bool], failure: str
+) -> dict[str, Any]:
+    """Poll the status until it satisfies ``until``; raises :class:`OperationError` with
+    ``failure`` when it does not in time."""
+    status = _poll_status(home, until, _RESTART_S)
+    if status is None:
+        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
+    return status
+
+
+def _poll_status(
+    home: Home, until: Callable[[dict[str, Any]], bool], limit_s: float
+) -> dict[str, Any] | None:
+    """Return the first status that satisfies ``until``, None if there is none in time."""
+    deadline_s = time.monotonic() + limit_s
+    with SteadyClient(home, _AWAY_S, answered=True) as client:
+        while time.monotonic() < deadline_s:
+            status = client.status()
+            if status is not None and until(status):
+                return status
+            time.sleep(_POLL_S)
+    return None

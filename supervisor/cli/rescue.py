@@ -1,0 +1,151 @@
+"""``lmx-supervisor rescue``: sees to a supervisor that a router has heard nothing of.
+
+One that is stopped is woken; one that hangs is ended, with its stacks in its log; and where no
+service manager does that, another one is started, which adopts what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+
+from lmx.protocol.host.logs import LogFile, configure_logs
+from lmx.supervisor.cli.background import spawn_background
+from lmx.supervisor.processes.descendants import own_mark
+from lmx.supervisor.processes.handover import Guarded
+from lmx.supervisor.processes.lock_holder import lives, lock_holder, silence
+from lmx.supervisor.processes.silence import Look, Patience, Verdict, judge
+from lmx.supervisor.state.home import Home
+
+log = structlog.get_logger()
+
+_LOOK_S: Final = 0.5
+_STACKS_S: Final = 1.0
+_GONE_S: Final = 5.0
+_START_S: Final = 60.0
+
+
+def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: float) -> None:
+    """See to the supervisor of a home once; one at a time does it. Raises ``OSError``."""
+    # A folder can be locked too, and needs no file on a disk that may take none.
+    lock = os.open(home.logs, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    with contextlib.suppress(OSError):
+        LogFile(home.supervisor_log, 0, 0).attach()  # else it says it to the router's log
+    configure_logs("rescue")
+    holder = lock_holder(home)
+    if holder is None:
+        because = "the supervisor had died"
+        if guarded is not Guarded.BACKGROUND:
+            return
+    else:
+        verdict = _watched(home, holder, silence_s)
+        if verdict is not Verdict.END:
+            return
+        because = f"the supervisor (pid {holder.pid}) hung, and was ended"
+        _tell_terminal(holder, guarded)
+        if not _ended(holder):
+            # The system holds it, for a disk or a driver: so would it hold another one.
+            log.error("supervisor.not_ended", supervisor_pid=holder.pid)
+            return
+        if guarded is Guarded.SERVICE:
+            return
+    asker = own_mark(os.environ)
+    if asker is not None:
+        log.warning("supervisor.started_again", because=because)
+        options = ["--asker", asker, "--because", because]
+        _see_up(home, spawn_background(home, config, options))
+
+
+def _watched(home: Home, holder: psutil.Process, silence_s: float) -> Verdict:
+    """Look at a supervisor until it is clear what is the matter with it."""
+    patience = Patience(silence_s)
+    while True:
+        look = _look(home, holder)
+        if look is None:
+            return Verdict.WELL  # it has ended, or replaced its program just now
+        patience, verdict = judge(patience, look, time.monotonic())
+        match verdict:
+            case Verdict.WAIT:
+                time.sleep(_LOOK_S)
+            case Verdict.WAKE:
+                log.warning("supervisor.woken", supervisor_pid=holder.pid)
+                with contextlib.suppress(psutil.Error):
+                    holder.send_signal(signal.SIGCONT)
+            case _:
+                log.info("supervisor.seen_to", supervisor_pid=holder.pid, verdict=verdict.value)
+                return verdict
+
+
+def _look(home: Home, holder: psutil.Process) -> Look | None:
+    answers = silence(home) is None
+    try:
+        status, used = holder.status(), holder.cpu_times()
+    except psutil.Error:
+        return None
+    return Look(
+        answers=answers,
+        stopped=status == psutil.STATUS_STOPPED,
+        traced=status == psutil.STATUS_TRACING_STOP,
+        waits_on_disk=status == psutil.STATUS_DISK_SLEEP,
+        cpu_s=used.user + used.system,
+    )
+
+
+def _ended(holder: psutil.Process) -> bool:
+    log.error("supervisor.hung", supervisor_pid=holder.pid)
+    for number, limit_s in ((signal.SIGABRT, _STACKS_S), (signal.SIGKILL, _GONE_S)):
+        with contextlib.suppress(psutil.Error):
+            holder.send_signal(number)
+            holder.send_signal(signal.SIGCONT)
+        if _within(limit_s, lambda: not lives(holder)):
+            return True
+    return False
+
+
+def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
+    """Stay until it answers, so that routers don't ask again meanwhile."""
+    if not _within(_START_S, lambda: child.poll() is not None or silence(home) is None):
+        log.error("supervisor.not_up", supervisor_pid=child.pid)
+
+
+def _tell_terminal(holder: psutil.Process, guarded: Guarded) -> None:
+    """Who sits at the terminal of a supervisor that hangs sees where it went."""
+    if guarded is not Guarded.FOREGROUND:
+        return
+    with contextlib.suppress(psutil.Error, OSError):
+        terminal = holder.terminal()
+        if terminal is not None:
+            descriptor = os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, _GONE_FROM_HERE)
+            finally:
+                os.close(descriptor)
+
+
+_GONE_FROM_HERE: Final = (
+    b"\r\nlmx: the supervisor hung. Another one has taken over, in the background: see "
+    b"`lmx-supervisor status`; `lmx-supervisor stop` ends it\r\n"
+)
+
+
+def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_LOOK_S / 10)
+    return True

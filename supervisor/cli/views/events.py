@@ -1,0 +1,108 @@
+"""What `lmx-supervisor events` prints: the supervisor's events as lines, followed if asked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from lmx.protocol.messages import control
+from lmx.protocol.messages.control import Event, EventList
+from lmx.protocol.messages.events import event_object
+from lmx.supervisor.cli.views.json_output import json_text
+from lmx.supervisor.cli.views.words import find_model
+from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.state.home import Home
+
+_POLL_S: Final = 0.3
+_KEPT: Final = 2000
+"""At least as many as a supervisor keeps: with a filter, the last of them are picked here."""
+
+
+def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_json: bool) -> None:
+    """Print the last ``count`` events, of one model if named; go on with ``follow``.
+
+    Raises :class:`OperationError` when lmx does not run, or no model has that name.
+    """
+    with SteadyClient(home) as client:
+        model_id = None
+        if model is not None:
+            status = client.status()
+            assert status is not None  # the first question is answered, or raises
+            model_id = find_model(status["workers"], model)["model"]
+        cursor = EventCursor()
+        write = _write_json if as_json else _write_line
+
+        def wanted() -> Iterator[tuple[str, Event]]:
+            return (
+                found
+                for found in cursor.read(client)
+                if model_id is None or found[1].model_id == model_id
+            )
+
+        write(deque(wanted(), maxlen=count))
+        while follow:
+            time.sleep(_POLL_S)
+            write(wanted())
+
+
+class EventCursor:
+    """Where a reader of events is; a supervisor that starts anew counts from 1 again."""
+
+    def __init__(self) -> None:
+        self._epoch: str | None = None
+        self._seq = 0
+
+    def read(self, client: SteadyClient) -> Iterator[tuple[str, Event]]:
+        """Yield each event with its epoch that is new since the last call, oldest first;
+        nothing while no supervisor answers."""
+        for _ in range(2):
+            found: EventList | None = client.ask(control.GetEvents(self._seq, _KEPT))
+            if found is None:
+                return
+            anew = found.epoch != self._epoch and self._epoch is not None
+            self._epoch = found.epoch
+            if not anew:
+                self._seq = found.last_seq
+                for event in found.events:
+                    yield found.epoch, event
+                return
+            self._seq = 0  # what was asked for was counted by the supervisor before
+
+
+def _write_json(found: Iterable[tuple[str, Event]]) -> None:
+    for epoch, event in found:
+        sys.stdout.write(event_json(epoch, event) + "\n")
+    sys.stdout.flush()
+
+
+def _write_line(found: Iterable[tuple[str, Event]]) -> None:
+    for _, event in found:
+        sys.stdout.write(event_line(event) + "\n")
+    sys.stdout.flush()
+
+
+def event_json(epoch: str, event: Event) -> str:
+    """Return an event as one line of JSON. ``seq`` is unique within an ``epoch``."""
+    return json_text(event_object(epoch, event), None)
+
+
+def event_line(event: Event) -> str:
+    """Return an event as one line for a person, in local time. Its data are for programs: what
+    matters of them stands in the detail too, but for the cause of an exit."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at_s))
+    parts = (when, f"{event.name:<18}", event.model_id or "", event_words(event))
+    return "  ".join(part for part in parts if part)
+
+
+def event_words(event: Event) -> str:
+    """Return what an event says, on one line."""
+    cause = event.data.get("cause")
+    return one_line(f"{str(cause).replace('_', ' ')}: {event.detail}" if cause else event.detail)
+
+
+def one_line(text: str) -> str:
+    """Return a text that may have several lines as one."""
+    return " ".join(text.split())

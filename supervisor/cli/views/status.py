@@ -1,0 +1,55 @@
+"""What `lmx-supervisor status` prints: the processes, the memory, a table of models."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from lmx.supervisor.cli.views.table import Column, model_columns, model_table
+from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
+from lmx.supervisor.decisions.ledger import format_bytes
+
+
+def print_status(console: Console, status: dict[str, Any]) -> None:
+    """Print all of a status. What is wrong with a model has a line of its own below the table,
+    and so have remarks that don't fit into it."""
+    supervisor, router, workers = status["supervisor"], status["router"], status["workers"]
+    console.print(
+        f"supervisor  {supervisor['state']}  pid {supervisor['pid']}  "
+        f"lmx {supervisor['version']}  up {duration(supervisor['uptime_s'])}"
+    )
+    console.print(
+        f"router      {router['state']}  pid {router['pid']}  {router.get('url', '')}  "
+        f"{router_words(router)}"
+    )
+    console.print(
+        f"memory      {format_bytes(supervisor['reserved_bytes'])} of "
+        f"{format_bytes(supervisor['budget_bytes'])} reserved"
+    )
+    if machine := memory_words(supervisor):
+        console.print(f"[yellow]{machine}[/]")
+    for notice in supervisor.get("notices", ()):
+        console.print(f"[yellow]{escape(notice)}[/]")
+    if not workers:
+        console.print("\nno models; add some to lmx.yaml, then `lmx-supervisor reload`")
+        return
+    columns = list(model_columns(workers).values())
+    said = [remarks(worker) for worker in workers]
+    note = Column("NOTE", tuple(said), right=False)
+    if sum(column.width for column in (*columns, note)) <= console.width:
+        columns.append(note)
+        said = [""] * len(workers)
+    console.print()
+    console.print(model_table(columns, console.width))
+    now_s = time.time()
+    lines = [
+        f"[bold]{worker['model']}[/]  {escape(words)}"
+        for worker, remark in zip(workers, said, strict=True)
+        if (words := told(worker, remark, now_s))
+    ]
+    if lines:
+        console.print()
+        console.print("\n".join(lines))

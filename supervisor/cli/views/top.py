@@ -1,0 +1,185 @@
+"""One frame of `lmx-supervisor top`. Pure: values in, a picture out.
+
+Tokens per second of each model, from totals that are read again and again. Pure.
+
+`lmx-supervisor top`: models, memory and events, live, until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lmx.protocol.messages.control import Event
+from lmx.supervisor.cli.views.events import EventCursor, event_words, one_line
+from lmx.supervisor.cli.views.progress import make_console
+from lmx.supervisor.cli.views.table import Column, model_columns, model_table
+from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.state.home import Home
+
+_READINGS: Final = 4
+"""Totals come with beats, as often as they are read here: one difference alone would be now
+none and now that of two beats."""
+
+
+class TokenRates:
+    """Rates over the last few readings. A new worker counts from 0 again: its rate begins
+    anew."""
+
+    def __init__(self) -> None:
+        self._readings: dict[str, deque[tuple[float, int]]] = {}
+
+    def take(self, workers: Iterable[dict[str, Any]], now_s: float) -> None:
+        """Take the models' lines of one status."""
+        readings: dict[str, deque[tuple[float, int]]] = {}
+        for worker in workers:
+            if (instance := worker["instance"]) is not None:
+                kept = self._readings.get(instance, deque(maxlen=_READINGS))
+                kept.append((now_s, worker["tokens_total"]))
+                readings[instance] = kept
+        self._readings = readings
+
+    def of(self, instance: str | None) -> float | None:
+        """Return a worker's tokens per second; None before there are two readings."""
+        kept = self._readings.get(instance) if instance is not None else None
+        if kept is None or len(kept) < 2:
+            return None
+        (first_s, first), (last_s, last) = kept[0], kept[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
+_BAR_WIDTH: Final = 30
+_NOTE_WIDTH: Final = 24
+_LINES_ABOVE_EVENTS: Final = 6
+"""Two of processes, a blank one, the heading, a blank one, the one for Ctrl-C."""
+
+
+def top_frame(
+    status: dict[str, Any],
+    rates: TokenRates,
+    events: Sequence[Event],
+    size: tuple[int, int],
+    now_s: float,
+) -> RenderableType:
+    """Return the frame for a terminal of that many columns and lines; ``now_s`` is the time of
+    day."""
+    width, height = size
+    supervisor, workers = status["supervisor"], status["workers"]
+    parts: list[RenderableType] = [_processes(status), _budget(supervisor)]
+    if words := memory_words(supervisor):
+        parts.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
+    parts += [Text(""), _models(workers, rates, width, now_s)]
+    room = height - _LINES_ABOVE_EVENTS - len(workers) - (len(parts) - 4)
+    shown = list(events)[-room:] if room > 0 else []
+    if shown:
+        parts += [Text(""), *(_event(event) for event in shown)]
+    return Group(*parts)
+
+
+def _processes(status: dict[str, Any]) -> Text:
+    supervisor, router = status["supervisor"], status["router"]
+    return Text(
+        f"lmx {supervisor['version']}  {supervisor['state']} for "
+        f"{duration(supervisor['uptime_s'])}  {router.get('url', 'router ' + router['state'])}  "
+        f"{router_words(router)}",
+        no_wrap=True, overflow="ellipsis",
+    )  # fmt: skip
+
+
+def _budget(supervisor: dict[str, Any]) -> RenderableType:
+    reserved, budget = supervisor["reserved_bytes"], supervisor["budget_bytes"]
+    grid = Table.grid(padding=(0, 1))
+    full = reserved > budget
+    grid.add_row(
+        "memory",
+        ProgressBar(
+            total=max(1, budget), completed=min(reserved, budget), width=_BAR_WIDTH,
+            complete_style="red" if full else "green", finished_style="red" if full else "yellow",
+        ),
+        f"{format_bytes(reserved)} of {format_bytes(budget)} reserved",
+    )  # fmt: skip
+    return grid
+
+
+def _models(workers: list[dict[str, Any]], rates: TokenRates, width: int, now_s: float) -> Table:
+    columns = model_columns(workers)
+    for absent in ("PID", "SERVED"):
+        del columns[absent]
+    speeds = (rates.of(worker["instance"]) for worker in workers)
+    speed = Column("TOK/S", tuple("-" if one is None else f"{one:.0f}" for one in speeds), 5)
+    notes = tuple(one_line(told(worker, remarks(worker), now_s)) for worker in workers)
+    note = Column("NOTE", notes, right=False, cut_to=_NOTE_WIDTH)
+    return model_table([*columns.values(), speed, note], width)
+
+
+def _event(event: Event) -> Text:
+    when = time.strftime("%H:%M:%S", time.localtime(event.at_s))
+    said = "  ".join(part for part in (event.model_id, event_words(event)) if part)
+    return Text.assemble(
+        (when, "dim"), "  ", (f"{event.name:<18}", "bold"), "  ", said,
+        no_wrap=True, overflow="ellipsis",
+    )  # fmt: skip
+
+
+_REFRESH_S: Final = 1.0
+_EVENTS_KEPT: Final = 100
+_PLAIN_HEIGHT: Final = 24
+
+
+def run_top(home: Home) -> None:
+    """Show frames until Ctrl-C; where stdout is no terminal, one.
+
+    Raises :class:`OperationError` when lmx does not run, or has been away for long.
+    """
+    cursor = EventCursor()
+    rates = TokenRates()
+    events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
+    with SteadyClient(home) as client:
+        status = client.status()
+        assert status is not None  # the first question is answered, or raises
+        if not sys.stdout.isatty():
+            events.extend(event for _, event in cursor.read(client))
+            console = make_console()
+            size = (console.width, _PLAIN_HEIGHT)
+            console.print(top_frame(status, rates, events, size, time.time()))
+            return
+        # Also what ends it from elsewhere has to give the terminal's screen back.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        console = Console(highlight=False)
+        try:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    _show(live, console, client, cursor, rates, events)
+                    time.sleep(_REFRESH_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _show(
+    live: Live,
+    console: Console,
+    client: SteadyClient,
+    cursor: EventCursor,
+    rates: TokenRates,
+    events: deque[Event],
+) -> None:
+    status: dict[str, Any] | None = client.status()
+    if status is None:
+        live.update(Text("lmx does not answer; waiting for it to come back"), refresh=True)
+        return
+    events.extend(event for _, event in cursor.read(client))
+    rates.take(status["workers"], time.monotonic())
+    frame = top_frame(status, rates, events, (console.width, console.height), time.time())
+    live.update(frame, refresh=True)

@@ -1,0 +1,103 @@
+"""Commands that show what is and what happened: status, top, events, logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from lmx.supervisor.cli.command import command, home, json_option, read_config
+from lmx.supervisor.cli.views.json_output import json_text
+from lmx.supervisor.state.home import Home
+
+
+@click.command()
+@json_option
+@command
+def status(as_json: bool) -> None:
+    """Show the processes, the models and their memory."""
+    from lmx.supervisor.sockets.client import ControlClient
+
+    with ControlClient(home()) as client:
+        found = client.status()
+    if as_json:
+        click.echo(json_text(found))
+        return
+    from lmx.supervisor.cli.views.progress import make_console
+    from lmx.supervisor.cli.views.status import print_status
+
+    print_status(make_console(), found)
+
+
+@click.command()
+@command
+def top() -> None:
+    """Watch models, memory and events live, until Ctrl-C.
+
+    Where there is no terminal, it prints what it sees once.
+    """
+    from lmx.supervisor.cli.views.top import run_top
+
+    run_top(home())
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
+@click.option("-n", "--number", default=50, show_default=True, type=click.IntRange(0, 2000))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@command
+def events(model: str | None, follow: bool, number: int, as_json: bool) -> None:
+    """Show what happened lately: loads, evictions, exits and why.
+
+    Of all models, or of MODEL alone.
+    """
+    from lmx.supervisor.cli.views.events import show_events
+
+    show_events(home(), model, number, follow=follow, as_json=as_json)
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines are written.")
+@click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(0, 100_000))
+@click.option("--router", is_flag=True, help="The router's log.")
+@command
+def logs(model: str | None, follow: bool, lines: int, router: bool) -> None:
+    """Show the log of the supervisor, of MODEL's worker or of the router."""
+    from lmx.supervisor.cli.views.log import show_log
+
+    place = home()
+    if model is not None and router:
+        raise click.UsageError("give either MODEL or --router")
+    if router:
+        path = place.router_log
+    elif model is not None:
+        path = _worker_log(place, model)
+    else:
+        path = place.supervisor_log
+    show_log(path, lines, follow=follow)
+
+
+def _worker_log(place: Home, model: str) -> Path:
+    """Return a model's log by id or alias; also when lmx is down, for what ran last.
+
+    Raises :class:`OperationError` for a name that is no model's.
+    """
+    path = place.worker_log(model)
+    if path.exists():
+        return path
+    from lmx.supervisor.cli.views.words import find_model
+    from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+
+    if supervisor_runs(place):
+        with ControlClient(place) as client:
+            lines = client.status()["workers"]
+    else:
+        models = read_config(None).models
+        lines = [{"model": found.id, "aliases": found.aliases} for found in models]
+    return place.worker_log(find_model(lines, model)["model"])
+
+
+COMMANDS: Final = (status, top, events, logs)

@@ -1,0 +1,220 @@
+"""What the command line does to lmx's processes itself, when no supervisor answers.
+
+Whom it ends it knows by the records and by the ids that processes of lmx have in their environment;
+a pid alone is never enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import psutil
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.memory.system import read_footprint
+from lmx.supervisor.processes.child import signal_group
+from lmx.supervisor.processes.descendants import end_marked, marked
+from lmx.supervisor.processes.lock_holder import Silence, is_stopped, lives, lock_holder, silence
+from lmx.supervisor.sockets.client import ControlClient, not_running
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import (
+    ProcessRecord,
+    Records,
+    SupervisorLock,
+    WorkerRecord,
+    wait_gone,
+)
+
+Say = Callable[[str], None]
+
+_POLL_S: Final = 0.1
+_GONE_S: Final = 5.0
+_STACKS_S: Final = 1.0
+_TERM_GRACE_S: Final = 12.0
+"""For routers and workers to end after SIGTERM: longer than any of their graces."""
+
+_HUNG_S: Final = 10.0
+"""A supervisor that was told to stop and says nothing for so long is ended."""
+
+_ROUNDS: Final = 5
+"""A supervisor that was being started meanwhile is stopped in another one."""
+
+
+def kill_worker(home: Home, model: str, why: Silence) -> str:
+    """SIGKILL a model's worker, with all it started; returns what was done, for people.
+
+    Raises :class:`OperationError` (model_not_loaded) when none is found.
+    """
+    workers = _workers(home)
+    found = [worker for worker in workers if worker.model_id == model]
+    if not found:
+        others = ", ".join(f"{w.model_id} (pid {w.pid})" for w in workers) or "none"
+        raise OperationError(
+            ErrorCode.MODEL_NOT_LOADED,
+            f"{why.words}, and the records have no worker of {model!r} that runs; workers that do: "
+            f"{others}. Without a supervisor only a model's id names it",
+        )
+    began_s = time.monotonic()
+    footprints = [read_footprint(worker.pid) for worker in found]
+    held_bytes = sum(each.held_bytes for each in footprints if each is not None)
+    for worker in found:
+        signal_group(worker.pid, signal.SIGKILL)
+    gone = wait_gone(found, _GONE_S)
+    took_s = time.monotonic() - began_s
+    for worker in found:
+        end_marked(home, worker.token)
+    pids = ", ".join(str(worker.pid) for worker in found)
+    end = f"it was gone after {took_s:.1f} s" if gone else f"it is not gone after {took_s:.0f} s"
+    return (
+        f"{why.words}: killed {model}'s worker (pid {pids}) by its record; it held "
+        f"{format_bytes(held_bytes)}, {end}. {_who_starts_again(why)}"
+    )
+
+
+def _who_starts_again(why: Silence) -> str:
+    if why.holder is None:
+        return "Nobody starts it again before there is a supervisor: `lmx-supervisor up` or `start`"
+    return (
+        "The supervisor starts it again when it goes on, or the one that replaces it: lmx's router "
+        "looks after one that stays silent"
+    )
+
+
+def stop(home: Home, say: Say) -> int:
+    """Have the supervisor stop, and end what a dead or hung one leaves; returns the first pid that
+    ended. ``say`` is told of all that is out of the ordinary. Nothing is left when it returns.
+
+    Raises :class:`OperationError`: not_running, or what could not be ended.
+    """
+    first: int | None = None
+    stuck: psutil.Process | None = None
+    for _ in range(_ROUNDS):
+        holder = lock_holder(home)
+        if holder is not None:
+            first = first or holder.pid
+            if not _stop_supervisor(home, holder, say):
+                stuck = holder
+        try:
+            ended = _end_rest(home, say, locked=stuck is None)
+        except OperationError as error:
+            if error.code is ErrorCode.ALREADY_RUNNING:
+                continue
+            raise
+        first = first or next(iter(ended), None)
+        break
+    if stuck is not None:
+        raise OperationError(
+            ErrorCode.INTERNAL,
+            f"the supervisor (pid {stuck.pid}) does not end, not even by SIGKILL: the system holds "
+            "it, most likely for a disk or a driver that does not answer. All that it started "
+            "has ended",
+        )
+    if first is None:
+        raise not_running(home)
+    return first
+
+
+def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
+    """Return whether it has ended, after its own graces as long as it answers."""
+    silent = silence(home)
+    if silent is None:
+        with contextlib.suppress(OperationError), ControlClient(home) as client:
+            client.ask(control.StopAll())
+    elif lives(holder):
+        say(f"{silent.words}: it is sent SIGTERM, and SIGCONT")
+        _signal(holder, signal.SIGTERM)
+        _signal(holder, signal.SIGCONT)
+    answered_s = looked_s = time.monotonic()
+    while lives(holder):
+        time.sleep(_POLL_S)
+        now_s = time.monotonic()
+        if now_s - looked_s >= 1.0:
+            answers = silence(home) is None
+            looked_s = time.monotonic()
+            answered_s = looked_s if answers else answered_s
+            if is_stopped(holder):
+                _signal(holder, signal.SIGCONT)
+        if now_s - answered_s > _HUNG_S:
+            return _end_hung(holder, say)
+    return True
+
+
+def _end_hung(holder: psutil.Process, say: Say) -> bool:
+    say(
+        f"the supervisor (pid {holder.pid}) does not end: killed, with its threads' stacks in its "
+        "log. If launchd or systemd runs lmx, stop it there: they start it again"
+    )
+    _signal(holder, signal.SIGABRT)
+    _signal(holder, signal.SIGCONT)
+    if not _gone(holder, _STACKS_S):
+        _signal(holder, signal.SIGKILL)
+    return _gone(holder, _GONE_S)
+
+
+def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
+    """End what is left of a home, with the lock held so that nobody adopts it meanwhile; returns
+    its pids."""
+    if not home.lock.exists():
+        return []
+    if locked:
+        SupervisorLock(home.lock).acquire()
+    left = [*Records(home.state).orphans(), *_others(home)]
+    if left:
+        say(f"ending what the supervisor has left (pids {_pids(left)})")
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for record in left:
+            if record.alive:
+                signal_group(record.pid, number)
+        if wait_gone(left, _TERM_GRACE_S if number == signal.SIGTERM else _GONE_S):
+            break
+    rest = end_marked(home)
+    for path in home.run.path.glob("w-*"):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    if still := [record for record in left if record.alive]:
+        raise OperationError(
+            ErrorCode.INTERNAL, f"not even SIGKILL ends pids {_pids(still)}: the system holds them"
+        )
+    return [*(record.pid for record in left), *rest]
+
+
+def _workers(home: Home) -> list[WorkerRecord]:
+    """The workers that run: those with a record, and those whose record was never written."""
+    recorded = [record for record in Records(home.state).workers() if record.alive]
+    known = {record.pid for record in recorded}
+    return [*recorded, *(each for each in _others(home) if each.pid not in known)]
+
+
+def _others(home: Home) -> list[WorkerRecord]:
+    """Workers as their command lines tell: ``-m lmx.worker MODEL INSTANCE``."""
+    found = []
+    for process in marked(home):
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if "lmx.worker" in command and len(command) >= 3:
+                found.append(WorkerRecord(process.pid, command[-1], command[-2], 0))
+    return found
+
+
+def _pids(records: Sequence[ProcessRecord]) -> str:
+    return ", ".join(dict.fromkeys(str(record.pid) for record in records))
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _gone(process: psutil.Process, limit_s: float) -> bool:
+    deadline_s = time.monotonic() + limit_s
+    while lives(process):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_POLL_S / 10)
+    return True

@@ -1,0 +1,1 @@
+"""Handlers of what the router and the command line ask."""

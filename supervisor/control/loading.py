@@ -1,0 +1,128 @@
+"""An operator's ``load``: of a model as it is, with another context, or that is only on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.messages import control
+from lmx.protocol.messages.inventory import AddModel
+from lmx.protocol.states import SlotState, WorkerState
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.sources import HubSource, SourceError, parse_source
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.slot import Slot
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.memory.inspection import Inspection, Question
+
+_LEAST_CONTEXT_TOKENS: Final = 16
+_POLL_S: Final = 0.02
+_READ_POLLS: Final = 300
+"""Six seconds, for the model's files to be read: who asks waits no longer than ten."""
+
+_PARAM: Final = "max_context_length"
+_LEAVING: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
+
+
+class Loading:
+    """Answers ``LoadModel``. ``inspect`` reads a model's files, also those of a repository in the
+    hub's cache on this machine; ``now_s`` is the core's clock."""
+
+    def __init__(
+        self,
+        core: Core,
+        added: AddedModels,
+        inspect: Callable[[Question], Awaitable[Inspection]],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._added = added
+        self._inspect = inspect
+        self._now_s = now_s
+
+    async def load(self, name: str, context_length: int | None) -> control.Done:
+        """Begin to load a model; returns once its files were read, or within seconds. Raises
+        :class:`LmxError`."""
+        slot = await self._slot(name)
+        now_s = self._now_s()
+        if context_length is None or context_length == _next_context(slot):
+            if slot.ready_worker is not None:
+                return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
+            self._core.operator.load(slot, now_s)
+        else:
+            self._refuse_context(slot, context_length)
+            model = slot.model.model_copy(update={"context_length": context_length})
+            self._refuse_size(slot, model)
+            self._core.operator.load_with(slot, model, now_s)
+        self._core.flush(now_s)
+        for _ in range(_READ_POLLS):
+            if slot.state is not SlotState.QUEUED or slot.plan is not None:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._begun(slot, self._now_s())
+
+    def _begun(self, slot: Slot, now_s: float) -> control.Done:
+        if slot.state is SlotState.COLD and slot.given_up is not None:
+            raise slot.given_up
+        if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
+            raise UnavailableError(
+                ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
+            )
+        if slot.state is SlotState.QUEUED and slot.plan is not None:
+            place = self._core.positions(now_s)[slot.model.id]
+            return control.Done(f"{slot.model.id} waits for memory, number {place} in the queue")
+        return control.Done(f"loading {slot.model.id}")
+
+    async def _slot(self, name: str) -> Slot:
+        try:
+            return self._core.slot(name)
+        except LmxError:
+            if not await self._is_downloaded(name):
+                raise
+        await self._added.add(AddModel(name, name))
+        return self._core.slot(name)
+
+    async def _is_downloaded(self, name: str) -> bool:
+        try:
+            source = parse_source(name)
+        except SourceError:
+            return False
+        if not isinstance(source, HubSource) or source.repo_id != name:
+            return False
+        return (await self._inspect(Question(name))).whole
+
+    def _refuse_context(self, slot: Slot, context_length: int) -> None:
+        most = slot.facts.context_tokens
+        if context_length < _LEAST_CONTEXT_TOKENS or (most is not None and context_length > most):
+            upto = "" if most is None else f" and at most {most}, which is what the model has"
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"{slot.model.id} can't have a context of {context_length} tokens: at least "
+                f"{_LEAST_CONTEXT_TOKENS}{upto}",
+                param=_PARAM,
+            )
+
+    def _refuse_size(self, slot: Slot, model: ModelConfig) -> None:
+        """What runs is not ended for one that can never fit."""
+        need_bytes = self._core.planned_bytes(slot.model.id, model)
+        budget_bytes = self._core.ledger.budget_bytes
+        if need_bytes > budget_bytes:
+            raise UnavailableError(
+                ErrorCode.INSUFFICIENT_MEMORY,
+                f"{slot.model.id} with a context of {model.context_length} needs "
+                f"{format_bytes(need_bytes)}, which is more than the whole budget of "
+                f"{format_bytes(budget_bytes)}: ask for a shorter context",
+                param=_PARAM,
+                final=True,
+            )
+
+
+def _next_context(slot: Slot) -> int | None:
+    """Return the context of the worker that takes the next request, None where the model's own is
+    not known. One that is on its way out takes none, whatever it has."""
+    if slot.worker is None or slot.worker.state not in _LEAVING:
+        return slot.context_length
+    return (slot.needs.context_tokens if slot.needs else None) or slot.model.context_length

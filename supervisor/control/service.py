@@ -1,0 +1,231 @@
+"""What routers and the CLI may ask of the supervisor about itself: status, events, reload,
+restarts, the end. Questions about models are :mod:`lmx.supervisor.control.models`'.
+
+What ``lmx-supervisor status --json`` says of the supervisor itself. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.messages import control
+from lmx.protocol.states import MemoryPressure, WorkerState
+from lmx.supervisor.control.deferred_replies import LaterAnswers
+from lmx.supervisor.control.models import answer_or_deny
+from lmx.supervisor.control.reload import Reloader
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.processes.handover import Invocation
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.sockets.event_log import EventLog
+from lmx.supervisor.sockets.reachable import api_urls
+
+QUESTIONS: Final = (
+    control.GetStatus,
+    control.GetEvents,
+    control.ReloadConfig,
+    control.RestartRouter,
+    control.RestartSupervisor,
+    control.StopAll,
+)
+
+_TAKE_OVER_S: Final = 8.0
+"""For a new router to take over: it starts within a second or two. Less than the CLI waits."""
+
+_POLL_S: Final = 0.05
+_ON_THEIR_WAY_OUT: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
+
+
+class ServiceActions(Protocol):
+    """What these questions need of the running service."""
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Return all that ``status --json`` shows."""
+
+    def stop(self, why: str) -> None:
+        """Begin to stop."""
+
+    def replace(self) -> None:
+        """Begin to put a new program in this one's place."""
+
+
+class ServiceCommands:
+    """Answers questions about the supervisor, some of them after a while."""
+
+    def __init__(
+        self,
+        service: ServiceActions,
+        core: Core,
+        guard: RouterGuard,
+        events: EventLog,
+        reloader: Reloader,
+        invocation: Invocation,
+        reply: Callable[[Asker, Any], None],
+    ) -> None:
+        self._service = service
+        self._core = core
+        self._guard = guard
+        self._events = events
+        self._reloader = reloader
+        self._invocation = invocation
+        self._reply = reply
+        self._later = LaterAnswers(reply)
+
+    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
+        """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
+        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
+
+    def close(self) -> None:
+        """Give up what was not answered yet."""
+        self._later.close()
+
+    def _answer(self, asker: Asker, question: Any, now_s: float) -> Any:
+        match question:
+            case control.GetStatus():
+                return control.Status(self._service.status(now_s))
+            case control.GetEvents(after_seq, limit):
+                return self._events.after(after_seq, limit)
+            case control.ReloadConfig():
+                return self._reload(asker, now_s)
+            case control.RestartRouter():
+                self._later.answer(asker, self._restart_router(now_s))
+            case control.RestartSupervisor():
+                self._later.answer(asker, self._restart_supervisor())
+            case control.StopAll():
+                self._service.stop("an operator asked for it")
+                return control.Done("stopping")
+            case _:
+                kind = type(question).__name__
+                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
+        return None
+
+    def _reload(self, asker: Asker, now_s: float) -> control.Reloaded | None:
+        before = self._guard.successor
+        reloaded = self._reloader.reload("an operator asked for it", now_s)
+        successor = self._guard.successor
+        if successor is None or successor is before:
+            return reloaded
+        self._later.answer(asker, self._reloaded(reloaded, successor.pid))
+        return None
+
+    async def _reloaded(self, reloaded: control.Reloaded, router_pid: int) -> control.Reloaded:
+        """Who is told that keys have changed can rely on it: the old ones are of no use any
+        more."""
+        await self._serving(router_pid)
+        return reloaded
+
+    async def _restart_router(self, now_s: float) -> control.Done:
+        self._refuse_while_stopping()
+        try:
+            pid = self._guard.replace(now_s)
+        except OSError as error:
+            message = f"can't start a new router: {error.strerror or error}"
+            raise OperationError(ErrorCode.INTERNAL, message) from error
+        serving = await self._serving(pid)
+        if serving is None:
+            return control.Done("a new router is starting", pid)
+        return control.Done("a new router serves", serving)
+
+    async def _serving(self, pid: int | None) -> int | None:
+        """Wait until a new router serves, any one where ``pid`` is None; returns its pid, None if
+        it has not come so far in time. Raises :class:`OperationError` when it has ended."""
+        deadline_s = time.monotonic() + _TAKE_OVER_S
+        while time.monotonic() < deadline_s:
+            serving = self._guard.process
+            if serving is not None and pid in (None, serving.pid):
+                return serving.pid
+            if pid is not None and not self._guard.knows(pid):
+                raise OperationError(
+                    ErrorCode.INTERNAL,
+                    "the new router ended at its start, so the old one goes on: see "
+                    "`lmx-supervisor logs --router`",
+                )
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    async def _restart_supervisor(self) -> control.Done:
+        self._refuse_while_changing()
+        await self._invocation.check_successor()
+        self._refuse_changed_config()
+        self._refuse_while_changing()
+        self._service.replace()
+        return control.Done("the supervisor replaces itself")
+
+    def _refuse_while_stopping(self) -> None:
+        if self._core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+
+    def _refuse_while_changing(self) -> None:
+        """A new supervisor would not know why models end, and start them again; nor that a router
+        is to take over, and go on with the old one."""
+        self._refuse_while_stopping()
+        if self._guard.successor is not None:
+            raise UnavailableError(
+                ErrorCode.MODEL_LOADING,
+                "a new router is starting: try again when it serves",
+                retry_after_s=1.0,
+            )
+        leaving = [w.model_id for w in self._core.workers if w.state in _ON_THEIR_WAY_OUT]
+        if leaving:
+            raise UnavailableError(
+                ErrorCode.MODEL_LOADING,
+                f"{', '.join(leaving)} is being unloaded: try again when that is done",
+                retry_after_s=1.0,
+            )
+
+    def _refuse_changed_config(self) -> None:
+        """It would be in force for what starts next alone. A file that only the new program
+        understands can't be compared: it is the new one's then."""
+        try:
+            sections = self._reloader.differs()
+        except LmxError:
+            return
+        if sections:
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"the configuration has changed ({', '.join(sections)}) and is not in force: "
+                "run `lmx-supervisor reload` first",
+            )
+
+
+def supervisor_status(core: Core) -> dict[str, Any]:
+    """Return what the core knows: its state and the memory that models have."""
+    ledger = core.ledger
+    return {
+        "state": "stopping" if core.stopping else "running",
+        "epoch": core.epoch,
+        "budget_bytes": ledger.budget_bytes,
+        "reserved_bytes": ledger.reserved_bytes,
+        "missing_bytes": ledger.missing_bytes,
+        "memory_soft_line": core.config.memory.soft_line,
+        "swaps_total": core.swaps_total,
+        "soft_line": core.config.memory.soft_line,
+        "hard_line": core.config.memory.hard_line,
+    }
+
+
+def memory_status(pressure: MemoryPressure, reading: MemoryReading) -> dict[str, Any]:
+    """Return how the machine's memory is."""
+    return {
+        "memory_pressure": pressure.value,
+        "machine_memory_bytes": reading.total_bytes,
+        "machine_used_bytes": reading.used_bytes,
+        "machine_available_bytes": reading.available_bytes,
+    }
+
+
+def with_urls(
+    router: dict[str, Any], host: str, addresses: Callable[[], tuple[str, ...]]
+) -> dict[str, Any]:
+    """Return a router's status with where its API is: ``urls``, and as ``url`` the one to tell
+    people. ``host`` is for while there is no router; ``addresses`` gives the machine's own."""
+    host = router["host"] or host
+    if not router["port"]:
+        return {**router, "host": host}
+    urls = api_urls(host, router["port"], addresses)
+    return {**router, "host": host, "url": urls[0], "urls": list(urls)}

@@ -1,0 +1,235 @@
+"""What others see of the supervisor: the routers' snapshot and the CLI's status. Pure.
+
+The state that routers see: a whole snapshot for each change, numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from lmx.protocol.messages import control
+from lmx.protocol.messages.control import ModelView, Saved
+from lmx.protocol.models.memory import kv_bytes
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.config.schema import Config, MemoryConfig
+from lmx.supervisor.core.actions import Actions
+from lmx.supervisor.core.placer import expires_at_s, positions
+from lmx.supervisor.core.slot import Slot
+from lmx.supervisor.core.unavailable import ready_in_s
+from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.memory.plan import MemoryPlan
+
+
+def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -> ModelView:
+    """Return a slot as routers see it.
+
+    A model whose files are not known yet is as old as the supervisor, ``started_s``.
+    ``memory_bytes`` is what the worker measured when it became ready, not each beat's: the
+    snapshot changes on facts, not every second.
+    """
+    worker = slot.worker
+    return ModelView(
+        model_id=slot.model.id,
+        aliases=slot.model.aliases,
+        source=slot.model.source,
+        slot=slot.state,
+        worker=worker.state if worker else None,
+        instance=worker.instance if worker else None,
+        pid=worker.pid if worker else None,
+        memory_bytes=worker.ready_memory_bytes if worker else 0,
+        context_length=slot.context_length,
+        kind=model_kind(slot),
+        capabilities=(worker.capabilities if worker else ()) or slot.capabilities,
+        created_s=slot.facts.created_s or started_s,
+        loaded_at_s=slot.loaded_at_s,
+        phase=worker.phase if worker else slot.fetch_phase,
+        fraction=worker.fraction if worker else slot.fetch_fraction,
+        retry_after_s=ready_in_s(slot, position, now_s),
+        problem=slot.trouble,
+        position=position,
+        pinned=slot.pinned,
+        max_waiting=slot.model.max_rows + slot.model.max_queue,
+        family=slot.facts.family,
+        needed_bytes=slot.needs.reserve_bytes if slot.needs else None,
+        added=slot.added,
+    )
+
+
+def model_kind(slot: Slot) -> ModelKind | None:
+    """Return what a model is for: what its worker serves, else what its files say."""
+    return (slot.worker.kind if slot.worker else None) or slot.kind
+
+
+def public_state(slot: Slot) -> str:
+    """Return one word for where a model is: the worker's state, else the slot's."""
+    return str(slot.worker.state if slot.worker else slot.state)
+
+
+def worker_status(
+    slot: Slot, ledger: Ledger, memory: MemoryConfig, position: int | None, now_s: float
+) -> dict[str, Any]:
+    """Return a slot as ``lmx-supervisor status --json`` shows it."""
+    worker = slot.worker
+    expires_s = expires_at_s(slot, memory)
+    idle_since_s = worker.idle_since_s if worker else None
+    return {
+        "model": slot.model.id,
+        "aliases": list(slot.model.aliases),
+        "source": slot.model.source,
+        "kind": _text(model_kind(slot)),
+        "family": slot.facts.family,
+        "added": slot.added,
+        "parameters": dict(slot.model.parameters)
+        if isinstance(slot.model, AddedModelConfig)
+        else {},
+        "state": public_state(slot),
+        "pid": worker.pid if worker else None,
+        "instance": worker.instance if worker else None,
+        "memory_bytes": worker.memory_bytes if worker else 0,
+        "peak_memory_bytes": worker.peak_memory_bytes if worker else 0,
+        "kv_bytes": worker.kv_bytes if worker else 0,
+        "reserved_bytes": ledger.reserved_by(worker.instance) if worker else 0,
+        **_needs(slot),
+        "pinned": slot.pinned,
+        "idle_s": None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
+        "expires_in_s": None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
+        "position": position,
+        "waiting": len(slot.waiters),
+        "max_rows": slot.model.max_rows,
+        "context_length": slot.context_length,
+        "requests_active": worker.rows if worker else 0,
+        "requests_queued": worker.queued if worker else 0,
+        "stalled_s": round(worker.stalled_s, 3) if worker else 0.0,
+        "requests_total": worker.requests_total if worker else 0,
+        "tokens_total": worker.tokens_total if worker else 0,
+        **{f"{name}_total": count for name, count in _saved(worker).items()},
+        "phase": _text(worker.phase if worker else slot.fetch_phase),
+        "fraction": worker.fraction if worker else slot.fetch_fraction,
+        "loaded_at_s": slot.loaded_at_s,
+        "loads_total": slot.loads_total,
+        "load_s_total": round(slot.load_s_total, 3),
+        "exits": {str(cause): count for cause, count in sorted(slot.exits.items())},
+        "last_exit": _last_exit(slot),
+        "restarts": slot.restarts,
+        "retry_in_s": None
+        if slot.retry_at_s is None
+        else round(max(0.0, slot.retry_at_s - now_s), 3),
+        "problem": slot.trouble,
+    }
+
+
+def _needs(slot: Slot) -> dict[str, int | None]:
+    needs = slot.plan or slot.needs
+    return {
+        "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
+        "weights_bytes": needs.weights_bytes if needs else None,
+        "kv_capacity_bytes": needs.kv_cache_bytes if needs else None,
+        "context_bytes": _context_bytes(slot, needs),
+    }
+
+
+def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
+    """Return what as many requests of full length as memory is kept for hold in the KV cache,
+    which has room for more where the context is short."""
+    if needs is None or needs.kv_cache_bytes is None or needs.context_tokens is None:
+        return None
+    row_bytes = kv_bytes(needs.kv_layers, needs.context_tokens)
+    return min(slot.model.kept_rows * row_bytes, needs.kv_cache_bytes)
+
+
+def _last_exit(slot: Slot) -> dict[str, Any] | None:
+    last = slot.last_exit
+    if last is None:
+        return None
+    returned = last.returned
+    return {
+        "cause": str(last.cause),
+        "detail": last.detail,
+        "at_s": last.at_s,
+        "pid": last.pid,
+        "memory": None
+        if returned is None
+        else {
+            "returned_bytes": returned.returned_bytes,
+            "missing_bytes": returned.missing_bytes,
+            "took_s": round(returned.took_s, 3),
+            "detail": returned.words,
+        },
+    }
+
+
+def _saved(worker: Worker | None) -> dict[str, int]:
+    return asdict(worker.saved if worker else Saved())
+
+
+def known_names(slots: Iterable[Slot]) -> str:
+    """Return the ids of all models, for an error message."""
+    return ", ".join(slot.model.id for slot in slots) or "none is configured"
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+_FREE_STEP_BYTES: Final = 64 * 1024**2
+"""A smaller change of what is free is nothing new: a cache that grows makes one each second."""
+
+
+class PublicState:
+    """Knows what was published last, so that only facts that changed are published again."""
+
+    def __init__(self, actions: Actions, epoch: str) -> None:
+        self.revision = 0
+        self._actions = actions
+        self._epoch = epoch
+        self._started_s = int(actions.wall_s())
+        self._published: tuple[Any, ...] | None = None
+
+    def snapshot(
+        self,
+        slots: Sequence[Slot],
+        config: Config,
+        free_bytes: int,
+        now_s: float,
+        *,
+        stopping: bool,
+        no_loads: str | None,
+    ) -> control.Snapshot:
+        """Return the slots as routers see them."""
+        places = positions(slots, now_s)
+        views = tuple(
+            model_view(slot, places.get(slot.model.id), self._started_s, now_s) for slot in slots
+        )
+        return control.Snapshot(
+            self._epoch, self.revision, config.default_model_id, views, stopping,
+            routes=_routes(config), free_bytes=free_bytes,
+            no_loads=no_loads,
+        )  # fmt: skip
+
+    def flush(self, snapshot: control.Snapshot) -> None:
+        """Publish a snapshot if it says something new; how long to wait is nothing new."""
+        facts = (
+            snapshot.stopping,
+            snapshot.no_loads,
+            snapshot.default_model,
+            snapshot.routes,
+            snapshot.free_bytes // _FREE_STEP_BYTES,
+            *(replace(view, retry_after_s=None) for view in snapshot.models),
+        )
+        if facts != self._published:
+            self._published = facts
+            self.revision += 1
+            self._actions.publish(replace(snapshot, revision=self.revision))
+
+
+def _routes(config: Config) -> tuple[control.Route, ...]:
+    id_of = {name: model.id for model in config.models for name in (model.id, *model.aliases)}
+    return tuple(
+        # Two names may be of one model. Routers leave out what is not there.
+        control.Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
+        for name, names in config.routing.items()
+    )

@@ -1,0 +1,78 @@
+"""Why a worker process ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from lmx.protocol.states import ExitCause, WorkerState
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.decisions.worker import Worker
+
+EXIT_OUT_OF_MEMORY: Final = 4
+"""The status of a worker whose engine could not allocate; the worker has the same number."""
+
+_FAULTS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
+)
+
+_ADVICE: Final = (
+    "lower the model's context_length or concurrency, unload another model, or lower "
+    "memory.budget_fraction if other programs need the memory"
+)
+
+
+def exit_cause(
+    worker: Worker, status: int | None, out_of_memory: bool = False
+) -> tuple[ExitCause, str]:
+    """Say why a process ended: what was asked of it first, else what its status tells.
+
+    ``out_of_memory``: the system killed a process for want of memory when this one ended.
+    """
+    if worker.cause is not None and not _died_while_draining(worker, status):
+        return worker.cause, worker.detail
+    if out_of_memory and status in (None, -signal.SIGKILL):
+        return ExitCause.OUT_OF_MEMORY, (
+            "the system killed the worker process because memory ran out; it held "
+            f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"
+        )
+    if status == EXIT_OUT_OF_MEMORY:
+        return ExitCause.OUT_OF_MEMORY, (
+            "the engine could not get the memory that it needed; the worker held "
+            f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"
+        )
+    if status is None:
+        return ExitCause.CRASH, "the worker process is gone; its exit status is unknown"
+    if status >= 0:
+        return ExitCause.CRASH, f"the worker process exited by itself with status {status}"
+    name = _signal_name(-status)
+    if -status == signal.SIGKILL:
+        return ExitCause.SIGNAL, (
+            f"the worker process was ended by {name}, which lmx did not send: an operator, "
+            "or the system because memory ran out"
+        )
+    if -status in _FAULTS:
+        return ExitCause.CRASH, f"the worker process crashed ({name})"
+    return ExitCause.SIGNAL, f"the worker process was ended by {name}, which lmx did not send"
+
+
+def router_end(status: int | None) -> str:
+    """Say how a router process ended that nobody asked to; None: nobody could tell."""
+    if status is None:
+        return "its exit status is unknown"
+    if status < 0:
+        return f"it was ended by {_signal_name(-status)}"
+    return f"it exited by itself with status {status}"
+
+
+def _died_while_draining(worker: Worker, status: int | None) -> bool:
+    """While it drains no signal was sent yet: an end that is not clean is its own, and its
+    streams are to be told so."""
+    return worker.state is WorkerState.DRAINING and status not in (None, 0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

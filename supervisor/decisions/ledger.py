@@ -1,0 +1,135 @@
+"""The memory ledger: which bytes of the budget are taken, by whom. Pure bookkeeping.
+
+Bytes are reserved before a worker is spawned, corrected by what it measures, and held after its
+exit until they were seen to be back. What does not come back stays as missing.
+
+The bytes of a machine that models may have. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmx.protocol.errors import ErrorCode, UnavailableError
+from lmx.supervisor.config.schema import MemoryConfig
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes by worker instance. Never evicts: that is for its owner to do.
+
+    Each instance is in at most one of three states: reserved (it lives), returning (it exited,
+    its memory is being measured back), missing (it did not come back).
+    """
+
+    budget_bytes: int
+    _reserved: dict[str, int] = field(default_factory=dict)
+    _returning: dict[str, int] = field(default_factory=dict)
+    _missing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What living workers have; may exceed the budget after corrections and adoptions."""
+        return sum(self._reserved.values())
+
+    @property
+    def returning_bytes(self) -> int:
+        """What exited workers had and nobody has seen come back yet."""
+        return sum(self._returning.values())
+
+    @property
+    def missing_bytes(self) -> int:
+        """What exited workers did not give back."""
+        return sum(self._missing.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """All bytes that nobody else can have. At most the budget, unless a measurement, an
+        adoption or a smaller budget said otherwise."""
+        return self.reserved_bytes + self.returning_bytes + self.missing_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What a new worker may still take; never negative."""
+        return max(0, -self.excess_bytes)
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much more is held than the budget has; negative: so much is free."""
+        return self.held_bytes - self.budget_bytes
+
+    def reserved_by(self, instance: str) -> int:
+        """Return the bytes one instance holds, 0 if none."""
+        return self._reserved.get(instance, 0)
+
+    def reserve(self, instance: str, need_bytes: int, model_id: str) -> None:
+        """Take bytes for a worker that is about to be spawned.
+
+        Raises :class:`UnavailableError` (insufficient_memory) with the figures when they do
+        not fit; nothing is taken then.
+        """
+        if need_bytes > self.free_bytes:
+            raise UnavailableError(
+                ErrorCode.INSUFFICIENT_MEMORY,
+                f"{model_id} needs {format_bytes(need_bytes)}, but only "
+                f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free",
+                retry_after_s=30.0,
+            )
+        self._reserved[instance] = need_bytes
+
+    def adopt(self, instance: str, held_bytes: int) -> None:
+        """Enter bytes that a running worker holds already, whether or not they fit."""
+        self._reserved[instance] = held_bytes
+
+    def correct(self, instance: str, corrected_bytes: int) -> None:
+        """Set what an instance holds, up or down, once its load was measured. Unknown instances
+        are a bug."""
+        if instance not in self._reserved:
+            raise KeyError(instance)
+        self._reserved[instance] = corrected_bytes
+
+    def raise_to(self, instance: str, measured_bytes: int) -> None:
+        """Correct a reservation upwards by what was measured while it works.
+
+        Never downwards: there is room for KV caches that are not full yet, and the
+        worker was told that it may use it. Unknown instances are a bug.
+        """
+        self._reserved[instance] = max(self._reserved[instance], measured_bytes)
+
+    def exited(self, instance: str) -> int:
+        """Hold an exited instance's bytes as returning; returns how many."""
+        held_bytes = self._reserved.pop(instance, 0)
+        self._returning[instance] = held_bytes
+        return held_bytes
+
+    def settle(self, instance: str, missing_bytes: int) -> int:
+        """Give back what an exited instance had, but for what is missing of it; returns the bytes
+        that became free. Never more than it had is missing; unknown instances have none."""
+        had_bytes = self._returning.pop(instance, 0) + self._missing.pop(instance, 0)
+        still_bytes = min(max(0, missing_bytes), had_bytes)
+        if still_bytes:
+            self._missing[instance] = still_bytes
+        return had_bytes - still_bytes
+
+    def release(self, instance: str) -> int:
+        """Give back what an instance held that never had a process; returns the bytes."""
+        return self._reserved.pop(instance, 0)
+
+
+def format_bytes(count: float) -> str:
+    """Return bytes for a person, in binary units: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def budget_bytes(memory: MemoryConfig, total_bytes: int) -> int:
+    """Return the budget of a machine with ``total_bytes``: what is configured, else the
+    configured fraction, and in any case without the system's reserve. Never negative."""
+    if memory.budget_bytes is not None:
+        wished_bytes = int(memory.budget_bytes)
+    else:
+        wished_bytes = int(total_bytes * memory.budget_fraction)
+    return max(0, min(wished_bytes, total_bytes - int(memory.os_reserve_bytes)))

@@ -1,0 +1,389 @@
+"""A worker's life as one pure function: ``step(worker, event, now) -> (worker, effects)``.
+
+No clock, no socket, no process: ``now_s`` is an argument (monotonic seconds), effects are
+values that the caller carries out. The table at the end is the whole truth; a pair that is
+not in it raises :class:`LifecycleError` with the worker's history. See LIFECYCLE.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+from lmx.protocol.messages import control
+from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
+from lmx.supervisor.decisions.exit_cause import exit_cause
+from lmx.supervisor.decisions.worker import (
+    STUCK_KILLS,
+    BecameReady,
+    DrainAsked,
+    Effect,
+    Ended,
+    KillAsked,
+    Limits,
+    ProcessExited,
+    SendDrain,
+    SendSignal,
+    SendWelcome,
+    StopAsked,
+    Stuck,
+    Tick,
+    Worker,
+)
+
+_HISTORY_LENGTH: Final = 20
+_PATIENT: Final = (None, ExitCause.EVICTED, ExitCause.EXPIRED)
+"""Causes of a drain that may take as long as its streams do: no stream is cut to make room.
+None: it was draining when this supervisor took over, and nobody knows why."""
+
+_KILL_AGAIN_S: Final = 1.0
+
+
+class LifecycleError(RuntimeError):
+    """An event that can't happen in this state: a bug, told with the worker's history."""
+
+
+_Result = tuple[Worker, tuple[Effect, ...]]
+_S: Final = WorkerState
+
+
+def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
+    """Return a worker that was just started; its bytes are already reserved."""
+    return Worker(
+        instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
+        phase=LoadPhase.START, history=("spawned",),
+    )  # fmt: skip
+
+
+def adopted(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
+    """Return a worker that an earlier supervisor started; its Hello will say its state."""
+    return Worker(
+        instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
+        adopted=True, phase=LoadPhase.START, history=("adopted",),
+    )  # fmt: skip
+
+
+def step(worker: Worker, event: Any, now_s: float) -> _Result:
+    """Return the worker after ``event``, and what must be done about it.
+
+    Raises :class:`LifecycleError` for a pair of state and event that the table lacks.
+    """
+    handler = _TABLE.get((worker.state, type(event)))
+    if handler is None:
+        raise LifecycleError(
+            f"worker {worker.instance} ({worker.model_id}) got {type(event).__name__} while "
+            f"{worker.state}; before that: {', '.join(worker.history)}"
+        )
+    after, effects = handler(worker, event, now_s)
+    if after.state is not worker.state:
+        entry = f"{type(event).__name__}->{after.state}"
+        after = _with(after, history=(*after.history, entry)[-_HISTORY_LENGTH:])
+    return after, effects
+
+
+def _with(worker: Worker, **changes: Any) -> Worker:
+    return dataclasses.replace(worker, **changes)
+
+
+def _stay(worker: Worker, _event: Any, _now_s: float) -> _Result:
+    return worker, ()
+
+
+def _hello(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
+    after = _with(worker, beat_at_s=now_s, kind=event.kind)
+    match event.state:
+        case WorkerState.STARTING:
+            return _loading(after, now_s), (SendWelcome(),)
+        case WorkerState.LOADING:
+            return _loading(after, now_s), ()
+        case WorkerState.READY:
+            return _ready(after, event, now_s)
+        case WorkerState.DRAINING:
+            deadline_s = now_s + worker.limits.drain_s
+            return _with(after, state=_S.DRAINING, deadline_s=deadline_s), ()
+        case _:
+            return after, ()
+
+
+def _loading(worker: Worker, now_s: float) -> Worker:
+    return _with(worker, state=_S.LOADING, deadline_s=now_s + worker.limits.load_stall_s)
+
+
+def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: float) -> _Result:
+    after = _with(
+        worker, state=_S.READY, deadline_s=None, phase=None, fraction=None,
+        ready_memory_bytes=event.memory_bytes, memory_bytes=event.memory_bytes,
+        peak_memory_bytes=max(worker.peak_memory_bytes, event.memory_bytes),
+        context_length=event.context_length, capabilities=event.capabilities,
+        idle_since_s=None if worker.busy else now_s,
+    )  # fmt: skip
+    return after, (BecameReady(event.memory_bytes),)
+
+
+def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
+    """A Hello repeated: the worker did not hear our Welcome. Never a step back."""
+    effects = (SendWelcome(),) if event.state is WorkerState.STARTING else ()
+    return _with(worker, beat_at_s=now_s), effects
+
+
+def _load_advanced(worker: Worker, event: control.LoadAdvanced, now_s: float) -> _Result:
+    return _with(_loading(worker, now_s), phase=event.phase, fraction=event.fraction), ()
+
+
+def _loaded(worker: Worker, event: control.Loaded, now_s: float) -> _Result:
+    return _ready(_with(worker, beat_at_s=now_s), event, now_s)
+
+
+def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Result:
+    return _stopping(
+        _with(worker, permanent=event.permanent), signal.SIGTERM, worker.limits.term_grace_s,
+        now_s, ExitCause.LOAD_FAILED, event.message,
+    )  # fmt: skip
+
+
+def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    after = _with(
+        worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
+        stalled_s=event.stalled_for_s,
+        requests_total=event.requests_total, tokens_total=event.tokens_total,
+        memory_bytes=event.memory_bytes, saved=event.saved, kv_bytes=event.kv_bytes,
+        peak_memory_bytes=max(
+            worker.peak_memory_bytes, event.peak_memory_bytes, event.memory_bytes
+        ),
+        keep_alive_s=event.keep_alive_s, said=event.state,
+        idle_since_s=None if event.rows + event.queued else now_s - event.idle_for_s,
+    )  # fmt: skip
+    return after, ()
+
+
+def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    after, _ = _beat(worker, event, now_s)
+    if event.stalled_for_s > worker.limits.stall_s:
+        return _hung(
+            after, now_s,
+            f"the model made no progress for {event.stalled_for_s:.1f} s with "
+            f"{event.rows + event.queued} requests in flight",
+        )  # fmt: skip
+    return after, ()
+
+
+def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
+    """Unasked it drains only when it has heard no supervisor for too long, and then for good."""
+    after, effects = _working_beat(worker, event, now_s)
+    if after.state is _S.READY and event.state is WorkerState.DRAINING:
+        after = _with(
+            after, state=_S.DRAINING, deadline_s=None, cause=ExitCause.UNLOADED,
+            detail="it had heard no supervisor for too long, and ends after its requests",
+        )  # fmt: skip
+    return after, effects
+
+
+def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    after = _with(
+        worker, state=_S.DRAINING, deadline_s=now_s + worker.limits.drain_s,
+        cause=event.cause, detail=event.detail, polite=event.if_idle, said=None,
+    )  # fmt: skip
+    return after, (SendDrain(event.if_idle),)
+
+
+def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    """Asked once more: for good now, within the first deadline if that ends it."""
+    if event.if_idle:
+        return worker, ()
+    if event.cause in _PATIENT and worker.cause not in _PATIENT:
+        return worker, ()
+    deadline_s = worker.deadline_s
+    if worker.cause in _PATIENT:
+        deadline_s = now_s + worker.limits.drain_s
+    after = _with(
+        worker, cause=event.cause, detail=event.detail, deadline_s=deadline_s, polite=False
+    )
+    return after, (SendDrain(False),)
+
+
+def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
+    """Nothing streams before READY, so draining is stopping; but what was adopted may be READY
+    without having said so yet."""
+    if worker.adopted and worker.state is _S.STARTING:
+        return _drain(worker, event, now_s)
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
+
+
+def _drain_refused(worker: Worker, event: control.DrainRefused, _now_s: float) -> _Result:
+    if not worker.polite:
+        return worker, ()  # Asked for good since: this answers the question before.
+    after = _with(
+        worker, state=_S.READY, deadline_s=None, cause=None, detail="", polite=False,
+        # Busy until its next beat says otherwise, so that it is not asked again before.
+        rows=max(1, event.rows), idle_since_s=None,
+    )  # fmt: skip
+    return after, ()
+
+
+def _drained(worker: Worker, _event: Any, now_s: float) -> _Result:
+    cause = worker.cause or ExitCause.UNLOADED
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, cause, worker.detail)
+
+
+def _stop(worker: Worker, event: StopAsked, now_s: float) -> _Result:
+    grace_s = worker.limits.term_grace_s
+    return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
+
+
+def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
+    return _stopping(worker, signal.SIGKILL, _KILL_AGAIN_S, now_s, event.cause, event.detail)
+
+
+def _kill_stopping(worker: Worker, _event: Any, now_s: float) -> _Result:
+    after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1)
+    effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
+    return after, (*effects, Stuck()) if after.kills == STUCK_KILLS else effects
+
+
+def _hung(worker: Worker, now_s: float, detail: str) -> _Result:
+    grace_s = worker.limits.abort_grace_s
+    return _stopping(worker, signal.SIGABRT, grace_s, now_s, ExitCause.HANG, detail)
+
+
+def _stopping(
+    worker: Worker,
+    number: signal.Signals,
+    grace_s: float,
+    now_s: float,
+    cause: ExitCause,
+    detail: str,
+) -> _Result:
+    after = _with(
+        worker, state=_S.STOPPING, deadline_s=now_s + grace_s, cause=cause, detail=detail,
+        stopping_at_s=now_s,
+    )  # fmt: skip
+    return after, (SendSignal(number),)
+
+
+def _over(worker: Worker, now_s: float) -> bool:
+    return worker.deadline_s is not None and now_s >= worker.deadline_s
+
+
+def _tick_starting(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        return _hung(worker, now_s, f"the worker said nothing for {worker.limits.start_s:g} s")
+    return worker, ()
+
+
+def _tick_loading(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        limit_s = worker.limits.load_stall_s
+        return _hung(worker, now_s, f"the load made no progress for {limit_s:g} s")
+    return _check_beat(worker, now_s)
+
+
+def _tick_ready(worker: Worker, event: Tick, now_s: float) -> _Result:
+    return _check_beat(_forgive(worker, event), now_s)
+
+
+def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if not _over(worker, now_s):
+        return _check_beat(worker, now_s)
+    if worker.cause not in _PATIENT or (worker.said is _S.DRAINING and not worker.busy):
+        return _drained(worker, event, now_s)
+    after, effects = _check_beat(worker, now_s)
+    if effects:
+        return after, effects
+    # No deadline for its streams; but one that was never asked, because the message was lost,
+    # would drain for ever.
+    after = _with(worker, deadline_s=now_s + worker.limits.drain_s)
+    return after, () if worker.said is _S.DRAINING else (SendDrain(worker.polite),)
+
+
+def _tick_stopping(worker: Worker, event: Tick, now_s: float) -> _Result:
+    worker = _forgive(worker, event)
+    if _over(worker, now_s):
+        return _kill_stopping(worker, event, now_s)
+    return worker, ()
+
+
+def _check_beat(worker: Worker, now_s: float) -> _Result:
+    silent_s = now_s - worker.beat_at_s
+    if silent_s > worker.limits.beat_s:
+        return _hung(worker, now_s, f"no heartbeat for {silent_s:.1f} s")
+    return worker, ()
+
+
+def _forgive(worker: Worker, event: Tick) -> Worker:
+    """A supervisor that was not running (SIGSTOP, an overloaded machine) heard nobody."""
+    if event.paused_s == 0.0:
+        return worker
+    deadline_s = None if worker.deadline_s is None else worker.deadline_s + event.paused_s
+    return _with(worker, beat_at_s=worker.beat_at_s + event.paused_s, deadline_s=deadline_s)
+
+
+def _exited(worker: Worker, event: ProcessExited, _now_s: float) -> _Result:
+    cause, detail = exit_cause(worker, event.status, event.out_of_memory)
+    after = _with(
+        worker, state=_S.EXITED, deadline_s=None, cause=cause, detail=detail, rows=0, queued=0
+    )
+    return after, (Ended(cause, detail),)
+
+
+_Handler = Callable[[Worker, Any, float], _Result]
+_LATE: Final = (
+    control.WorkerHello,
+    control.LoadAdvanced,
+    control.Loaded,
+    control.LoadFailed,
+    control.WorkerBeat,
+    control.DrainRefused,
+    control.Drained,
+    DrainAsked,
+    StopAsked,
+)
+"""What a worker that is being ended may still say, and what may still be asked: no effect."""
+
+_TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
+    (_S.STARTING, control.WorkerHello): _hello,
+    (_S.STARTING, control.WorkerBeat): _beat,
+    # Facts of an adopted worker that were on their way before its Hello.
+    (_S.STARTING, control.LoadAdvanced): _stay,
+    (_S.STARTING, control.Loaded): _loaded,
+    (_S.STARTING, control.LoadFailed): _load_failed,
+    (_S.STARTING, control.Drained): _drained,
+    (_S.STARTING, control.DrainRefused): _stay,
+    (_S.STARTING, DrainAsked): _drain_unloaded,
+    (_S.STARTING, Tick): _tick_starting,
+    (_S.LOADING, control.WorkerHello): _hello_again,
+    (_S.LOADING, control.LoadAdvanced): _load_advanced,
+    (_S.LOADING, control.Loaded): _loaded,
+    (_S.LOADING, control.LoadFailed): _load_failed,
+    (_S.LOADING, control.WorkerBeat): _beat,
+    (_S.LOADING, DrainAsked): _drain_unloaded,
+    (_S.LOADING, Tick): _tick_loading,
+    (_S.READY, control.WorkerHello): _hello_again,
+    (_S.READY, control.WorkerBeat): _ready_beat,
+    # Second answers, of one that was asked to drain twice.
+    (_S.READY, control.DrainRefused): _stay,
+    (_S.READY, control.Drained): _drained,
+    (_S.READY, DrainAsked): _drain,
+    (_S.READY, Tick): _tick_ready,
+    (_S.DRAINING, control.WorkerHello): _hello_again,
+    (_S.DRAINING, control.WorkerBeat): _working_beat,
+    (_S.DRAINING, control.DrainRefused): _drain_refused,
+    (_S.DRAINING, control.Drained): _drained,
+    (_S.DRAINING, DrainAsked): _drain_again,
+    (_S.DRAINING, Tick): _tick_draining,
+    (_S.STOPPING, Tick): _tick_stopping,
+    (_S.STOPPING, KillAsked): _kill_stopping,
+    **{(_S.STOPPING, late): _stay for late in _LATE},
+    **{(state, StopAsked): _stop for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{(state, KillAsked): _kill for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING)},
+    **{
+        (state, ProcessExited): _exited
+        for state in (_S.STARTING, _S.LOADING, _S.READY, _S.DRAINING, _S.STOPPING)
+    },
+}

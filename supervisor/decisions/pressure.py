@@ -1,0 +1,280 @@
+"""What is done when memory runs out: the level, whom to ask, whom to kill. Pure.
+
+The level rises at once and falls late. At HARD one worker at a time is asked to give a request
+up, twice, and is killed when that was not enough; nobody is, while others fill the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lmx.protocol.states import MemoryPressure
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.decisions.memory_reading import MemoryReading
+
+MARGIN_SHARE: Final = 0.02
+"""A level is left only so far below its line, or it would come and go with every request."""
+
+CALM_S: Final = 3.0
+"""And only after so long without a break."""
+
+SETTLE_S: Final = 1.0
+"""From HARD, or a worker's end, to the first request that is given up: a peak may pass, and
+freed memory takes a moment to be counted."""
+
+EVICT_S: Final = 3.0
+"""The same while an idle model is about to go, which costs nobody an answer."""
+
+ASK_S: Final = 3.0
+"""For a request to end, its memory to be freed and a beat to say so."""
+
+ASKS: Final = 2
+
+GONE_S: Final = 30.0
+"""After so long a killed process that is still there never goes: it hangs in a driver."""
+
+_INNOCENT: Final = 3
+"""Workers that hold less than a third of what others do are not what fills the memory."""
+
+_LEVELS: Final = (MemoryPressure.NONE, MemoryPressure.SOFT, MemoryPressure.HARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The shares of the machine's memory, and the bytes of the budget, where levels begin."""
+
+    soft: float
+    hard: float
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """A worker as the guard sees it. ``granted_bytes``: what was reserved for it, without what
+    was added because it took it. ``leaving``: its end was begun, nothing more is asked of it."""
+
+    instance: str
+    model_id: str
+    measured_bytes: int
+    granted_bytes: int
+    busy: bool = False
+    loading: bool = False
+    leaving: bool = False
+
+    @property
+    def excess_bytes(self) -> int:
+        """What it took beyond its reservation; negative: it has room."""
+        return self.measured_bytes - self.granted_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GuardState:
+    """``level``: what holds. ``calm_since_s``: since when a lower one would do. ``victim``: who
+    was asked ``asks`` times, the last time, or killed, ``at_s``; without a victim ``at_s`` is
+    when HARD began or the last victim went. ``told_others``: it was said that others fill it."""
+
+    level: MemoryPressure = MemoryPressure.NONE
+    calm_since_s: float | None = None
+    victim: str | None = None
+    asks: int = 0
+    killed: bool = False
+    at_s: float = 0.0
+    told_others: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetLevel:
+    """Another level holds, for ``reason``: tell Core and every worker."""
+
+    level: MemoryPressure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Have this worker fail its largest newest request."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End this worker now; ``detail`` says why, and what to change."""
+
+    instance: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlameOthers:
+    """The memory is full and lmx can't help it; said once until the pressure is over."""
+
+    detail: str
+
+
+Decision = SetLevel | Ask | Kill | BlameOthers
+
+
+def step(
+    state: GuardState,
+    reading: MemoryReading,
+    workers: Sequence[WorkerMemory],
+    lines: Lines,
+    now_s: float,
+) -> tuple[GuardState, tuple[Decision, ...]]:
+    """Take a reading and return what follows of it."""
+    decisions: list[Decision] = []
+    level, calm_since_s = _next_level(state, reading, workers, lines, now_s)
+    if level is not state.level:
+        decisions.append(SetLevel(level, reason(reading, workers, lines)))
+        if MemoryPressure.HARD in (level, state.level):
+            state = replace(state, victim=None, asks=0, killed=False, at_s=now_s)
+    if level is MemoryPressure.NONE:
+        return GuardState(), tuple(decisions)
+    state = replace(state, level=level, calm_since_s=calm_since_s)
+    if _others_fill(reading, workers, lines) and not state.told_others:
+        state = replace(state, told_others=True)
+        decisions.append(BlameOthers(reason(reading, workers, lines)))
+    if level is not MemoryPressure.HARD:
+        return state, tuple(decisions)
+    if wanted_level(reading, workers, lines) is not level and not state.killed:
+        # Between the line and where the level ends: what was asked helped, and is no reason to
+        # kill when the line is crossed again.
+        return replace(state, victim=None, asks=0, at_s=now_s), tuple(decisions)
+    state, decision = _relieve(state, reading, workers, lines, now_s)
+    return state, tuple(decisions) if decision is None else (*decisions, decision)
+
+
+def wanted_level(
+    reading: MemoryReading,
+    workers: Sequence[WorkerMemory],
+    lines: Lines,
+    margin_share: float = 0.0,
+) -> MemoryPressure:
+    """Return the level that a reading calls for, with all lines lower by a share.
+
+    More memory in use never makes it lower, unless it is others' and makes lmx's part small.
+    """
+    stays = 1.0 - margin_share
+    measured_bytes = sum(worker.measured_bytes for worker in workers)
+    # Without anybody who took too much the budget itself was lowered, or a load was larger than
+    # planned: that costs nobody an answer, idle models go.
+    over = any(worker.excess_bytes > 0 for worker in workers)
+    if over and measured_bytes > lines.budget_bytes * stays:
+        return MemoryPressure.HARD
+    if reading.used_share >= lines.hard - margin_share and not _is_innocent(reading, workers):
+        return MemoryPressure.HARD
+    if reading.used_share >= lines.soft - margin_share:
+        return MemoryPressure.SOFT
+    held_bytes = sum(max(worker.measured_bytes, worker.granted_bytes) for worker in workers)
+    if max(measured_bytes, held_bytes if over else 0) > lines.budget_bytes * stays:
+        return MemoryPressure.SOFT
+    return MemoryPressure.NONE
+
+
+def reason(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> str:
+    """Say with figures how full the memory is, and of what."""
+    measured_bytes = sum(worker.measured_bytes for worker in workers)
+    return (
+        f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use; lmx's "
+        f"models hold {format_bytes(measured_bytes)} of their budget of "
+        f"{format_bytes(lines.budget_bytes)}, other programs about "
+        f"{format_bytes(max(0, reading.used_bytes - measured_bytes))}"
+    )
+
+
+def _next_level(
+    state: GuardState,
+    reading: MemoryReading,
+    workers: Sequence[WorkerMemory],
+    lines: Lines,
+    now_s: float,
+) -> tuple[MemoryPressure, float | None]:
+    here = _LEVELS.index(state.level)
+    if _LEVELS.index(wanted := wanted_level(reading, workers, lines)) > here:
+        return wanted, None
+    if _LEVELS.index(wanted_level(reading, workers, lines, MARGIN_SHARE)) >= here:
+        return state.level, None
+    since_s = now_s if state.calm_since_s is None else state.calm_since_s
+    if now_s - since_s < CALM_S:
+        return state.level, since_s
+    return _LEVELS[here - 1], None
+
+
+def _relieve(
+    state: GuardState,
+    reading: MemoryReading,
+    workers: Sequence[WorkerMemory],
+    lines: Lines,
+    now_s: float,
+) -> tuple[GuardState, Ask | Kill | None]:
+    """Go one step on with the one victim, or choose it."""
+    waited_s = now_s - state.at_s
+    victim = next((worker for worker in workers if worker.instance == state.victim), None)
+    if state.victim is not None and victim is None:
+        return replace(state, victim=None, asks=0, killed=False, at_s=now_s), None
+    if victim is not None and (state.killed or victim.leaving):
+        if waited_s < GONE_S:
+            return state, None
+        victim = None
+    if victim is None:
+        if waited_s < _patience_s(workers):
+            return state, None
+        state = replace(state, victim=None, asks=0, killed=False)
+        victim = _victim(workers)
+        if victim is None:
+            return state, None
+    elif waited_s < ASK_S:
+        return state, None
+    # A load has no request to fail, and can be begun again: an answer can't.
+    if state.asks < ASKS and not victim.loading:
+        asked = replace(state, victim=victim.instance, asks=state.asks + 1, at_s=now_s)
+        return asked, Ask(victim.instance)
+    killed = replace(state, victim=victim.instance, killed=True, at_s=now_s)
+    return killed, Kill(victim.instance, _kill_detail(victim, reading, workers, lines))
+
+
+def _patience_s(workers: Sequence[WorkerMemory]) -> float:
+    """What was begun, by whomever, comes before what could be begun."""
+    if any(worker.leaving for worker in workers):
+        return GONE_S
+    idle = any(not (worker.busy or worker.loading) for worker in workers)
+    return EVICT_S if idle else SETTLE_S
+
+
+def _victim(workers: Sequence[WorkerMemory]) -> WorkerMemory | None:
+    """Return who took most beyond its reservation, else a load, else the largest busy one.
+
+    Nobody when all are idle and within their reservations: Core evicts those it may.
+    """
+    there = [worker for worker in workers if not worker.leaving]
+    if over := [worker for worker in there if worker.excess_bytes > 0]:
+        return max(over, key=lambda worker: worker.excess_bytes)
+    loads = [worker for worker in there if worker.loading]
+    works = loads or [worker for worker in there if worker.busy]
+    return max(works, key=lambda worker: worker.measured_bytes, default=None)
+
+
+def _others_fill(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> bool:
+    return reading.used_share >= lines.hard and _is_innocent(reading, workers)
+
+
+def _is_innocent(reading: MemoryReading, workers: Sequence[WorkerMemory]) -> bool:
+    measured_bytes = sum(worker.measured_bytes for worker in workers)
+    return measured_bytes * _INNOCENT < reading.used_bytes - measured_bytes
+
+
+def _kill_detail(
+    victim: WorkerMemory,
+    reading: MemoryReading,
+    workers: Sequence[WorkerMemory],
+    lines: Lines,
+) -> str:
+    return (
+        f"lmx ended the worker because memory ran out: it held "
+        f"{format_bytes(victim.measured_bytes)} with {format_bytes(victim.granted_bytes)} "
+        f"reserved; {reason(reading, workers, lines)}. Lower the model's context_length or "
+        "concurrency, or memory.budget_bytes, or close other programs"
+    )

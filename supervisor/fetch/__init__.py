@@ -1,0 +1,1 @@
+"""The programs that fetch and convert models, each in a process of its own."""

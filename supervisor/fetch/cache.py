@@ -1,0 +1,164 @@
+"""The hub client's cache, looked at and cleared:
+
+    python -m lmx.supervisor.fetch.cache scan
+    python -m lmx.supervisor.fetch.cache delete ORG/NAME [COMMIT...]
+
+On stdout is one line of JSON. Of `scan`: a list of repositories, each `{"repo_id", "path",
+"size_bytes", "modified_s", "snapshots": [{"commit", "refs", "path", "missing", "has_gguf"}]}`,
+where `missing` is what a snapshot lacks, null for a whole model. Of `delete`: `{"freed_bytes"}`;
+without a commit it deletes all of a repository, also what came of an unfinished download. Of both,
+when something can't be read or deleted: `{"error"}`, and exit status 1.
+
+It is a program of its own so that the supervisor never loads the hub client, and so that a slow
+disk holds up nobody.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
+
+from lmx.protocol.host.regular_file import read_regular
+from lmx.supervisor.memory.files import missing_part
+
+_REF_LIMIT_BYTES = 4096
+
+
+def scan() -> list[dict[str, Any]]:
+    """Return the models of the cache, by name.
+
+    The client's own scan leaves out a repository as soon as one link of it leads nowhere.
+    """
+    cache = Path(HF_HUB_CACHE).expanduser()
+    return [
+        {
+            "repo_id": folder.name.removeprefix("models--").replace("--", "/"),
+            "path": str(folder),
+            "size_bytes": _size_bytes(folder),
+            "modified_s": _modified_s(folder),
+            "snapshots": _snapshots(folder),
+        }
+        for folder in sorted(cache.glob("models--*--*"))
+        if folder.is_dir() and not folder.is_symlink()
+    ]
+
+
+def _snapshots(folder: Path) -> list[dict[str, Any]]:
+    refs = {
+        path.relative_to(folder / "refs").as_posix(): commit
+        for path, commit in _refs(folder).items()
+    }
+    return [
+        {
+            "commit": path.name,
+            "refs": [ref for ref, commit in refs.items() if commit == path.name],
+            "path": str(path),
+            "missing": _missing_part(path),
+            "has_gguf": any(file.is_file() for file in path.rglob("*.gguf")),
+        }
+        for path in sorted((folder / "snapshots").glob("*"))
+        if path.is_dir()
+    ]
+
+
+def _missing_part(folder: Path) -> str | None:
+    """One that can't be read is not whole, and costs no other."""
+    try:
+        return missing_part(folder)
+    except OSError as error:
+        return f"{folder.name} (it can't be read: {error.strerror or error})"
+
+
+def _modified_s(folder: Path) -> float:
+    blobs = [found.st_mtime for found in _files(folder / "blobs")]
+    return max(blobs, default=folder.stat().st_mtime)
+
+
+def delete(repo_id: str, commits: list[str]) -> int:
+    """Delete snapshots of a repository, or all of it; returns the bytes that the disk has back.
+
+    Only a folder that is in the cache by that name is touched.
+    """
+    cache = Path(HF_HUB_CACHE).expanduser()
+    name = repo_folder_name(repo_id=repo_id, repo_type="model")
+    folder = next((path for path in cache.iterdir() if path.name == name), None)
+    if folder is None or folder.is_symlink():
+        return 0
+    before_bytes = _size_bytes(folder)
+    if commits:
+        _delete_snapshots(folder, commits)
+    else:
+        shutil.rmtree(folder)
+        shutil.rmtree(cache / ".locks" / name, ignore_errors=True)
+    return before_bytes - (_size_bytes(folder) if folder.exists() else 0)
+
+
+def _delete_snapshots(folder: Path, commits: Collection[str]) -> None:
+    """Delete snapshots, the names that mean them, and what no other snapshot links to.
+
+    The client's own way does nothing as soon as one link of the repository leads nowhere.
+    """
+    for commit in commits:
+        shutil.rmtree(folder / "snapshots" / commit)
+    for path, commit in _refs(folder).items():
+        if commit in commits:
+            path.unlink()
+    linked = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_symlink()}
+    for blob in (folder / "blobs").glob("*"):
+        if blob.suffix != ".incomplete" and blob.resolve() not in linked:
+            blob.unlink()
+
+
+def _refs(folder: Path) -> dict[Path, str]:
+    return {
+        path: read_regular(path, _REF_LIMIT_BYTES).decode("utf-8", "replace").strip()
+        for path in sorted((folder / "refs").rglob("*"))
+        if path.is_file() and path.stat().st_size <= _REF_LIMIT_BYTES
+    }
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return what the files take; links take what they point to elsewhere."""
+    return sum(found.st_size for found in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """Look at each file but links. One that is gone by then is none: a download renames its own."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lmx.supervisor.fetch.cache")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("scan")
+    deleting = commands.add_parser("delete")
+    deleting.add_argument("repo_id")
+    deleting.add_argument("commits", nargs="*")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "scan":
+            answer: Any = scan()
+        else:
+            answer = {"freed_bytes": delete(arguments.repo_id, arguments.commits)}
+    except OSError as error:
+        answer = {"error": f"{error.filename or HF_HUB_CACHE}: {error.strerror or error}"}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 1 if isinstance(answer, dict) and "error" in answer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""Make a model folder out of a GGUF file, once, with gguf2mlx.
+
+The folder is `<models dir>/<file name>-<form>-<hash of the file's path>`; the hash keeps two files
+of one name in two folders apart. A stamp in it, written before it appears under that name, tells
+which file it was made from. Runs only inside the fetch program.
+
+The border to gguf2mlx: one call that converts a file, with progress and a reason when it fails.
+
+What gguf2mlx 2.2.0 can do, tried on Linux with a Q4_1 file of 135M weights:
+
+- `float32`: every architecture it knows, with an audit of the written weights.
+- `bfloat16`: its command line refuses it for language models, though the converter below that
+  check writes it and audits it like float32. That function is private, so the version is pinned.
+- 4-bit: `quantize=True` alone needs mlx-lm, which it can have on macOS only. `direct_quant=True`
+  needs numpy only and works on Linux: it decodes the file and quantises it *again* (affine, 4 bits,
+  groups of 64), so it loses a little more than the file had lost. It knows the llama, mistral,
+  qwen2, stablelm and gemma families and some MoE models, from quantised sources only, keeps
+  embeddings unquantised, and is not audited.
+- `quant_source="preserve"`, which would keep the file's own codes, writes float16 scales and turns
+  whole tensors of some kinds (all of a Q4_1 file) into float16. It is not used.
+
+A projector file for vision (mmproj) is not taken: a multimodal GGUF is refused.
+
+Runs only inside the fetch program.
+"""
+
+import errno
+import fcntl
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
+from io import TextIOBase
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import gguf
+from gguf2mlx import gguf2mlx, vlm
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.sources import file_hash
+from lmx.supervisor.fetch.conversion_form import (
+    Form,
+    GgufFacts,
+    Platform,
+    conversion_form,
+    output_bytes,
+)
+from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
+
+# A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
+SHARD_BYTES = 1 << 30
+
+_REFERENCE_TENSOR: Final = gguf2mlx.fidelity.reference_tensor
+
+Report = Callable[[Literal["convert", "check"], float | None, str], None]
+
+
+# How far a conversion is when each of its stages is over. The header of a small model takes as long
+# as its weights, that of a large one is soon read.
+_READ: Final = 0.1
+_TOKENIZER: Final = 0.15
+_CONVERTED: Final = 0.8
+_ENTRIES_A_REPORT: Final = 2000
+_MANY_ENTRIES: Final = 200_000
+
+_opened: dict[tuple[str, int, int], Any] = {}
+"""The reader that was made last, by its file's path, size and time: to walk over a large vocabulary
+takes most of a minute, and three are asked for."""
+
+
+def open_gguf(path: Path, report: Report) -> Any:
+    """Return gguf's reader of a file, once it has read the header. Raises what it raises."""
+    found = path.stat()
+    key = (str(path), found.st_size, found.st_mtime_ns)
+    if key not in _opened:
+        reader = _reader_class(report, path.name)(str(path))
+        _opened.clear()
+        _opened[key] = reader
+    return _opened[key]
+
+
+def _reader_class(report: Report, name: str) -> type[Any]:
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]  # it has no types
+        _entries = 0
+
+        def _get_field_parts(self, *where: Any, **more: Any) -> Any:
+            # Called for each entry of each list of the header. How many there are nobody knows
+            # before the end: the figure gets nearer to it and never there.
+            self._entries += 1
+            if self._entries % _ENTRIES_A_REPORT == 0:
+                share = 1.0 - math.exp(-self._entries / _MANY_ENTRIES)
+                report("convert", _READ * share, f"reading {name}")
+            return super()._get_field_parts(*where, **more)
+
+    return Reader
+
+
+class _Echo(TextIOBase):
+    """gguf2mlx's stdout: passed on to stderr, with an eye on its failures and stages."""
+
+    def __init__(self, report: Report) -> None:
+        self.failures: list[str] = []
+        self._report = report
+
+    def write(self, text: str) -> int:
+        """Pass the text on."""
+        sys.stderr.write(text)
+        if "❌" in text:
+            self.failures.append(text.replace("❌", "").strip())
+        if "Extracting tokenizer" in text:
+            self._report("convert", _READ, "taking out the tokenizer")
+        return len(text)
+
+
+def _progress_class(report: Report, name: str) -> type[Any]:
+    class Progress:
+        """Stands in for the bar of gguf2mlx, which advances by one for every tensor."""
+
+        def __init__(self, *, total: int, **_look: object) -> None:
+            self._total, self._done = total, 0
+
+        def __enter__(self) -> "Progress":
+            return self
+
+        def __exit__(self, *_error: object) -> None: ...
+
+        def update(self, count: int) -> None:
+            self._done += count
+            share = self._done / max(self._total, 1)
+            done = _TOKENIZER + (_CONVERTED - _TOKENIZER) * share
+            report("convert", done, f"converting {name}")
+
+    return Progress
+
+
+def _audited(report: Report, total: int) -> Callable[..., Any]:
+    """Stand in for the function that decodes a tensor anew for the comparison, and count."""
+    done = 0
+
+    def reference_tensor(*arguments: Any, **more: Any) -> Any:
+        nonlocal done
+        done += 1
+        share = min(1.0, done / max(total, 1))
+        detail = "comparing the converted weights with the file"
+        report("check", _CONVERTED + (1.0 - _CONVERTED) * share, detail)
+        return _REFERENCE_TENSOR(*arguments, **more)
+
+    return reference_tensor
+
+
+def run_gguf2mlx(source: Path, target: Path, form: Form, report: Report) -> None:
+    """Convert in this process: its API gives progress and ends with us, a child would do neither.
+
+    gguf2mlx says why it failed only in what it prints. Raises `OperationError`.
+    """
+    reader = open_gguf(source, report)
+    gguf2mlx.GGUFReader = lambda _: reader
+    gguf2mlx.tqdm = _progress_class(report, source.name)
+    gguf2mlx.fidelity.reference_tensor = _audited(report, len(reader.tensors))
+    echo = _Echo(report)
+    with redirect_stdout(echo):
+        if vlm.is_vlm(reader):
+            echo.failures.append("it is multimodal; use a folder in MLX form")
+            succeeded = False
+        else:
+            succeeded = _convert(source, target, form)
+    if succeeded:
+        report("convert", 1.0, f"converted {source.name}")
+    if not succeeded:
+        reason = echo.failures[-1] if echo.failures else "gguf2mlx gave no reason"
+        raise OperationError(
+            ErrorCode.CONVERSION_FAILED, f"{source.name} can't be converted to {form}: {reason}"
+        )
+
+
+def _convert(source: Path, target: Path, form: Form) -> bool:
+    # The public `convert` wraps these two in checks of which one refuses bfloat16 (see above).
+    target.mkdir()
+    dtype = form.removeprefix("int4-")
+    places = (str(source), str(target))
+    try:
+        if form.startswith("int4-"):
+            done = gguf2mlx._convert_direct_quantized(
+                *places,
+                dtype,
+                q_bits=4,
+                q_group_size=64,
+                q_mode="affine",
+                max_shard_bytes=SHARD_BYTES,
+            )
+        else:
+            done = gguf2mlx._convert(*places, dtype, max_shard_bytes=SHARD_BYTES)
+    except OSError:
+        raise
+    # A border to a library that raises whatever its parts raise; the cause is kept.
+    except Exception as error:
+        raise OperationError(
+            ErrorCode.CONVERSION_FAILED,
+            f"{source.name} can't be converted to {form} ({type(error).__name__}: {error})",
+        ) from error
+    return bool(done)
+
+
+MAGIC = b"GGUF"
+SPARE_BYTES = 1 << 28
+# llama.cpp's types that are not quantised.
+_FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
+
+Converter = Callable[[Path, Path, Form, Report], None]
+
+
+def _unheard(_phase: str, _fraction: float | None, _detail: str) -> None:
+    """Nobody looks at the progress."""
+
+
+def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
+    """Read a GGUF file's header. Raises `OperationError` for what is no whole GGUF file."""
+    invalid = ErrorCode.MODEL_SOURCE_INVALID
+    try:
+        with source.open("rb") as handle:
+            magic = handle.read(len(MAGIC))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise OperationError(invalid, f"{source} can't be read: {reason}") from error
+    if magic != MAGIC:
+        raise OperationError(
+            invalid, f"{source} is not a GGUF file: it starts with {magic!r}, not {MAGIC!r}"
+        )
+    try:
+        tensors = open_gguf(source, report).tensors
+    # The reader lets through whatever numpy or struct say about bytes that aren't there.
+    except Exception as error:
+        raise OperationError(
+            invalid,
+            f"{source} ({_gb(source.stat().st_size)}) is truncated or damaged: fetch it again "
+            f"({type(error).__name__}: {error})",
+        ) from error
+    weights = {True: 0, False: 0}
+    for tensor in tensors:
+        weights[tensor.tensor_type.name not in _FLOAT_TYPES] += int(tensor.n_elements)
+    if not tensors:
+        raise OperationError(invalid, f"{source} holds no weights: it may be one of several files")
+    return GgufFacts(source.stat().st_size, sum(weights.values()), weights[True] > weights[False])
+
+
+def fetch_gguf(
+    source: Path,
+    models_dir: Path,
+    *,
+    platform: Platform,
+    memory_bytes: int,
+    report: Report,
+    convert: Converter | None = None,
+) -> Path:
+    """Return the model folder made from `source`, after converting it if need be.
+
+    A folder whose stamp and files fit is used again. Two processes convert once: the second waits.
+    Raises `OperationError`: `model_source_invalid`, `insufficient_disk`, `conversion_failed`.
+    """
+    report("check", None, f"reading {source.name}")
+    # A file of the hub's cache is a link to one that is named by its hash.
+    name = source.stem
+    source = source.resolve()
+    if source.suffix.lower() == ".gguf":
+        name = source.stem
+    path_hash = file_hash(source)
+    facts = _known_facts(source, models_dir, path_hash) or read_facts(source, report)
+    form = conversion_form(platform, facts, memory_bytes)
+    target = models_dir / f"{name}-{form}-{path_hash}"
+    stamp = _stamp_of(source, facts, form)
+    if is_complete(target, stamp):
+        return target
+    try:
+        models_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(models_dir / f".{target.name}.lock", lambda: _report_wait(report, source)):
+            if not is_complete(target, stamp):
+                _check_disk(models_dir, output_bytes(form, facts))
+                _make(source, target, stamp, form, report, convert or run_gguf2mlx)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise OperationError(
+                ErrorCode.CONVERSION_FAILED, f"converting {source.name} failed: {error}"
+            ) from error
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK, f"the disk of {models_dir} got full: free some space there"
+        ) from error
+    return target
+
+
+def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | None:
+    """Take the facts from an earlier conversion of the same file.
+
+    The reader walks over every token of the vocabulary: 2.4 s for 49 thousand of them.
+    """
+    for path in models_dir.glob(f"*-{path_hash}/{STAMP_NAME}"):
+        try:
+            found = json.loads(path.read_text())
+            facts = GgufFacts(found["source_bytes"], found["weight_count"], found["is_quantised"])
+            if found.items() >= _stamp_of(source, facts, found["form"]).items():
+                return facts
+        except (OSError, ValueError, KeyError, AttributeError):
+            # Not a stamp that this version wrote, or no such file: the reader will tell.
+            continue
+    return None
+
+
+def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
+    status = source.stat()
+    return {
+        "source": str(source),
+        "source_bytes": status.st_size,
+        "source_mtime_ns": status.st_mtime_ns,
+        "weight_count": facts.weight_count,
+        "is_quantised": facts.is_quantised,
+        "form": form,
+        "gguf2mlx": version("gguf2mlx"),
+    }
+
+
+def is_complete(folder: Path, stamp: dict[str, Any]) -> bool:
+    """Whether the folder was made from the stamped source, and has all its files in full size."""
+    try:
+        found = json.loads((folder / STAMP_NAME).read_text())
+        files: dict[str, int] = found.pop("files")
+        return bool(found == stamp) and files == file_sizes(folder)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
+def _make(
+    source: Path,
+    target: Path,
+    stamp: dict[str, Any],
+    form: Form,
+    report: Report,
+    convert: Converter,
+) -> None:
+    # The lock is held, so a folder of this name is what a killed process left.
+    scratch = target.parent / f".{target.name}.part"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        made = scratch / "model"
+        convert(source, made, form, report)
+        (made / STAMP_NAME).write_text(json.dumps({**stamp, "files": file_sizes(made)}, indent=1))
+        if target.exists():
+            target.rename(scratch / "outdated")
+        made.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _report_wait(report: Report, source: Path) -> None:
+    report("convert", None, f"another process is converting {source.name}")
+
+
+def _check_disk(models_dir: Path, made_bytes: int) -> None:
+    needed_bytes = made_bytes + min(made_bytes, SHARD_BYTES) + SPARE_BYTES
+    free_bytes = shutil.disk_usage(models_dir).free
+    if free_bytes < needed_bytes:
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"the conversion needs {_gb(needed_bytes)} in {models_dir}, which has "
+            f"{_gb(free_bytes)} free: free some space there",
+        )
+
+
+def _gb(count_bytes: int) -> str:
+    return f"{count_bytes / 1e9:.2f} GB"

@@ -1,0 +1,277 @@
+"""Fetch a repository of the model hub into the hub client's own cache.
+
+The cache is the usual one (HF_HOME, HF_HUB_CACHE), shared with every other program, so a model
+that is already on the machine is not downloaded again. HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN
+mean what they mean everywhere. Of a repository only files in `ALLOWED` are fetched: code, pickles
+and GGUF files never reach the disk, unless a GGUF file is asked for by name. Runs only inside the
+fetch program.
+"""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePath
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from httpx2 import ConnectError, TimeoutException
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import filter_repo_objects
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.fetch.errors import explained
+from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
+from lmx.supervisor.fetch.progress import Counted, Report
+from lmx.supervisor.memory.files import has_tokenizer, missing_part
+
+# What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
+# card may be all that tells an embedding model from a chat model.
+ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
+_NEVER: Final = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+# Left free after a download, so that the machine does not end up with a full disk.
+SPARE_BYTES = 1 << 30
+_AT_ONCE: Final = 4
+_SHOWN_NAMES: Final = 8
+
+
+class _Bar(Protocol):
+    def update(self, n: float | None = 1) -> None: ...
+
+
+def fetch_hub(
+    repo_id: str,
+    revision: str | None,
+    *,
+    report: Report,
+    filename: str | None = None,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> Path:
+    """Return the folder of the repository's snapshot, or the path of the one file, after
+    downloading what is missing.
+
+    Without the hub, a whole snapshot in the cache is used as it is. Does not look into the
+    weights. A hub that is asked too much, and says for how long, is waited for until
+    `longest_wait_s` at the beginning. Raises `OperationError`: `model_source_invalid` (no such
+    repository, revision or file, or not a model in safetensors form), `insufficient_disk`,
+    `download_failed`.
+    """
+    report("check", None, f"looking up {repo_id}")
+    if filename is not None and PurePath(filename).suffix.lower() in _NEVER:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{filename} may hold code, which lmx does not download: choose a .gguf file, or a "
+            "repository with *.safetensors",
+            param="filename",
+        )
+    try:
+        try:
+            commit, listed = patiently(
+                lambda: _listed(repo_id, revision), longest_wait_s=longest_wait_s
+            )
+        except RevisionNotFoundError:
+            raise
+        except (HfHubHTTPError, OfflineModeIsEnabled, ConnectError, TimeoutException) as error:
+            return _cached(repo_id, revision, filename, error)
+        files = _wanted(listed, repo_id, filename)
+        counted = _fetch_missing(repo_id, commit, files, report)
+        return patiently(lambda: _linked(repo_id, revision, filename, counted))
+    # A border to a library that raises its own, its HTTP client's and the system's errors:
+    # each becomes one of ours, with the original as its cause.
+    except Exception as error:
+        raise explained(error, repo_id, revision) from error
+
+
+def _listed(repo_id: str, revision: str | None) -> tuple[str, list[HubFile]]:
+    """Ask the hub for the commit that a revision is, and its files."""
+    found = HfApi().model_info(repo_id, revision=revision, files_metadata=True)
+    files = [
+        HubFile(
+            file.rfilename,
+            int(file.size if file.lfs is None else file.lfs.size),
+            file.blob_id if file.lfs is None else file.lfs.sha256,
+        )
+        for file in found.siblings or []
+    ]
+    return str(found.sha), files
+
+
+def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[HubFile]:
+    if filename is None:
+        names = set(
+            filter_repo_objects([file.name for file in listed], allow_patterns=list(ALLOWED))
+        )
+        _refuse_no_model(names, repo_id)
+        return [file for file in listed if file.name in names]
+    files = [file for file in listed if file.name == filename]
+    if files:
+        return files
+    names = {file.name for file in listed if file.name.lower().endswith(".gguf")}
+    hint = (
+        f"; its GGUF files: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
+        if names
+        else " and no GGUF files: leave filename out to download all of it"
+    )
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{repo_id} has no file {filename!r}{hint}",
+        param="filename",
+    )
+
+
+def _refuse_no_model(names: set[str], repo_id: str) -> None:
+    """Before gigabytes of something else are downloaded."""
+    if "config.json" not in names:
+        missing = "config.json"
+    elif not any(name.endswith(".safetensors") for name in names):
+        missing = "*.safetensors"
+    elif not has_tokenizer(names):
+        missing = "tokenizer.json"
+    else:
+        return
+    raise OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
+        "files, download one by its name, or give its path",
+        param="repo_id",
+    )
+
+
+def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Report) -> Counted:
+    """Put every file where the client keeps it in its cache, by what its content is called."""
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
+    blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
+    missing = [file for file in files if not (blobs / file.digest).exists()]
+    total_bytes = sum(file.size_bytes for file in files)
+    missing_bytes = sum(file.size_bytes for file in missing)
+    # First: who asks for a download is told that it has begun with its first report.
+    _check_disk(repo_id, missing_bytes - sum(_part_bytes(blobs / file.digest) for file in missing))
+    counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
+    # Beyond this size the hub answers its own protocol alone, which the client speaks.
+    ours = [file for file in missing if file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE]
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        running = [
+            pool.submit(
+                fetch_file,
+                hf_hub_url(repo_id, file.name, revision=commit),
+                file,
+                blobs / file.digest,
+                locks / f"{file.digest}.lock",
+                counted.advanced,
+            )
+            for file in ours
+        ]
+        for done in as_completed(running):
+            done.result()
+    finally:
+        # Threads can't be interrupted: the program's end is theirs.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return counted
+
+
+def _linked(repo_id: str, revision: str | None, filename: str | None, counted: Counted) -> Path:
+    """Have the client make the snapshot of what is in its cache."""
+    bar = _bar_class(counted)
+    if filename is not None:
+        return Path(hf_hub_download(repo_id, filename, revision=revision, tqdm_class=bar))
+    patterns = list(ALLOWED)
+    folder = Path(
+        snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)
+    )
+    missing = missing_part(folder)
+    if missing is not None:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{repo_id} has no {missing}, so it is not a model that MLX can load",
+            param="repo_id",
+        )
+    return folder
+
+
+def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exception) -> Path:
+    """Return what is whole in the cache when the hub can't be asked; else raise why it can't."""
+    try:
+        if filename is not None:
+            return Path(
+                hf_hub_download(repo_id, filename, revision=revision, local_files_only=True)
+            )
+        patterns = list(ALLOWED)
+        folder = Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=patterns, local_files_only=True
+            )
+        )
+    except LocalEntryNotFoundError:
+        raise error from None
+    if missing_part(folder) is not None:
+        raise error
+    return folder
+
+
+def _part_bytes(blob: Path) -> int:
+    part = part_of(blob)
+    return part.stat().st_size if part.exists() else 0
+
+
+def _check_disk(repo_id: str, needed_bytes: int) -> None:
+    folder = Path(constants.HF_HUB_CACHE).expanduser()
+    while not folder.exists():
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"{repo_id} needs {_gb(needed_bytes)} and {_gb(SPARE_BYTES)} to spare, but {folder} "
+            f"has {_gb(free_bytes)} free: delete models there, or set HF_HUB_CACHE to another disk",
+        )
+
+
+def _bar_class(counted: Counted) -> type[AbstractContextManager[_Bar]]:
+    """Build the class that the hub client makes its progress bars with.
+
+    Of its bars, only that of bytes written counts; it moves for what is left to the client.
+    """
+
+    class Bar(AbstractContextManager[_Bar]):
+        def __init__(self, *_args: Any, desc: str = "", total: float | None = None, **_kw: Any):
+            self.total = total
+            self.n = 0.0
+            self._counts = desc.startswith("Reconstructing")
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts:
+                counted.advanced(int(n or 0))
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            return {"rate": None, "n": self.n, "total": self.total}
+
+        def refresh(self) -> None: ...
+
+        def close(self) -> None: ...
+
+        def set_description(self, *_args: Any, **_kw: Any) -> None: ...
+
+        set_description_str = set_postfix = set_postfix_str = set_description
+
+        def __exit__(
+            self,
+            _type: type[BaseException] | None,
+            _value: BaseException | None,
+            _traceback: TracebackType | None,
+        ) -> None: ...
+
+    return Bar
+
+
+def _gb(count_bytes: int) -> str:
+    return f"{count_bytes / 1e9:.2f} GB"

@@ -1,0 +1,231 @@
+"""The fetch program: make one model available as a local folder, then end.
+
+    python -m lmx.supervisor.fetch.main --source S --models-dir D [--revision R] [--filename F]
+
+On stdout are JSON lines and nothing else: any number of
+`{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, with
+`"done_bytes"` and `"total_bytes"` from where a download's size is known, then one of
+`{"path": "/abs/folder"}` (exit status 0) and `{"error": {"code", "message"}}` (1). What the
+libraries print goes to stderr.
+
+It is a program of its own so that the supervisor never loads the hub client or the converter,
+and so that a fetch can be stopped at any point: SIGTERM, or the parent's death, ends it within
+seconds and leaves nothing half made in the models folder. What the hub client has downloaded of
+a file stays in its cache, where the next fetch goes on from it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import psutil
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.sources import (
+    FolderSource,
+    GgufSource,
+    HubSource,
+    Source,
+    SourceError,
+    parse_file_name,
+    parse_source,
+)
+from lmx.supervisor.fetch.conversion_form import Platform
+from lmx.supervisor.fetch.file import LONGEST_WAIT_S
+from lmx.supervisor.fetch.gguf import fetch_gguf
+from lmx.supervisor.fetch.hub import fetch_hub
+from lmx.supervisor.fetch.progress import Phase
+
+# Often enough for a progress bar, seldom enough that thousands of tensors cost nothing.
+REPORT_INTERVAL_S = 0.25
+PARENT_POLL_INTERVAL_S = 1.0
+# To remove what is half made: gigabytes are unlinked in well under a second. The hub client's
+# threads can't be interrupted, so without a limit a slow download would keep the process alive.
+STOP_GRACE_S = 3.0
+STOPPED_STATUS = 128 + signal.SIGTERM
+
+
+class Outlet:
+    """The one writer of stdout's JSON lines."""
+
+    def __init__(self) -> None:
+        """Take stdout over: from here on, descriptor 1 is stderr for everyone else."""
+        sys.stdout.flush()
+        self._stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+        self._last: tuple[str, float] = ("", 0.0)
+        self._bytes: dict[str, int] = {}
+
+    def progress(
+        self,
+        phase: Phase,
+        fraction: float | None,
+        detail: str,
+        *,
+        done_bytes: int | None = None,
+        total_bytes: int | None = None,
+    ) -> None:
+        """Report progress; drops a report that follows the last one of its phase too closely."""
+        if done_bytes is not None and total_bytes is not None:
+            self._bytes = {"done_bytes": done_bytes, "total_bytes": total_bytes}
+        now = time.monotonic()
+        last_phase, last_at = self._last
+        if phase == last_phase and now - last_at < REPORT_INTERVAL_S and fraction != 1.0:
+            return
+        self._last = (phase, now)
+        rounded = None if fraction is None else round(min(max(fraction, 0.0), 1.0), 4)
+        self.line({"phase": phase, "fraction": rounded, "detail": detail, **self._bytes})
+
+    def line(self, value: dict[str, Any]) -> None:
+        """Write one line. Raises `BrokenPipeError` when nobody reads any more."""
+        with self._lock:
+            self._stream.write(json.dumps(value, ensure_ascii=False) + "\n")
+            self._stream.flush()
+
+
+def fetch(
+    source: Source,
+    filename: str | None,
+    models_dir: Path,
+    memory_bytes: int,
+    platform: Platform,
+    outlet: Outlet,
+    longest_wait_s: float,
+) -> Path:
+    """Make the source available and return its folder, or the one file of it that was asked for.
+    Raises `OperationError`."""
+    match source:
+        case FolderSource(path=path):
+            return _checked_folder(Path(path).expanduser().absolute())
+        case GgufSource(path=path):
+            return fetch_gguf(
+                Path(path).expanduser().absolute(),
+                models_dir,
+                platform=platform,
+                memory_bytes=memory_bytes,
+                report=outlet.progress,
+            )
+        case HubSource(repo_id=repo_id, revision=revision):
+            return fetch_hub(
+                repo_id,
+                revision,
+                report=outlet.progress,
+                filename=filename,
+                longest_wait_s=longest_wait_s,
+            )
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "is not a folder"
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder} {what}: a model folder holds config.json, a tokenizer and *.safetensors",
+        )
+    return folder
+
+
+def _source(text: str, revision: str | None, filename: str | None) -> Source:
+    try:
+        if filename is not None:
+            parse_file_name(filename)
+        source = parse_source(text if revision is None else f"{text}@{revision}")
+        if (revision, filename) != (None, None) and not isinstance(source, HubSource):
+            raise SourceError(f"{text!r} is no repository, so it has no revision and no files")
+    except SourceError as error:
+        raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    return source
+
+
+def _platform() -> Platform:
+    return "darwin" if sys.platform == "darwin" else "linux"
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Should the clean-up below hang in a library, this ends the process all the same.
+    last_resort = threading.Timer(STOP_GRACE_S, os._exit, (STOPPED_STATUS,))
+    last_resort.daemon = True
+    last_resort.start()
+    raise SystemExit(STOPPED_STATUS)
+
+
+def _stop_with_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(PARENT_POLL_INTERVAL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m lmx.supervisor.fetch.main")
+    parser.add_argument("--source", required=True, help="a folder, a .gguf file or org/name")
+    parser.add_argument("--revision", help="of a repository: a branch, tag or commit")
+    parser.add_argument("--filename", help="of a repository: this file alone")
+    parser.add_argument(
+        "--parent",
+        type=int,
+        # By the time that this is parsed, a parent may be gone already.
+        default=os.getppid(),
+        help="the process without which this one ends (default: its parent)",
+    )
+    parser.add_argument(
+        "--longest-wait-s",
+        type=float,
+        default=LONGEST_WAIT_S,
+        help="of a hub that takes no more requests for now: for so long it is waited for",
+    )
+    parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    arguments = _arguments(argv)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    parent_pid = arguments.parent
+    threading.Thread(target=_stop_with_parent, args=(parent_pid,), daemon=True).start()
+    outlet = Outlet()
+    try:
+        models_dir: Path = arguments.models_dir.expanduser().absolute()
+        folder = fetch(
+            _source(arguments.source, arguments.revision, arguments.filename),
+            arguments.filename,
+            models_dir,
+            psutil.virtual_memory().total,
+            _platform(),
+            outlet,
+            arguments.longest_wait_s,
+        )
+        outlet.line({"path": str(folder)})
+    except OperationError as error:
+        told = {
+            "code": error.code.value,
+            "message": error.message,
+            "param": error.param,
+            "retry_after_s": error.retry_after_s,
+        }
+        outlet.line({"error": told})
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except SystemExit as stopped:
+        status = stopped.code if isinstance(stopped.code, int) else 1
+    sys.stderr.flush()
+    # The hub client's threads outlive a failed download; a normal exit would wait for them.
+    os._exit(status)

@@ -1,0 +1,253 @@
+"""Models that are served though the configuration doesn't name them: added, or downloaded.
+
+What may be added as a model: the values of a question, read and checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from pydantic import ValidationError
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
+from lmx.protocol.messages.inventory import AddModel
+from lmx.supervisor.config.diff import compare
+from lmx.supervisor.config.model import AddedModelConfig, ModelConfig
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.plan import context_problem
+
+_PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
+
+_PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "context_length"}
+"""Fields of the question by keys of the configuration."""
+
+
+def read_added(question: AddModel) -> AddedModelConfig:
+    """Return the model that a question describes. Raises :class:`RequestError` with the ``param``
+    that is wrong; whether its source exists is not looked at."""
+    try:
+        size = len(json.dumps(question.parameters, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"parameters can't be kept: {error}", param="parameters"
+        ) from error
+    if size > _PARAMETERS_LIMIT_CHARACTERS:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"parameters take {size} characters as JSON: at most {_PARAMETERS_LIMIT_CHARACTERS}",
+            param="parameters",
+        )
+    values = {
+        "id": question.model_id,
+        "source": _absolute(question.source),
+        "context_length": question.context_length,
+        "context_at_most": question.context_at_most,
+        "parameters": question.parameters,
+    }
+    try:
+        return AddedModelConfig.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error, question.model_id) from error
+
+
+def _refused(error: ValidationError, model_id: str) -> LmxError:
+    detail = error.errors(include_url=False)[0]
+    key = str(detail["loc"][0]) if detail["loc"] else "id"
+    message = detail["msg"].removeprefix("Value error, ")
+    if key == "source":
+        return RequestError(ErrorCode.MODEL_SOURCE_INVALID, message, param="source")
+    if key == "id":
+        message = (
+            f"{model_id[:80]!r} can't be a model's id: it has 1 to 200 characters, letters, digits "
+            "and . _ : / @ + -, and begins with a letter or a digit"
+        )
+    return RequestError(ErrorCode.INVALID_VALUE, message, param=_PARAMS.get(key, key))
+
+
+def _absolute(source: str) -> str:
+    """Return a source so that it means the same wherever the supervisor is started from. One
+    that is none stays as it is: the validation says what is wrong with it."""
+    try:
+        parsed = parse_source(source)
+        if not isinstance(parsed, HubSource):
+            return str(folder_path(parsed.path))
+    except (SourceError, RuntimeError, ValueError):
+        return source
+    return source.strip()
+
+
+def plain_source(source: str) -> str:
+    """Return a source so that two ways to write the same one are equal."""
+    return _absolute(source).removesuffix("@main")
+
+
+def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
+    """Return a configuration with added models after its own; one whose name the configuration
+    has given to something else is left out."""
+    taken = _names(config)
+    more = tuple(model for model in added.values() if model.id not in taken)
+    return config.model_copy(update={"models": (*config.models, *more)})
+
+
+def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str, ...]:
+    """Return the added models that :func:`with_added` leaves out."""
+    taken = _names(config)
+    return tuple(model_id for model_id in added if model_id in taken)
+
+
+class AddedModels:
+    """Owner of the added models, in memory and in their file. What is in force is the core's
+    configuration, which has them beside those of the file that a person wrote.
+
+    ``inspect`` reads a model's files; ``now_s`` is the core's clock.
+    """
+
+    def __init__(
+        self,
+        file: AddedFile,
+        inspect: Callable[[Question], Awaitable[Inspection]],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._file = file
+        self._inspect = inspect
+        self._now_s = now_s
+        self._models = file.load()
+        self._core: Core | None = None
+
+    def serve_with(self, core: Core) -> None:
+        """Have a core serve what is added from here on; once, before anything is."""
+        self._core = core
+
+    def join(self, config: Config) -> Config:
+        """Return the configuration that is in force where a person wrote ``config``."""
+        return with_added(config, self._models)
+
+    def tell_shadowed(self, config: Config, note: Callable[..., None]) -> None:
+        """Note which added models are not served with what a person wrote: it has given their
+        names to something else. They are back when it has not."""
+        for model_id in shadowed(config, self._models):
+            detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
+            note("model.shadowed", model_id, detail)
+
+    def find(self, source: str) -> str | None:
+        """Return the id under which a source is served, of the configuration or added, None if
+        it is not."""
+        wanted = plain_source(source)
+        for model in self._in_force.models:
+            if plain_source(model.source) == wanted:
+                return model.id
+        return None
+
+    async def add(self, question: AddModel) -> None:
+        """Serve a model from now on, and after restarts; it is loaded when it is asked for. What
+        is on this machine of it is read before: one whose files can't be is not kept.
+
+        Known already with the same source and context: only its parameters change, if it was
+        added. Raises :class:`LmxError`: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE with
+        the ``param`` it is about, SHUTTING_DOWN.
+        """
+        self._refuse_while_stopping()
+        model = read_added(question)
+        if self._known(model) is None:
+            _refuse_unreadable(model, await self._inspect(question_of(model)))
+            self._refuse_while_stopping()
+        known = self._known(model)  # somebody may have added it meanwhile
+        if isinstance(known, AddedModelConfig):
+            model = known.model_copy(update={"parameters": model.parameters})
+        elif known is not None:
+            return
+        self._put_in_force({**self._models, model.id: model}, self._now_s())
+
+    def remove(self, model_id: str, now_s: float) -> int | None:
+        """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
+        stay. Raises :class:`LmxError`: MODEL_CONFIGURED, MODEL_NOT_FOUND."""
+        slot = self._the_core.slot(model_id)
+        if not slot.added:
+            raise OperationError(
+                ErrorCode.MODEL_CONFIGURED,
+                f"{slot.model.id} is a model of the configuration: remove it there and run "
+                f"`lmx-supervisor reload`; `lmx-supervisor unload {slot.model.id}` frees its "
+                "memory",
+                param="model_id",
+            )
+        pid = slot.worker.pid if slot.worker else None
+        left = {name: each for name, each in self._models.items() if name != slot.model.id}
+        self._put_in_force(left, now_s)
+        return pid
+
+    def _refuse_while_stopping(self) -> None:
+        if self._the_core.stopping:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+
+    @property
+    def _the_core(self) -> Core:
+        assert self._core is not None
+        return self._core
+
+    @property
+    def _in_force(self) -> Config:
+        return self._the_core.config
+
+    def _known(self, model: AddedModelConfig) -> ModelConfig | None:
+        """Return the model of that name if it is the same one, None if the name is free. Raises
+        :class:`LmxError` (model_exists)."""
+        if model.id not in _names(self._in_force):
+            return None
+        for known in self._in_force.models:
+            same = plain_source(known.source) == plain_source(model.source)
+            fits = model.context_at_most or known.context_length == model.context_length
+            if known.id == model.id and same and fits:
+                return known
+        raise OperationError(
+            ErrorCode.MODEL_EXISTS,
+            f"{model.id!r} is taken: {_whose(model.id, self._in_force)}. Choose another id, or "
+            "remove that model first",
+            param="model_id",
+        )
+
+    def _put_in_force(self, models: dict[str, AddedModelConfig], now_s: float) -> None:
+        core = self._the_core
+        written = tuple(m for m in core.config.models if not isinstance(m, AddedModelConfig))
+        new = with_added(core.config.model_copy(update={"models": written}), models)
+        if models != self._models:
+            self._file.save(models)
+        self._models = models
+        core.reconfigure(new, compare(core.config, new).models, now_s)
+
+
+def _refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
+    """Of a repository that is not on this machine yet nothing is known: its load says so."""
+    problem = found.source_problem or found.problem
+    if problem is not None:
+        raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")
+    problem = context_problem(model, found.facts.context_tokens)
+    if problem is not None:
+        raise RequestError(ErrorCode.INVALID_VALUE, problem, param="context_length")
+
+
+def _names(config: Config) -> set[str]:
+    of_models = {name for model in config.models for name in (model.id, *model.aliases)}
+    return of_models | set(config.routing)
+
+
+def _whose(name: str, config: Config) -> str:
+    for model in config.models:
+        if name == model.id:
+            return f"it is {model.source}{_context_words(model)}"
+        if name in model.aliases:
+            return f"it is an alias of {model.id}"
+    return "it is a name in routing"
+
+
+def _context_words(model: ModelConfig) -> str:
+    if model.context_length is None:
+        return ""
+    at_most = isinstance(model, AddedModelConfig) and model.context_at_most
+    return f" with a context of {'at most ' if at_most else ''}{model.context_length}"

@@ -1,0 +1,78 @@
+"""The models that were added while lmx ran, on disk: they outlive the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.state.state_file import StateFile, say_nothing
+
+_KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters")
+"""All that an added model says; the rest is as by default."""
+
+
+class AddedFile:
+    """``state/models.json``, ``{"models": [...]}``, each with :data:`_KEYS`."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _parse, say)
+
+    def load(self) -> dict[str, AddedModelConfig]:
+        """Return the added models by id, none if there is no file. What can't be read of it is
+        said and left out, and the file is set aside: lmx starts without, and what can be read is
+        written anew with the next change."""
+        models, broken = self._file.load() or ({}, [])
+        if broken:
+            self._file.set_aside(f"has models that can't be served ({', '.join(broken)})")
+            if models:
+                with contextlib.suppress(OperationError):
+                    self.save(models)
+        return models
+
+    def read(self) -> dict[str, AddedModelConfig]:
+        """Return what :meth:`load` does, and leave the file as it is: it is another's."""
+        models, _ = self._file.peek() or ({}, [])
+        return models
+
+    def save(self, models: Mapping[str, AddedModelConfig]) -> None:
+        """Write all of them, whole or not at all. Raises :class:`OperationError`."""
+        entries: list[dict[str, Any]] = [
+            model.model_dump(mode="json", include=set(_KEYS)) for model in models.values()
+        ]
+        try:
+            self._file.save({"models": entries})
+        except OSError as error:
+            raise OperationError(
+                ErrorCode.INTERNAL,
+                f"can't write {self._file.path} ({error.strerror or error}), so nothing was "
+                "changed",
+            ) from error
+
+
+def _parse(found: Any) -> tuple[dict[str, AddedModelConfig], list[str]]:
+    """Return the models by id, and what the others are called."""
+    models: dict[str, AddedModelConfig] = {}
+    broken: list[str] = []
+    for entry in [dict(each) for each in found["models"]]:
+        try:
+            model = AddedModelConfig.model_validate(
+                {key: entry[key] for key in _KEYS if key in entry}
+            )
+            _check_parameters(model)
+        except (ValidationError, ValueError):
+            broken.append(repr(entry.get("id"))[:80])
+            continue
+        models[model.id] = model
+    return models, broken
+
+
+def _check_parameters(model: AddedModelConfig) -> None:
+    """Raises ``ValueError`` for values that could not be written, or sent, again."""
+    json.dumps(model.parameters, allow_nan=False, ensure_ascii=False).encode()

@@ -1,0 +1,151 @@
+"""Deletes a model's files, once nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.messages.inventory import Available, Deleted
+from lmx.protocol.states import SlotState
+from lmx.supervisor.config.sources import parse_source
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.slot import Slot
+from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
+from lmx.supervisor.inventory.downloads import Downloads
+from lmx.supervisor.inventory.on_disk import Doomed, Served, available, doomed, users
+from lmx.supervisor.state.home import Home
+
+_UNLOAD_S: Final = 120.0
+"""For streams to end and a worker to exit: what gives a worker up takes less."""
+
+_POLL_S: Final = 0.05
+_DOWN: Final = (SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED)
+
+
+class Deletion:
+    """Knows which models are on disk, and deletes them. ``note`` keeps an event."""
+
+    def __init__(
+        self,
+        core: Core,
+        added: AddedModels,
+        downloads: Downloads,
+        home: Home,
+        note: Callable[..., None],
+    ) -> None:
+        self._core = core
+        self._added = added
+        self._downloads = downloads
+        self._home = home
+        self._note = note
+
+    async def available(self) -> Available:
+        """Return the models whose files are whole on this machine."""
+        repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
+        return Available(available(repos, conversions, self._downloads.list_all(), self._served()))
+
+    async def delete(self, name: str, *, force: bool) -> Deleted:
+        """Delete the files of a model, or of what the disk has by that name; one that was added is
+        forgotten. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_LOADED unless ``force``,
+        NOT_DELETABLE."""
+        target = self._target(name)
+        repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
+        gone = doomed(target, repos, conversions)
+        own = (target.model_id,) if isinstance(target, Served) else ()
+        if gone == Doomed() and not any(self._core.slots[each].added for each in own):
+            raise OperationError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"{name} has no files on this machine: there is nothing to delete",
+                param="model_id",
+            )
+        ids = tuple(dict.fromkeys((*own, *users(gone, self._served(), repos))))
+        if force:
+            for download in self._unfinished(gone):
+                await self._downloads.cancel(download)
+            await self._unload(ids)
+        self._refuse_used(ids, gone)
+        freed_bytes = 0
+        if gone.repo_id is not None:
+            freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
+            if not gone.commits:
+                self._downloads.forget(gone.repo_id)
+        prefixes = (self._home.prefix_cache(model_id) for model_id in ids)
+        for folder in (*gone.folders, *prefixes):
+            freed_bytes += await delete_folder(folder)
+        self._forget(ids)
+        deleted = own[0] if own else name
+        self._note(
+            "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
+            freed_bytes=freed_bytes,
+        )  # fmt: skip
+        return Deleted(deleted, freed_bytes)
+
+    def _served(self) -> tuple[Served, ...]:
+        return tuple(_served(slot) for slot in self._core.slots.values() if not slot.removed)
+
+    def _target(self, name: str) -> Served | str:
+        try:
+            return _served(self._core.slot(name))
+        except LmxError:
+            return name
+
+    def _unfinished(self, gone: Doomed) -> list[str]:
+        if gone.repo_id is None:
+            return []
+        return [d.download_id for d in self._downloads.of(gone.repo_id) if d.unfinished]
+
+    def _refuse_used(self, ids: tuple[str, ...], gone: Doomed) -> None:
+        """Nothing that is in use, or is about to be, loses its files."""
+        used = [name for name in ids if self._is_up(name)]
+        if used:
+            raise OperationError(
+                ErrorCode.MODEL_LOADED,
+                f"{', '.join(used)} is loaded or about to be, from these files: unload it first, "
+                "or delete with force, which does that",
+                param="model_id",
+            )
+        running = self._unfinished(gone)
+        if running:
+            raise OperationError(
+                ErrorCode.MODEL_LOADED,
+                f"{gone.repo_id} is being downloaded ({', '.join(running)}): cancel that first, or "
+                "delete with force, which does that",
+                param="model_id",
+            )
+
+    def _is_up(self, model_id: str) -> bool:
+        slot = self._core.slots.get(model_id)
+        return slot is not None and (slot.worker is not None or slot.state not in _DOWN)
+
+    async def _unload(self, ids: tuple[str, ...]) -> None:
+        for model_id in ids:
+            if self._is_up(model_id):
+                now_s = time.monotonic()
+                self._core.operator.unload(self._core.slots[model_id], now_s)
+                self._core.flush(now_s)
+        for _ in range(int(_UNLOAD_S / _POLL_S)):
+            if not any(self._is_up(name) for name in ids):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _forget(self, ids: tuple[str, ...]) -> None:
+        now_s = time.monotonic()
+        for model_id in ids:
+            slot = self._core.slots.get(model_id)
+            if slot is not None and slot.added and not slot.removed:
+                self._added.remove(model_id, now_s)
+            else:
+                self._core.files_changed(model_id)
+        self._core.flush(now_s)
+
+
+def _served(slot: Slot) -> Served:
+    file = slot.inspection.gguf_path if slot.inspection is not None else None
+    source = parse_source(slot.model.source)
+    return Served(slot.model.id, source, None if file is None else Path(file))

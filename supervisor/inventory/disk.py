@@ -1,0 +1,154 @@
+"""Which models' files are on this machine, and their deletion. What may be deleted is decided in
+:mod:`lmx.supervisor.inventory.deletion`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.memory.files import whole_conversion
+
+_DEADLINE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One commit of a repository in the hub's cache. ``missing``: what it lacks as a model in
+    safetensors form, None if it is whole. ``has_gguf``: it has a whole GGUF file."""
+
+    commit: str
+    refs: tuple[str, ...]
+    path: Path
+    missing: str | None
+    has_gguf: bool = False
+
+    def is_of(self, revision: str) -> bool:
+        """Whether a branch, tag or commit means this one."""
+        return revision == self.commit or revision in self.refs
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRepo:
+    """A repository in the hub's cache, whole or not."""
+
+    repo_id: str
+    path: Path
+    size_bytes: int
+    modified_s: float
+    snapshots: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A folder that was made from the GGUF file ``source``."""
+
+    path: Path
+    source: Path
+    size_bytes: int
+    modified_s: float
+
+
+async def scan_hub() -> list[CachedRepo]:
+    """Return what is in the hub's cache. Raises :class:`OperationError`."""
+    return [
+        CachedRepo(
+            repo["repo_id"],
+            Path(repo["path"]),
+            repo["size_bytes"],
+            repo["modified_s"],
+            tuple(_snapshot(each) for each in repo["snapshots"]),
+        )
+        for repo in await _hub_main("scan")
+    ]
+
+
+def _snapshot(found: dict[str, Any]) -> Snapshot:
+    return Snapshot(
+        found["commit"],
+        tuple(found["refs"]),
+        Path(found["path"]),
+        found["missing"],
+        found["has_gguf"],
+    )
+
+
+async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
+    """Delete commits of a repository from the hub's cache, all of it if none is named; returns
+    the bytes that the disk has back. Raises :class:`OperationError`."""
+    answer = await _hub_main("delete", repo_id, *commits)
+    return int(answer["freed_bytes"])
+
+
+async def scan_conversions(models: Path) -> list[Conversion]:
+    """Return the whole folders that were made from GGUF files."""
+    return await asyncio.to_thread(_conversions, models)
+
+
+async def delete_folder(folder: Path) -> int:
+    """Delete a folder of lmx's own; returns the bytes that the disk has back, 0 if there is
+    none. Raises :class:`OperationError`."""
+    return await asyncio.to_thread(_delete_folder, folder)
+
+
+def _conversions(models: Path) -> list[Conversion]:
+    found = []
+    for folder in sorted(models.glob("*")):
+        stamp = whole_conversion(folder)
+        if stamp is not None:
+            modified_s = folder.stat().st_mtime
+            found.append(Conversion(folder, Path(stamp["source"]), _size_bytes(folder), modified_s))
+    return found
+
+
+def _delete_folder(folder: Path) -> int:
+    if not folder.is_dir() or folder.is_symlink():
+        return 0
+    before_bytes = _size_bytes(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise OperationError(
+            ErrorCode.INTERNAL, f"{error.filename or folder} can't be deleted: {error.strerror}"
+        ) from error
+    return before_bytes
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def _hub_main(*arguments: str) -> Any:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "lmx.supervisor.fetch.cache", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            out, err = await process.communicate()
+    except TimeoutError as error:
+        raise OperationError(
+            ErrorCode.INTERNAL,
+            f"the hub's cache was not read within {_DEADLINE_S:g} s: is its disk there?",
+        ) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        answer = json.loads(out)
+    except ValueError as error:
+        last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise OperationError(
+            ErrorCode.INTERNAL, f"the hub's cache can't be read: {last[:500]}"
+        ) from error
+    if isinstance(answer, dict) and "error" in answer:
+        raise OperationError(ErrorCode.INTERNAL, f"the hub's cache: {answer['error']}")
+    return answer

@@ -1,0 +1,183 @@
+"""What is known of each download, in memory and on disk: it outlives the supervisor.
+
+Reads what somebody wants downloaded. Pure, but for the time and a new id.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.inventory import DownloadView, StartDownload
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.config.sources import HubSource, SourceError, parse_file_name, parse_source
+from lmx.supervisor.state.state_file import StateFile, say_nothing
+
+log = structlog.get_logger()
+
+KEPT: Final = 200
+UNFINISHED: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
+GOES_ON: Final = "ask for it again, and it goes on where it stopped"
+_ID_BYTES: Final = 6
+
+
+@dataclass(slots=True)
+class Download:
+    """One download. ``path``: what it made, once it is COMPLETED. ``goes_on``: its supervisor
+    put a new program in its place, which is to go on with it."""
+
+    download_id: str
+    repo_id: str
+    revision: str | None
+    filename: str | None
+    started_s: float
+    status: DownloadStatus = DownloadStatus.STARTING
+    total_bytes: int | None = None
+    downloaded_bytes: int = 0
+    ended_s: float | None = None
+    model_id: str | None = None
+    error_code: ErrorCode | None = None
+    error: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+    path: str | None = None
+    goes_on: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What is downloaded: two of one key are the same."""
+        return (self.repo_id, self.revision or "main", self.filename)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it runs, or waits for its turn."""
+        return self.status in UNFINISHED
+
+    def view(self, speed_bytes_per_s: float) -> DownloadView:
+        """Return it as others see it."""
+        return DownloadView(
+            self.download_id, self.repo_id, self.revision, self.filename, self.status,
+            self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
+            self.ended_s, self.model_id, self.error_code, self.error, self.param,
+            self.retry_after_s,
+        )  # fmt: skip
+
+
+def new_download_id() -> str:
+    """Return an id that no other download has."""
+    return f"dl_{secrets.token_hex(_ID_BYTES)}"
+
+
+def trimmed(downloads: Iterable[Download]) -> list[Download]:
+    """Return the latest :data:`KEPT`, in order; one that is unfinished is never left out. Pure."""
+    found = list(downloads)
+    surplus = len(found) - KEPT
+    kept = []
+    for download in found:
+        if surplus > 0 and not download.unfinished:
+            surplus -= 1
+            continue
+        kept.append(download)
+    return kept
+
+
+_TEXT: Final = (str, type(None))
+_NUMBER: Final = (int, float, type(None))
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("download_id", "repo_id"), (str,)),
+    **dict.fromkeys(("revision", "filename", "model_id", "error", "param", "path"), _TEXT),
+    **dict.fromkeys(("started_s",), (int, float)),
+    **dict.fromkeys(("ended_s", "retry_after_s"), _NUMBER),
+    **dict.fromkeys(("total_bytes",), (int, type(None))),
+    **dict.fromkeys(("downloaded_bytes",), (int,)),
+    **dict.fromkeys(("goes_on",), (bool,)),
+}
+"""What fields of a record may be."""
+
+
+class DownloadFile:
+    """``state/downloads.json``: a list of downloads, the latest last."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._file = StateFile(path, _downloads, say)
+
+    def load(self) -> list[Download]:
+        """Return the downloads, none if there is no file; one that can't be read is set aside.
+        What was unfinished is INTERRUPTED, at the time of and with what was last written of it."""
+        found = self._file.load()
+        if not found:
+            return []
+        try:
+            written_s = self._file.path.stat().st_mtime
+        except OSError:
+            written_s = time.time()
+        for download in found:
+            if download.unfinished:
+                download.status = DownloadStatus.INTERRUPTED
+                download.error_code = ErrorCode.DOWNLOAD_FAILED
+                download.error = f"lmx was killed, or the machine went down: {GOES_ON}"
+                download.ended_s = written_s
+        return found
+
+    @staticmethod
+    def values_of(downloads: Iterable[Download]) -> list[dict[str, Any]]:
+        """Return what :meth:`save` is to write."""
+        return [asdict(download) for download in downloads]
+
+    def save(self, values: list[dict[str, Any]]) -> None:
+        """Write all, whole or not at all; a failure is logged, and they hold until the supervisor
+        ends."""
+        try:
+            self._file.save(values)
+        except OSError as error:
+            log.error("downloads.not_written", path=str(self._file.path), error=str(error))
+
+
+def _downloads(values: Any) -> list[Download]:
+    if not isinstance(values, list):
+        raise TypeError("it is no list")
+    return [_download(each) for each in values]
+
+
+def _download(values: dict[str, Any]) -> Download:
+    known = {field.name for field in fields(Download)}
+    download = Download(**{key: value for key, value in values.items() if key in known})
+    download.status = DownloadStatus(download.status)
+    download.error_code = None if download.error_code is None else ErrorCode(download.error_code)
+    for name, kinds in _KINDS.items():
+        if not isinstance(getattr(download, name), kinds):
+            raise TypeError(f"{name} is of another type")
+    return download
+
+
+def asked_download(question: StartDownload) -> Download:
+    """Read a question into a download that has not begun. Raises :class:`RequestError`
+    (invalid_value) with the ``param`` it is about."""
+    try:
+        source = parse_source(question.repo_id)
+        if not isinstance(source, HubSource) or source.revision is not None:
+            raise SourceError(f"{question.repo_id[:200]!r} is not a repository: write 'org/name'")
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="repo_id") from error
+    try:
+        if question.revision is not None:
+            checked = parse_source(f"{source.repo_id}@{question.revision}")
+            if not isinstance(checked, HubSource):
+                raise SourceError(f"the revision {question.revision!r} ends like a GGUF file")
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="revision") from error
+    try:
+        if question.filename is not None:
+            parse_file_name(question.filename)
+    except SourceError as error:
+        raise RequestError(ErrorCode.INVALID_VALUE, str(error), param="filename") from error
+    return Download(
+        new_download_id(), source.repo_id, question.revision, question.filename, time.time()
+    )

@@ -1,0 +1,328 @@
+"""Downloads that somebody asked for: each a process of its own, known by an id, resumed where it
+stopped.
+
+How fast bytes come, over the last seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
+from lmx.protocol.messages.inventory import Downloads as DownloadList
+from lmx.protocol.messages.inventory import DownloadView, StartDownload
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.inventory.download_records import (
+    GOES_ON,
+    Download,
+    DownloadFile,
+    asked_download,
+    trimmed,
+)
+from lmx.supervisor.processes.fetching import TERM_GRACE_S, FetchProgram
+
+WINDOW_S: Final = 5.0
+
+
+def note_bytes(samples: deque[tuple[float, int]], now_s: float, done_bytes: int) -> None:
+    """Take how much is there now; forget what is older than the window, but for the last of it.
+    A download that begins a file anew goes back: its speed counts from there."""
+    if samples and done_bytes < samples[-1][1]:
+        samples.clear()
+    samples.append((now_s, done_bytes))
+    while len(samples) > 2 and samples[1][0] <= now_s - WINDOW_S:
+        samples.popleft()
+
+
+def bytes_per_s(samples: deque[tuple[float, int]], now_s: float) -> float:
+    """Return the speed within the window that ends now, 0 where nothing came within it."""
+    if len(samples) < 2 or samples[-1][0] <= now_s - WINDOW_S:
+        return 0.0
+    since_s, before_bytes = samples[0]
+    took_s = max(now_s, samples[-1][0]) - since_s
+    return (samples[-1][1] - before_bytes) / took_s if took_s > 0 else 0.0
+
+
+log = structlog.get_logger()
+
+AT_ONCE: Final = 4
+MOST_UNFINISHED: Final = 64
+_SIZE_S: Final = 10.0
+"""How long who starts a download waits to hear its size."""
+
+_HUB_WAIT_S: Final = 2.0
+"""A hub that takes no more requests is waited for no longer than this, three times, so that it is
+told with the time that the hub gave to who waits for the download to begin."""
+
+_SAVE_INTERVAL_S: Final = 1.0
+"""What a supervisor that is killed may not have written of how far a download is."""
+
+_BUSY_RETRY_S: Final = 60.0
+
+
+class Downloads:
+    """Owner of the downloads, in memory and in their file. One thread: the supervisor's loop.
+
+    ``serve(download, path)`` has a model served that has come, and returns its id, None for what
+    is no model; what it raises of :class:`LmxError` is told with the download.
+    ``is_whole(download)`` looks whether what one made is still there. ``note`` keeps an event.
+    """
+
+    def __init__(
+        self,
+        file: DownloadFile,
+        program: FetchProgram,
+        serve: Callable[[Download, Path], Awaitable[str | None]],
+        is_whole: Callable[[Download], Awaitable[bool]],
+        note: Callable[..., None],
+    ) -> None:
+        self._file = file
+        self._program = program
+        self._serve = serve
+        self._is_whole = is_whole
+        self._note = note
+        self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
+        self._samples: dict[str, deque[tuple[float, int]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._changed = asyncio.Event()
+        self._unsaved = False
+        self._saved_s = 0.0
+        self._saving: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def resume(self) -> None:
+        """Go on with what another program of this supervisor left to this one."""
+        for download in self._all.values():
+            if download.goes_on:
+                download.goes_on = False
+                self._begin(download)
+
+    async def start(self, question: StartDownload) -> DownloadView:
+        """Begin a download, or go on with it; returns it when its size is known, when it has
+        ended or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
+        QUEUE_FULL, SHUTTING_DOWN."""
+        wanted = asked_download(question)
+        download = self._latest(wanted.key)
+        if download is not None and download.status is DownloadStatus.COMPLETED:
+            if await self._is_whole(download):
+                # Unless it was removed since, or its name was taken, it is served already.
+                await self._have_served(download)
+                return self._view(download)
+            # Somebody may have begun it meanwhile.
+            download = self._latest(wanted.key)
+        if download is None or not download.unfinished:
+            self._refuse_more()
+            if download is None or download.status is DownloadStatus.COMPLETED:
+                download = wanted
+                self._all[wanted.download_id] = wanted
+                self._all = {each.download_id: each for each in trimmed(self._all.values())}
+            self._begin(download)
+        await self._until_told(download)
+        return self._view(download)
+
+    async def cancel(self, download_id: str) -> DownloadView:
+        """End a download; returns it when its process is gone. What has come stays. One that
+        has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
+        download = self._get(download_id)
+        if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
+            download.error_code = None
+            self._end(download, DownloadStatus.CANCELLED, "it was cancelled")
+            task = self._tasks.get(download_id)
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
+        return self._view(download)
+
+    async def came_otherwise(self, repo_id: str, revision: str | None, path: Path) -> None:
+        """Take that a model's load has fetched all of a repository: a download of the same that
+        had failed, or had been ended, is complete by that."""
+        download = self._latest((repo_id, revision or "main", None))
+        if download is None or download.unfinished:
+            return
+        if download.status is not DownloadStatus.COMPLETED:
+            download.error_code = download.param = download.retry_after_s = None
+            await self._came(download, path)
+
+    def list(self, download_id: str | None = None) -> DownloadList:
+        """Return the downloads, the latest first. Raises :class:`LmxError` (not_found_error)."""
+        if download_id is not None:
+            return DownloadList((self._view(self._get(download_id)),))
+        return DownloadList(tuple(self._view(each) for each in reversed(self._all.values())))
+
+    def of(self, repo_id: str) -> tuple[Download, ...]:
+        """Return the downloads of a repository, the latest last."""
+        return tuple(each for each in self._all.values() if each.repo_id == repo_id)
+
+    def forget(self, repo_id: str) -> None:
+        """Forget what has ended of a repository: its files are gone."""
+        self._all = {
+            name: each
+            for name, each in self._all.items()
+            if each.repo_id != repo_id or each.unfinished
+        }
+        self._save()
+
+    def list_all(self) -> tuple[Download, ...]:
+        """Return all that are known, the latest last."""
+        return tuple(self._all.values())
+
+    async def close(self, *, goes_on: bool) -> None:
+        """End all, and wait until their processes are gone. ``goes_on``: another program of this
+        supervisor is to go on with them."""
+        self._closing = True
+        for download in self._all.values():
+            if download.unfinished:
+                download.goes_on = goes_on
+                download.error_code = ErrorCode.DOWNLOAD_FAILED
+                self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {GOES_ON}")
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._saving is not None:
+            await self._saving
+
+    def _latest(self, key: tuple[str, str, str | None]) -> Download | None:
+        return next((each for each in reversed(self._all.values()) if each.key == key), None)
+
+    def _get(self, download_id: str) -> Download:
+        download = self._all.get(download_id)
+        if download is None:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"there is no download {download_id!r}: see `lmx-supervisor downloads`",
+                param="download_id",
+            )
+        return download
+
+    def _refuse_more(self) -> None:
+        if self._closing:
+            raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+        if sum(each.unfinished for each in self._all.values()) >= MOST_UNFINISHED:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"{MOST_UNFINISHED} downloads are unfinished: cancel one, or try again later",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+
+    def _begin(self, download: Download) -> None:
+        download.status = DownloadStatus.STARTING
+        download.ended_s = download.error = download.error_code = download.model_id = None
+        download.param = download.retry_after_s = None
+        download.started_s = time.time()
+        self._samples[download.download_id] = deque()
+        before = self._tasks.get(download.download_id)
+        task = asyncio.get_running_loop().create_task(self._run(download, before))
+        self._tasks[download.download_id] = task
+        task.add_done_callback(lambda done: self._finished(download, done))
+        self._tell("download.started", download, "")
+
+    async def _run(self, download: Download, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            # It was cancelled, and sees its process out.
+            await asyncio.wait([before])
+        options = [f"--longest-wait-s={_HUB_WAIT_S:g}"]
+        if download.revision is not None:
+            options.append(f"--revision={download.revision}")
+        if download.filename is not None:
+            options.append(f"--filename={download.filename}")
+        async with self._places:
+            outcome = await self._program.run(
+                download.repo_id, options, lambda report: self._advanced(download, report)
+            )
+        if not download.unfinished:
+            return  # it was cancelled as it ended
+        if isinstance(outcome, LmxError):
+            download.error_code, download.param = outcome.code, outcome.param
+            download.retry_after_s = outcome.retry_after_s
+            self._end(download, DownloadStatus.FAILED, outcome.message)
+            return
+        await self._came(download, outcome)
+
+    async def _came(self, download: Download, path: Path) -> None:
+        download.path = str(path)
+        if download.total_bytes is not None:
+            download.downloaded_bytes = download.total_bytes
+        await self._have_served(download)
+        self._end(download, DownloadStatus.COMPLETED, download.error or "")
+
+    async def _have_served(self, download: Download) -> None:
+        assert download.path is not None
+        download.model_id = download.error = None
+        try:
+            download.model_id = await self._serve(download, Path(download.path))
+        except LmxError as error:
+            download.error = f"downloaded, but not served: {error.message}"
+
+    def _advanced(self, download: Download, report: dict[str, Any]) -> None:
+        if not download.unfinished or "total_bytes" not in report:
+            return
+        download.total_bytes = int(report["total_bytes"])
+        download.downloaded_bytes = int(report["done_bytes"])
+        note_bytes(self._samples[download.download_id], time.monotonic(), download.downloaded_bytes)
+        begun = download.status is DownloadStatus.STARTING
+        download.status = DownloadStatus.DOWNLOADING
+        if begun or time.monotonic() - self._saved_s > _SAVE_INTERVAL_S:
+            self._save()
+
+    def _end(self, download: Download, status: DownloadStatus, error: str) -> None:
+        download.status = status
+        download.error = error or None
+        download.ended_s = time.time()
+        self._samples.pop(download.download_id, None)
+        self._tell(f"download.{status}", download, error)
+
+    def _finished(self, download: Download, task: asyncio.Task[None]) -> None:
+        latest = self._tasks.get(download.download_id) is task
+        if latest:
+            del self._tasks[download.download_id]
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("download.broke", download_id=download.download_id, exc_info=error)
+        if latest and download.unfinished:
+            download.error_code = ErrorCode.INTERNAL
+            self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
+
+    def _tell(self, event: str, download: Download, detail: str) -> None:
+        self._note(
+            event, download.model_id, detail or download.repo_id,
+            download_id=download.download_id, repo_id=download.repo_id,
+            downloaded_bytes=download.downloaded_bytes,
+        )  # fmt: skip
+        self._save()
+
+    async def _until_told(self, download: Download) -> None:
+        """Wait until its size is known, or it has ended."""
+        try:
+            async with asyncio.timeout(_SIZE_S):
+                while download.status is DownloadStatus.STARTING:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _view(self, download: Download) -> DownloadView:
+        samples = self._samples.get(download.download_id, deque())
+        return download.view(round(bytes_per_s(samples, time.monotonic()), 1))
+
+    def _save(self) -> None:
+        """Have it written, in a thread; while that goes on, what changes is written after it."""
+        self._changed.set()
+        self._saved_s = time.monotonic()
+        self._unsaved = True
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        while self._unsaved:
+            self._unsaved = False
+            values = self._file.values_of(self._all.values())
+            await asyncio.to_thread(self._file.save, values)

@@ -1,0 +1,195 @@
+"""What of the disk is a model that can be served, and which files are whose. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.inventory import AvailableModel
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.config.sources import FolderSource, GgufSource, HubSource, Source, folder_path
+from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
+from lmx.supervisor.inventory.download_records import Download
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of the configuration, or an added one. ``file``: the GGUF file that it is made
+    from, links followed; None for others, and while it was not looked at yet."""
+
+    model_id: str
+    source: Source
+    file: Path | None = None
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that it is made from."""
+        if not isinstance(self.source, GgufSource):
+            return None
+        return self.file or folder_path(self.source.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What is to be deleted: commits of a repository, none meaning all of it, which lie in
+    ``snapshots``; ``folders`` that were made from ``files``, which stay."""
+
+    repo_id: str | None = None
+    commits: tuple[str, ...] = ()
+    snapshots: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+def available(
+    repos: Iterable[CachedRepo],
+    conversions: Iterable[Conversion],
+    downloads: Sequence[Download],
+    served: Sequence[Served],
+) -> tuple[AvailableModel, ...]:
+    """Return the models that are whole, by name. A snapshot that one of our own downloads has
+    begun and not ended is not, whatever it looks like."""
+    found = []
+    for repo in repos:
+        whole = [s for s in repo.snapshots if _is_whole(repo, s, downloads)]
+        if whole:
+            ids = (_served_as(repo, snapshot, served) for snapshot in whole)
+            model_id = next((each for each in ids if each is not None), None)
+            found.append(
+                AvailableModel(
+                    repo.repo_id, str(repo.path), repo.size_bytes, repo.modified_s, model_id
+                )
+            )
+    for made in conversions:
+        ids = (s.model_id for s in served if _is_file(s, made.source))
+        found.append(
+            AvailableModel(
+                made.path.name, str(made.path), made.size_bytes, made.modified_s, next(ids, None)
+            )
+        )
+    return tuple(sorted(found, key=lambda model: model.repo_id))
+
+
+def doomed(
+    target: Served | str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
+) -> Doomed:
+    """Return what goes with a model, or with a name that only the disk knows.
+
+    Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for what lmx did not put
+    there.
+    """
+    if isinstance(target, str):
+        for repo in repos:
+            if repo.repo_id == target:
+                return _of_repo(repo, repo.snapshots)
+        for made in conversions:
+            if made.path.name == target:
+                return Doomed(folders=(made.path,), files=(made.source,))
+        raise OperationError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no model is named {target!r}, and none on this machine is: see "
+            "`lmx-supervisor available`",
+            param="model_id",
+        )
+    match target.source:
+        case HubSource(repo_id, revision):
+            for repo in repos:
+                if repo.repo_id == repo_id:
+                    of_it = [s for s in repo.snapshots if s.is_of(revision or "main")]
+                    if of_it or not repo.snapshots:
+                        return _of_repo(repo, of_it)
+            return Doomed()
+        case GgufSource(path):
+            return _of_file(target, path, repos, conversions)
+        case FolderSource(path):
+            raise _not_ours(target.model_id, path)
+
+
+def users(gone: Doomed, served: Iterable[Served], repos: Sequence[CachedRepo]) -> tuple[str, ...]:
+    """Return the models that need what is to be deleted."""
+    return tuple(each.model_id for each in served if _needs(each, gone, repos))
+
+
+def _needs(served: Served, gone: Doomed, repos: Sequence[CachedRepo]) -> bool:
+    match served.source:
+        case HubSource(repo_id, revision):
+            if repo_id != gone.repo_id:
+                return False
+            snapshots = next((r.snapshots for r in repos if r.repo_id == repo_id), ())
+            mine = [s for s in snapshots if s.is_of(revision or "main")]
+            return not gone.commits or any(s.commit in gone.commits for s in mine)
+        case GgufSource(path):
+            return _lies_in(path, gone.snapshots) or served.gguf in gone.files
+        case FolderSource(path):
+            return _lies_in(path, (*gone.snapshots, *gone.folders))
+
+
+def _lies_in(path: str, folders: Iterable[Path]) -> bool:
+    return any(folder_path(path).is_relative_to(each) for each in folders)
+
+
+def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> Doomed:
+    """All of it where these are all of its snapshots: then what came of others goes as well."""
+    whole = len(snapshots) == len(repo.snapshots)
+    return Doomed(
+        repo.repo_id,
+        () if whole else tuple(each.commit for each in snapshots),
+        (repo.path,) if whole else tuple(each.path for each in snapshots),
+    )
+
+
+def _of_file(
+    target: Served, path: str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
+) -> Doomed:
+    file, resolved = folder_path(path), target.gguf
+    assert resolved is not None
+    folders = tuple(made.path for made in conversions if made.source == resolved)
+    for repo in repos:
+        for snapshot in repo.snapshots:
+            if file.is_relative_to(snapshot.path):
+                gone = _of_repo(repo, [snapshot])
+                return Doomed(gone.repo_id, gone.commits, gone.snapshots, folders, (resolved,))
+    if not folders:
+        raise _not_ours(target.model_id, path)
+    return Doomed(folders=folders, files=(resolved,))
+
+
+def _not_ours(model_id: str, path: str) -> OperationError:
+    return OperationError(
+        ErrorCode.NOT_DELETABLE,
+        f"{model_id} is {path}: lmx deletes only what it downloaded or converted; delete those "
+        "files yourself",
+        param="model_id",
+    )
+
+
+def _is_whole(repo: CachedRepo, snapshot: Snapshot, downloads: Sequence[Download]) -> bool:
+    if snapshot.has_gguf:
+        return True  # a file is linked there once all of it has come
+    if snapshot.missing is not None:
+        return False
+    return not any(
+        download.repo_id == repo.repo_id
+        and download.filename is None
+        and download.status is not DownloadStatus.COMPLETED
+        and snapshot.is_of(download.revision or "main")
+        for download in downloads
+    )
+
+
+def _served_as(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -> str | None:
+    for each in served:
+        match each.source:
+            case HubSource(repo_id, revision):
+                found = repo_id == repo.repo_id and snapshot.is_of(revision or "main")
+            case GgufSource(path) | FolderSource(path):
+                found = _lies_in(path, (snapshot.path,))
+        if found:
+            return each.model_id
+    return None
+
+
+def _is_file(served: Served, file: Path) -> bool:
+    return served.gguf == file

@@ -1,0 +1,19 @@
+"""What `config check` says of models whose files can't be read."""
+
+from __future__ import annotations
+
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.processes.inspector import inspect_now
+from lmx.supervisor.state.home import Home
+
+
+def unreadable_models(config: Config, home: Home) -> list[str]:
+    """Return a sentence for each model that can't be loaded as its files are. One that is not on
+    this machine yet is none of them."""
+    found = inspect_now(home, [question_of(model) for model in config.models])
+    return [
+        f"{model.id} can't be loaded: {each.problem}"
+        for model, each in zip(config.models, found, strict=True)
+        if each.problem is not None
+    ]

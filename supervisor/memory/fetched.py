@@ -1,0 +1,67 @@
+"""Where a model's folder is on this machine, without fetching or importing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.regular_file import read_regular
+from lmx.supervisor.config.sources import (
+    FolderSource,
+    GgufSource,
+    HubSource,
+    file_hash,
+    folder_path,
+    parse_source,
+)
+from lmx.supervisor.state.home import Home
+
+_REF_LIMIT_BYTES: Final = 4096
+
+
+def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
+    """Return the folder that a source is, or was made into. It may be incomplete.
+
+    Raises :class:`OperationError` when it was not fetched yet.
+    """
+    match parse_source(source):
+        case FolderSource(path):
+            return folder_path(path)
+        case GgufSource(path):
+            found = _converted(folder_path(path).resolve(), home)
+        case HubSource(repo_id, revision):
+            found = _snapshot(repo_id, revision or "main", environment)
+    if found is None:
+        raise not_fetched(source)
+    return found
+
+
+def not_fetched(source: str) -> OperationError:
+    """Return the error for a model of which nothing is on this machine."""
+    return OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"{source} was not fetched yet, and its size is read from its files: load it once",
+    )
+
+
+def _converted(file: Path, home: Home) -> Path | None:
+    # As lmx.supervisor.fetch.gguf names them; of several forms the latest.
+    found = [path.parent for path in home.models.glob(f"*-{file_hash(file)}/config.json")]
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Path | None:
+    root = environment.get("HF_HUB_CACHE")
+    if not root:
+        caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+        root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
+    repository = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
+    try:
+        named = read_regular(repository / "refs" / revision, _REF_LIMIT_BYTES)
+        commit = named.decode("ascii").strip()
+    except (OSError, ValueError):
+        commit = revision
+    folder = repository / "snapshots" / commit
+    return folder if folder.is_dir() else None

@@ -1,0 +1,166 @@
+"""Reads models' files, one question a line on stdin, one answer a line on stdout:
+
+    python -m lmx.supervisor.memory.inspect_main
+
+It is a program of its own because the files may come from anywhere, on a disk that may never
+answer: whatever it trips over costs the one answer. It ends with its stdin.
+
+A line is JSON: `{"model": <Question>}` is answered with `{"inspection": <Inspection>}`,
+`{"whole": path, "file": bool}` with `{"whole": bool}`: whether a folder is a whole model, or a
+file is there. `{"error": text}` is what a bug here makes of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import LmxError, OperationError
+from lmx.protocol.models.kind import read_kind
+from lmx.protocol.states import ModelKind
+from lmx.protocol.wire import codec
+from lmx.supervisor.config.sources import (
+    FolderSource,
+    GgufSource,
+    Source,
+    folder_path,
+    parse_source,
+)
+from lmx.supervisor.memory.facts import facts_of
+from lmx.supervisor.memory.fetched import fetched_folder
+from lmx.supervisor.memory.files import missing_part, read_config, read_model_files
+from lmx.supervisor.memory.inspection import Inspection, Question, shown
+from lmx.supervisor.state.home import Home
+
+_MOST_MEMORY_BYTES: Final = 4 * 1024**3
+_CPU_S: Final = 30
+"""For one answer; the supervisor waits less, unless the machine is busy with something else."""
+
+
+def inspect(question: Question, home: Home) -> Inspection:
+    """Read a model's files. Blocks for as long as their disk does; raises nothing that comes of
+    what is in them."""
+    found = Inspection(question)
+    try:
+        found = _located(found, home)
+        if not found.whole:
+            return found
+        return _read(found)
+    except LmxError as error:
+        return replace(found, problem=shown(error.message))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        where = found.path or question.source
+        return replace(found, problem=shown(f"{where} can't be read: {error or type(error)}"))
+
+
+def _located(found: Inspection, home: Home) -> Inspection:
+    question = found.question
+    source = parse_source(question.source)
+    problem = _source_problem(source)
+    found = replace(found, source_problem=None if problem is None else shown(problem))
+    if isinstance(source, GgufSource):
+        found = replace(found, gguf_path=str(folder_path(source.path).resolve()))
+    if question.path is not None:
+        return replace(found, path=question.path)
+    if isinstance(source, FolderSource):
+        return replace(found, path=str(folder_path(source.path)))
+    try:
+        folder = fetched_folder(question.source, home, os.environ)
+    except OperationError:
+        return found
+    missing = missing_part(folder)
+    return replace(found, path=str(folder), missing=None if missing is None else shown(missing))
+
+
+def _source_problem(source: Source) -> str | None:
+    """Return what is wrong with a source that is to be added."""
+    form = "name a folder in MLX form, a .gguf file or a repository org/name"
+    match source:
+        case FolderSource(path) if folder_path(path).is_file():
+            return f"{path} is a file, and not a .gguf one: {form}"
+        case FolderSource(path) if not folder_path(path).is_dir():
+            return f"there is no folder {path}: check the path on the machine that runs lmx"
+        case FolderSource(path) if not (folder_path(path) / "config.json").exists():
+            return f"{path} has no config.json: {form}"
+        case GgufSource(path) if not folder_path(path).is_file():
+            return f"there is no file {path}: check the path on the machine that runs lmx"
+        case _:
+            return None
+
+
+def _read(found: Inspection) -> Inspection:
+    question = found.question
+    assert found.path is not None
+    folder = Path(found.path)
+    kind = question.kind or read_kind(folder)
+    found = replace(found, kind=kind)
+    files = read_model_files(folder, kind)
+    config = read_config(folder)
+    created_s = max(0, int((folder / "config.json").stat().st_mtime))
+    try:
+        facts = facts_of(config, created_s)
+    except ValueError as error:
+        return replace(found, problem=shown(f"{folder / 'config.json'} makes no sense: {error}"))
+    found = replace(found, facts=facts, files=files)
+    if question.draft is None:
+        return found
+    try:
+        return replace(found, draft_files=read_model_files(Path(question.draft), ModelKind.CHAT))
+    except OperationError as error:
+        return replace(found, problem=shown(f"speculation.draft: {error.message}"))
+
+
+def _is_whole(path: Path, *, file: bool) -> bool:
+    try:
+        return path.is_file() if file else missing_part(path) is None
+    except OSError:
+        return False
+
+
+def _answer(line: str, home: Home) -> dict[str, Any]:
+    asked = json.loads(line)
+    if "model" in asked:
+        question = codec.from_map(Question, asked["model"], "question")
+        return {"inspection": codec.to_map(inspect(question, home))}
+    return {"whole": _is_whole(Path(asked["whole"]), file=asked["file"])}
+
+
+def _limit() -> None:
+    """Have a file that makes this process grow, or compute, beyond measure end it. macOS knows
+    no limit of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_cpu() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    with contextlib.suppress(OSError, ValueError):
+        limit_s = int(used.ru_utime + used.ru_stime) + _CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, hard))
+
+
+def main() -> int:
+    """Run the program; returns its exit status."""
+    _limit()
+    home = Home.from_environment(os.environ)
+    for line in sys.stdin:
+        _limit_cpu()
+        try:
+            answer = _answer(line, home)
+        except Exception as error:
+            answer = {"error": shown(f"{type(error).__name__}: {error}")}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

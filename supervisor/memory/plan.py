@@ -1,0 +1,324 @@
+"""How much memory a model's worker gets, by what it is for: before it is loaded, from its files
+and from what it was measured at before.
+
+The name under which a worker's measured memory is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.memory.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
+from lmx.supervisor.memory.files import MOST_BYTES, ModelFiles
+from lmx.supervisor.memory.measured import Measured
+
+_KEY_CHARACTERS: Final = 32
+
+
+def settings_key(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    context_tokens: int | None,
+    draft: ModelFiles | None,
+) -> str:
+    """Return a hash of the model, its revision and the settings that its memory depends on."""
+    parts = [
+        files.revision,
+        None if draft is None else draft.revision,
+        kind.value,
+        context_tokens,
+        _settings(model),
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]
+
+
+def _settings(model: ModelConfig) -> list[Any]:
+    cache, speculation = model.prefix_cache, model.speculation
+    return [
+        model.kept_rows,
+        model.max_rows,
+        model.memory_bytes,
+        (cache.enabled, cache.memory_bytes),
+        None if speculation is None else speculation.model_dump(exclude={"draft"}),
+        (model.engine, model.engine_options),
+    ]
+
+
+_LEAST_PREFIX_BYTES: Final = 256 * 1024**2
+"""Also for a model of whose cache the estimate knows nothing: some thousand tokens of a small
+one."""
+
+_MOST_PREFIX_BYTES: Final = 2 * 1024**3
+"""By default: beyond it the disk, from which reading is faster than computing anew, must do."""
+
+_PREFIX_SHARE: Final = 4
+"""By default the cache is at most one part in so many of all that the worker can get."""
+
+_LEAST_KV_TOKENS: Final = 4096
+"""There is room for so many tokens, so that short contexts are batched too."""
+
+_MOST_CONTEXT_TOKENS: Final = 32_768
+"""Unless more is configured: few need it, and every model would reserve gigabytes for it."""
+
+_LEAST_CONTEXT_TOKENS: Final = 2048
+_CONTEXT_STEP_TOKENS: Final = 256
+_UNKNOWN_CONTEXT_TOKENS: Final = 4096
+"""Counted with where neither model nor configuration says how long the context is; the worker
+asks for it to be configured."""
+
+_ENCODER_CONTEXT_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a model's worker gets, in bytes, by what it is for.
+
+    ``static_bytes``: there once it is loaded (weights, a draft model, the process).
+    ``kv_cache_bytes``, ``prefix_cache_bytes`` and ``activation_bytes``: come with work.
+    ``peak_bytes``: the most that a worker with these settings was ever measured at, 0 if none
+    was. ``set_bytes``: the share that was set by hand, which goes before all of it.
+    ``context_tokens`` None: the model's own. ``settings_key`` names model, revision and
+    settings, for what is remembered of them. ``weights_bytes``: a part of ``static_bytes``.
+    """
+
+    static_bytes: int
+    prefix_cache_bytes: int = 0
+    kv_cache_bytes: int | None = None
+    activation_bytes: int = 0
+    peak_bytes: int = 0
+    set_bytes: int | None = None
+    context_tokens: int | None = None
+    kv_layers: tuple[KvLayers, ...] = ()
+    settings_key: str = ""
+    weights_bytes: int = 0
+
+    @property
+    def working_bytes(self) -> int:
+        """What comes with work, on top of what is there once it is loaded."""
+        return (self.kv_cache_bytes or 0) + self.prefix_cache_bytes + self.activation_bytes
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is reserved before the load."""
+        return self.corrected_bytes(self.static_bytes)
+
+    def corrected_bytes(self, static_bytes: int) -> int:
+        """Return what is to be reserved once ``static_bytes`` were measured after the load:
+        the measured figure in place of the estimate, and room for the work."""
+        if self.set_bytes is not None:
+            return max(self.set_bytes, static_bytes)
+        return max(static_bytes + self.working_bytes, self.peak_bytes)
+
+
+def plan_memory(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+    measured: Measured | None,
+) -> MemoryPlan:
+    """Return the share of a model's worker, of whose files, and of its draft's, this was read.
+
+    Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
+    """
+    estimated = estimate_memory(model, kind, files, draft, budget_bytes)
+    plan = plan_of(model, kind, files, draft, estimated, measured)
+    # One worker that grew beyond everything must not keep its model out for good.
+    return replace(plan, peak_bytes=min(plan.peak_bytes, budget_bytes))
+
+
+def plan_of(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    estimate: Estimate,
+    measured: Measured | None,
+) -> MemoryPlan:
+    """Return the plan that follows from an estimate, and from what was measured before."""
+    key = settings_key(model, kind, files, estimate.context_tokens, draft)
+    found = measured.lookup(key) if measured is not None else None
+    chat = kind is ModelKind.CHAT
+    return MemoryPlan(
+        static_bytes=found.static_bytes if found else estimate.static_bytes,
+        prefix_cache_bytes=estimate.prefix_cache_bytes,
+        kv_cache_bytes=estimate.kv_cache_bytes if chat and estimate.kv_layers else None,
+        activation_bytes=estimate.activation_bytes + estimate.buffers_bytes,
+        peak_bytes=found.peak_bytes if found else 0,
+        set_bytes=_set_bytes(model),
+        context_tokens=estimate.context_tokens,
+        kv_layers=estimate.kv_layers if chat else (),
+        settings_key=key,
+        weights_bytes=estimate.weights_bytes,
+    )
+
+
+def estimate_memory(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+) -> Estimate:
+    """Return what a model's worker takes, without what was measured before.
+
+    A context that isn't configured is the model's own, up to 32,768 tokens, and no longer than
+    ``budget_bytes``, or the share that was set by hand, has room for; but at least 2048 tokens:
+    that those don't fit is for the ledger to say. Raises :class:`OperationError` for figures that
+    no model has.
+    """
+    found = _fitted(model, kind, files, draft, budget_bytes)
+    if found.total_bytes > MOST_BYTES:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"the config.json of {model.id} makes no sense: the model would take more than "
+            f"{MOST_BYTES} bytes",
+        )
+    return found
+
+
+def context_problem(model: ModelConfig, native_tokens: int | None) -> str | None:
+    """Return what is wrong with the context that a model is set to have: more than it was made
+    for, unless nobody chose it. None: nothing, or it can't be told yet."""
+    wanted = model.context_length
+    if native_tokens is None or wanted is None or wanted <= native_tokens:
+        return None
+    if isinstance(model, AddedModelConfig) and model.context_at_most:
+        return None
+    return (
+        f"{model.id} can't have a context of {wanted} tokens: at most {native_tokens}, which is "
+        "what the model has"
+    )
+
+
+def _fitted(
+    model: ModelConfig,
+    kind: ModelKind,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    budget_bytes: int,
+) -> Estimate:
+    room_bytes = _set_bytes(model) or budget_bytes
+    native = files.context_tokens
+    model = _within_own_context(model, native)
+    configured = model.context_length
+    if kind is not ModelKind.CHAT:
+        longest = native or _ENCODER_CONTEXT_TOKENS
+        return _encoder(model, kind, files, min(configured or longest, longest))
+
+    def with_context(tokens: int) -> Estimate:
+        return _writer(model, files, draft, tokens, room_bytes)
+
+    if configured is not None or native is None:
+        tokens = configured or _UNKNOWN_CONTEXT_TOKENS
+        # More than the model has is an error that the worker tells.
+        return replace(with_context(min(tokens, native or tokens)), context_tokens=configured)
+    longest = min(native, _MOST_CONTEXT_TOKENS)
+    found = with_context(longest)
+    lengths = range(_LEAST_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
+    if found.total_bytes <= room_bytes or not lengths:
+        return found
+    fitting = bisect_right(lengths, room_bytes, key=lambda each: with_context(each).total_bytes)
+    return with_context(lengths[max(0, fitting - 1)])
+
+
+def _within_own_context(model: ModelConfig, native: int | None) -> ModelConfig:
+    configured = model.context_length
+    if native is None or configured is None or configured <= native:
+        return model
+    if not (isinstance(model, AddedModelConfig) and model.context_at_most):
+        return model
+    return model.model_copy(update={"context_length": native})
+
+
+def _writer(
+    model: ModelConfig,
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    context_tokens: int,
+    room_bytes: int,
+) -> Estimate:
+    layers = files.kv_layers
+    if draft is not None:
+        # It keeps its own keys and values of the same tokens.
+        layers += draft.kv_layers
+    row_bytes = kv_bytes(layers, context_tokens)
+    weights = files.weights_bytes
+    bare = Estimate(
+        weights_bytes=weights,
+        draft_bytes=0 if draft is None else draft.weights_bytes,
+        process_bytes=process_bytes(files.widths, ModelKind.CHAT),
+        kv_layers=layers,
+        context_tokens=context_tokens,
+        kv_cache_bytes=0,
+        prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
+        activation_bytes=activation_bytes(
+            files.widths, ModelKind.CHAT, files.element_bytes, context_tokens,
+            model.kept_rows, layers,
+        )
+        + _growth_bytes(model, layers, context_tokens),
+        buffers_bytes=buffers_bytes(weights),
+    )  # fmt: skip
+    full_bytes = model.kept_rows * row_bytes
+    left_bytes = max(0, room_bytes - bare.total_bytes)
+    floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
+    kv_cache_bytes = max(full_bytes, floor_bytes)
+    if model.memory_bytes is not None:
+        # Less at a time than was configured, so as to keep to the share that was set by hand.
+        kv_cache_bytes = max(row_bytes, min(kv_cache_bytes, left_bytes))
+    return replace(bare, kv_cache_bytes=kv_cache_bytes)
+
+
+def _growth_bytes(model: ModelConfig, layers: tuple[KvLayers, ...], context_tokens: int) -> int:
+    """Return what rows have in the KV cache beyond their tokens.
+
+    A batch's cache is as long as its rows were when the last one joined, and grows from there
+    by whole steps: up to one more for each row. Measured: 16 rows of 256 tokens held 472 each.
+    """
+    rows = max(model.kept_rows, 2, _LEAST_KV_TOKENS // context_tokens)
+    growing = [part for part in layers if part.window_tokens is None]
+    return rows * sum(part.layers * part.token_bytes for part in growing) * STEP_TOKENS
+
+
+def _encoder(
+    model: ModelConfig, kind: ModelKind, files: ModelFiles, context_tokens: int
+) -> Estimate:
+    return Estimate(
+        weights_bytes=files.weights_bytes,
+        draft_bytes=0,
+        process_bytes=process_bytes(files.widths, kind),
+        kv_layers=(),
+        context_tokens=model.context_length,
+        kv_cache_bytes=0,
+        prefix_cache_bytes=0,
+        activation_bytes=activation_bytes(
+            files.widths, kind, files.element_bytes, context_tokens, 0, ()
+        ),
+        buffers_bytes=buffers_bytes(files.weights_bytes),
+    )
+
+
+def _set_bytes(model: ModelConfig) -> int | None:
+    return None if model.memory_bytes is None else int(model.memory_bytes)
+
+
+def _prefix_cache_bytes(model: ModelConfig, row_bytes: int, room_bytes: int) -> int:
+    cache = model.prefix_cache
+    if not cache.enabled:
+        return 0
+    if cache.memory_bytes is not None:
+        return int(cache.memory_bytes)
+    wanted_bytes = min(max(row_bytes, _LEAST_PREFIX_BYTES), _MOST_PREFIX_BYTES)
+    return min(wanted_bytes, room_bytes // _PREFIX_SHARE)

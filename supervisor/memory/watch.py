@@ -1,0 +1,354 @@
+"""Reads the memory at each tick, and carries out what the guard and the measuring back decide.
+
+Whether a process that was killed was killed by the system, because memory ran out.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from lmx.protocol.messages.control import Pressure
+from lmx.protocol.states import MemoryPressure, WorkerState
+from lmx.supervisor.config.schema import MemoryConfig
+from lmx.supervisor.decisions import pressure as memory_guard
+from lmx.supervisor.decisions.ledger import Ledger, format_bytes
+from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.decisions.pressure import (
+    Ask,
+    BlameOthers,
+    Decision,
+    GuardState,
+    Kill,
+    Lines,
+    SetLevel,
+    WorkerMemory,
+)
+from lmx.supervisor.decisions.reclaim import Balance, Departure, Returned, Settled, judge
+from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.memory.system import (
+    CGROUPS,
+    PROC,
+    Footprint,
+    counters,
+    memory_cgroups,
+    read_footprint,
+    read_memory,
+)
+
+_WINDOW_S: Final = 10.0
+"""To tear down a killed process of many gigabytes takes seconds."""
+
+
+def oom_kills(proc: Path, cgroups: Path) -> int | None:
+    """Return how many processes the kernel has killed for want of memory, where this one is:
+    in its cgroup, which counts those of the whole machine's shortage too, else on the machine.
+
+    None: nobody counts, as on macOS. In a container the machine's count has strangers' ends.
+    """
+    places = [
+        (folder / name) for folder in memory_cgroups(proc, cgroups)[:1]
+        for name in ("memory.events", "memory.oom_control")
+    ]  # fmt: skip
+    for path in (*places, proc / "vmstat"):
+        count = counters(path).get("oom_kill")
+        if count is not None:
+            return count
+    return None
+
+
+class OomEvidence:
+    """Compares the kernel's count of such kills around an exit. macOS has no count: there a
+    SIGKILL that nobody sent, while memory was short, is taken for the system's.
+
+    One kill explains one exit, and none that comes long after it.
+    """
+
+    def __init__(
+        self,
+        pressure: Callable[[], MemoryPressure],
+        count: Callable[[], int | None] = lambda: oom_kills(PROC, CGROUPS),
+        *,
+        counted: bool = sys.platform == "linux",
+    ) -> None:
+        self._pressure = pressure
+        self._count = count
+        self._counted = counted
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def tick(self, now_s: float) -> None:
+        """Note the count of now; those of before the window are of no use any more."""
+        count = self._count() if self._counted else None
+        if count is not None:
+            self._seen.append((now_s, count))
+            while len(self._seen) > 1 and self._seen[1][0] <= now_s - _WINDOW_S:
+                self._seen.popleft()
+
+    def explains(self, status: int | None, now_s: float) -> bool:
+        """Return whether an exit just now, with ``status`` as in ``Popen.returncode``, was the
+        system's doing. Only SIGKILL, or a status that nobody knows, can be."""
+        if status not in (None, -signal.SIGKILL):
+            return False
+        if not self._counted:
+            return status is not None and self._pressure() is not MemoryPressure.NONE
+        if not self._seen:
+            return False
+        before = self._seen[0][1]
+        self.tick(now_s)
+        if self._seen[-1][1] <= before:
+            return False
+        self._seen = deque((at_s, count + 1) for at_s, count in self._seen)
+        return True
+
+
+log = structlog.get_logger()
+
+_READ_S: Final = 0.5
+_AWAITED_READ_S: Final = 0.1
+"""While an exited worker's bytes are nobody's, the next model may wait for them."""
+
+_SAMPLES: Final = 10
+"""Five seconds: the middle one is neither of a peak nor of a process half torn down."""
+
+_HEARS: Final = (WorkerState.READY, WorkerState.DRAINING)
+_LOADS: Final = (WorkerState.STARTING, WorkerState.LOADING)
+
+
+class GuardedCore(Protocol):
+    """What the watch needs of :class:`lmx.supervisor.core.core.Core`."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def workers(self) -> list[Worker]: ...
+
+    def set_pressure(self, level: MemoryPressure, now_s: float) -> None: ...
+
+    def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None: ...
+
+    def memory_settled(
+        self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
+    ) -> None: ...
+
+
+class MemoryWatch:
+    """The state of the memory guard, of exited workers' memory and of the kernel's kills.
+
+    ``memory`` and ``core`` may be replaced between ticks. One thread; nothing blocks. What is
+    missing is bounded by the machine: each departure that is kept misses half a gigabyte.
+    """
+
+    def __init__(
+        self,
+        core: GuardedCore,
+        memory: MemoryConfig,
+        send: Callable[[Worker, Any], None],
+        note: Callable[..., None],
+        read: Callable[[], MemoryReading] = read_memory,
+        footprint: Callable[[int], Footprint | None] = read_footprint,
+        oom: OomEvidence | None = None,
+    ) -> None:
+        self.core = core
+        self.memory = memory
+        self.reading: MemoryReading | None = None
+        self._send = send
+        self._note = note
+        self._read = read
+        self._footprint = footprint
+        self._oom = oom or OomEvidence(lambda: self.pressure)
+        self._guard = GuardState()
+        self._told: dict[str, MemoryPressure] = {}
+        self._granted: dict[str, tuple[bool, int]] = {}
+        self._held: dict[str, deque[int]] = {}
+        self._balances: deque[Balance] = deque(maxlen=_SAMPLES)
+        self._departures: list[Departure] = []
+        self._read_at_s: float | None = None
+        self._sampled_at_s: float | None = None
+        self._unreadable = False
+
+    @property
+    def pressure(self) -> MemoryPressure:
+        """The level that holds."""
+        return self._guard.level
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass. Reads the machine twice a second, more often only while an exited
+        worker's bytes wait for it."""
+        awaited = any(departure.missing_bytes is None for departure in self._departures)
+        pause_s = _AWAITED_READ_S if awaited else _READ_S
+        if self._read_at_s is not None and now_s - self._read_at_s < pause_s:
+            return
+        self._read_at_s = now_s
+        workers = self.core.workers
+        try:
+            reading = self._read()
+            footprints = {worker.instance: self._footprint(worker.pid) for worker in workers}
+        except OSError as error:  # Out of descriptors, most likely.
+            self._cannot_read(error, now_s)
+            return
+        self._unreadable = False
+        self.reading = reading
+        self._oom.tick(now_s)
+        self._guard_step(reading, workers, now_s)
+        self._tell(workers)
+        balance = _balance(reading, footprints)
+        self._judge_departures(balance, now_s)
+        self._sample(balance, footprints, now_s)
+
+    def left(self, worker: Worker, reserved_bytes: int, now_s: float) -> None:
+        """Begin to see whether an exited worker's memory comes back. It has left
+        ``core.workers``; ``core.memory_settled`` is called from a later tick, always."""
+        held_bytes = max(self._held.get(worker.instance, ()), default=0)
+        self._departures.append(
+            Departure(
+                worker.instance, worker.model_id, min(held_bytes, reserved_bytes),
+                self._usual_balance(), now_s, footprint_bytes=held_bytes,
+                begun_at_s=now_s if worker.stopping_at_s is None else worker.stopping_at_s,
+            )
+        )  # fmt: skip
+
+    def killed_by_system(self, status: int | None, now_s: float) -> bool:
+        """Return whether an exit just now was the system's doing, for ``ProcessExited``."""
+        return self._oom.explains(status, now_s)
+
+    def _guard_step(self, reading: MemoryReading, workers: list[Worker], now_s: float) -> None:
+        memory = self.memory
+        lines = Lines(memory.soft_line, memory.hard_line, self.core.ledger.budget_bytes)
+        seen = [self._worker_memory(worker) for worker in workers]
+        self._guard, decisions = memory_guard.step(self._guard, reading, seen, lines, now_s)
+        by_instance = {worker.instance: worker for worker in workers}
+        for decision in decisions:
+            self._carry_out(decision, by_instance, now_s)
+
+    def _carry_out(self, decision: Decision, workers: Mapping[str, Worker], now_s: float) -> None:
+        match decision:
+            case SetLevel(level, reason):
+                self._note("memory.pressure", None, reason, level=level.value)
+                self.core.set_pressure(level, now_s)
+            case Ask(instance):
+                worker = workers[instance]
+                self._note(
+                    "memory.pressure", worker.model_id,
+                    "memory is short: its largest newest request is given up",
+                    level=MemoryPressure.HARD.value,
+                )  # fmt: skip
+                self._told[instance] = MemoryPressure.HARD
+                self._send(worker, Pressure(MemoryPressure.HARD))
+            case Kill(instance, detail):
+                self.core.kill_for_memory(instance, detail, now_s)
+            case BlameOthers(detail):
+                self._note(
+                    "memory.pressure", None,
+                    f"other programs fill the memory, lmx ends nothing for it: {detail}",
+                    level=self.pressure.value,
+                )  # fmt: skip
+
+    def _tell(self, workers: list[Worker]) -> None:
+        """Tell each worker of a level once. HARD is only told to those who are to act on it;
+        an adopted one may have been told anything by the supervisor before."""
+        calm = self.pressure is MemoryPressure.NONE
+        level = MemoryPressure.NONE if calm else MemoryPressure.SOFT
+        for worker in workers:
+            told = self._told.get(worker.instance, None if worker.adopted else MemoryPressure.NONE)
+            asked = told is MemoryPressure.HARD and self.pressure is MemoryPressure.HARD
+            if worker.state in _HEARS and told is not level and not asked:
+                self._told[worker.instance] = level
+                self._send(worker, Pressure(level))
+
+    def _worker_memory(self, worker: Worker) -> WorkerMemory:
+        loading = worker.state in _LOADS
+        # The ledger follows what a worker takes: what it was given is what stood there when it
+        # was first seen, and once more when its load had been measured.
+        granted = self._granted.get(worker.instance)
+        if granted is None or (granted[0] and not loading):
+            granted = (loading, self.core.ledger.reserved_by(worker.instance))
+            self._granted[worker.instance] = granted
+        return WorkerMemory(
+            worker.instance, worker.model_id, worker.memory_bytes, granted[1], worker.busy,
+            loading, worker.state in (WorkerState.STOPPING, WorkerState.EXITED),
+        )  # fmt: skip
+
+    def _judge_departures(self, balance: Balance, now_s: float) -> None:
+        judged = judge(self._departures, balance, now_s)
+        before, self._departures = self._departures, []
+        for was, (departure, verdict) in zip(before, judged, strict=True):
+            if departure.missing_bytes != 0:
+                self._departures.append(departure)
+            if isinstance(verdict, Settled):
+                self._settle(departure, was.missing_bytes, now_s)
+
+    def _settle(self, departure: Departure, told: int | None, now_s: float) -> None:
+        missing_bytes, told_bytes = departure.missing_bytes or 0, told or 0
+        returned = departure.returned(now_s) if told is None else None
+        if returned is not None and returned.returned_bytes:
+            self._note(
+                "memory.returned", departure.model_id, returned.words,
+                returned_bytes=returned.returned_bytes, missing_bytes=missing_bytes,
+                took_s=round(returned.took_s, 3), instance=departure.instance,
+            )  # fmt: skip
+        if missing_bytes > told_bytes:
+            self._note(
+                "memory.missing", departure.model_id,
+                f"{format_bytes(missing_bytes)} of {format_bytes(departure.held_bytes)} did not "
+                "come back after its worker's exit: quarantined, no model gets them; reboot "
+                "if it stays so",
+                missing_bytes=missing_bytes, held_bytes=departure.held_bytes,
+            )  # fmt: skip
+        elif told_bytes > missing_bytes:
+            self._note(
+                "memory.returned", departure.model_id,
+                f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
+                returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,
+            )  # fmt: skip
+        self.core.memory_settled(departure.instance, missing_bytes, now_s, returned)
+
+    def _sample(
+        self, balance: Balance, footprints: Mapping[str, Footprint | None], now_s: float
+    ) -> None:
+        if self._sampled_at_s is not None and now_s - self._sampled_at_s < _READ_S:
+            return
+        self._sampled_at_s = now_s
+        for kept in (self._told, self._granted, self._held):
+            for instance in kept.keys() - footprints.keys():
+                del kept[instance]
+        for instance, footprint in footprints.items():
+            if footprint is not None:
+                held = self._held.setdefault(instance, deque(maxlen=_SAMPLES))
+                held.append(footprint.held_bytes)
+        if None not in footprints.values():  # One is gone, and its end not told yet.
+            self._balances.append(balance)
+
+    def _usual_balance(self) -> Balance:
+        if not self._balances:
+            return Balance(0)  # Nothing was ever read: nothing can be missing of it.
+        loose = [one.loose_bytes for one in self._balances if one.loose_bytes is not None]
+        return Balance(
+            statistics.median_low(one.reach_bytes for one in self._balances),
+            statistics.median_low(loose) if loose else None,
+        )
+
+    def _cannot_read(self, error: OSError, now_s: float) -> None:
+        if not self._unreadable:
+            self._unreadable = True
+            log.error("memory.unreadable", error=str(error))
+        # Bytes that nobody can measure must not stay nobody's.
+        for departure in [one for one in self._departures if one.missing_bytes is None]:
+            self._departures.remove(departure)
+            self.core.memory_settled(departure.instance, 0, now_s)
+
+
+def _balance(reading: MemoryReading, footprints: Mapping[str, Footprint | None]) -> Balance:
+    known = [footprint for footprint in footprints.values() if footprint is not None]
+    reach_bytes = reading.available_bytes + sum(footprint.held_bytes for footprint in known)
+    if reading.wired_bytes is None:
+        return Balance(reach_bytes)
+    loose_bytes = sum(footprint.wired_bytes for footprint in known) - reading.wired_bytes
+    return Balance(reach_bytes, loose_bytes)

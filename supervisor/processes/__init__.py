@@ -1,0 +1,1 @@
+"""The processes of lmx: started, watched, handed over and ended."""

@@ -1,0 +1,123 @@
+"""What a worker started and left behind: children, also those in sessions of their own.
+
+Each process that lmx starts has its id and its home in its environment, and so has whatever comes
+of it. That outlives its parents, names it beyond doubt, and needs nothing of the system. What a
+program started with an empty environment is found by its process group alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import psutil
+import structlog
+
+from lmx.supervisor.state.home import Home
+
+log = structlog.get_logger()
+
+_ID: Final = "LMX_PROCESS"
+_HOME: Final = "LMX_HOME"
+_LOOKS: Final = 5
+"""What forks while it is looked for is found by another look."""
+
+_GONE_S: Final = 2.0
+
+
+def mark(home: Home, process_id: str) -> dict[str, str]:
+    """Return what a process of lmx has in its environment."""
+    return {_ID: process_id, _HOME: str(home.path)}
+
+
+def unmarked(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the id: for a process that is nobody's descendant."""
+    return {name: value for name, value in environment.items() if name != _ID}
+
+
+def own_mark(environment: Mapping[str, str]) -> str | None:
+    """Return the id of the process of lmx that this one comes from."""
+    return environment.get(_ID)
+
+
+def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
+    """Return the living processes of lmx in a home, or those that come from one of them: itself
+    too. Looks at every process of the user: for a thread, or for the command line."""
+    return [
+        process
+        for process, environment in _environments()
+        if environment.get(_HOME) == str(home.path)
+        and environment.get(_ID) is not None
+        and process_id in (None, environment[_ID])
+    ]
+
+
+def end_marked(home: Home, process_id: str | None = None) -> list[int]:
+    """SIGKILL them, and wait for their ends; returns their pids."""
+    ended: list[int] = []
+    for _ in range(_LOOKS):
+        found = marked(home, process_id)
+        if not found:
+            break
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        ended += [process.pid for process in found]
+        _wait_gone(found)
+    return ended
+
+
+class Descendants:
+    """Ends what workers left behind, in threads. Event loop only."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def end(self, instance: str, what: str) -> None:
+        """Have it ended what comes from a process that is gone."""
+        task = asyncio.get_running_loop().create_task(self._end(instance, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end_all(self) -> None:
+        """End all that is left of this home; return when nothing is."""
+        await asyncio.gather(*self._tasks)
+        await self._end(None, "lmx")
+
+    async def _end(self, instance: str | None, what: str) -> None:
+        try:
+            pids = await asyncio.to_thread(end_marked, self._home, instance)
+        except (psutil.Error, OSError) as error:
+            log.error("descendants.not_found", of=what, error=str(error))
+            return
+        if pids:
+            log.warning("descendants.ended", of=what, pids=sorted(set(pids)))
+
+
+def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process, process.environ()
+        except (psutil.Error, OSError):
+            continue  # it has ended, or is another user's
+
+
+def _wait_gone(processes: list[psutil.Process]) -> None:
+    deadline_s = time.monotonic() + _GONE_S
+    while time.monotonic() < deadline_s:
+        if not any(_lives(process) for process in processes):
+            return
+        time.sleep(0.01)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,269 @@
+"""Has models' files read by processes of their own (:mod:`lmx.supervisor.memory.inspect_main`),
+each answer within a deadline: files that hang, or that their reader falls over, cost their model
+alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.wire import codec
+from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
+from lmx.supervisor.processes.child import without_keys
+from lmx.supervisor.state.home import Home
+
+log = structlog.get_logger()
+
+_ANSWER_S: Final = 15.0
+"""A header of the largest size that is read takes one or two; a disk that sleeps takes ten."""
+
+_SOON_S: Final = 6.0
+"""Who asks a question waits for its answer up to ten seconds."""
+
+_AT_ONCE: Final = 4
+_SLOW_S: Final = 1.0
+"""After so long a reader is no longer one of the four."""
+
+_MOST_READERS: Final = 32
+"""With those that not even SIGKILL ends, as on a network mount that is gone."""
+
+_IDLE_S: Final = 60.0
+_LINE_LIMIT_BYTES: Final = 8 * 1024**2
+_GONE_S: Final = 5.0
+
+
+class InspectionError(Exception):
+    """There is no answer; the text says why, for people."""
+
+
+class Inspector:
+    """Asks readers, up to four at a time and those that are slow. One that has answered is kept for
+    the next question, for a minute. One event loop; nothing blocks it."""
+
+    def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
+        self._home = home
+        self._answer_s = answer_s
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._busy: set[asyncio.subprocess.Process] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._retirement: asyncio.TimerHandle | None = None
+
+    async def inspect_soon(self, question: Question) -> Inspection:
+        """As :meth:`inspect`, within the time that somebody waits who asked a question."""
+        return await self.inspect(question, _SOON_S)
+
+    async def inspect(self, question: Question, answer_s: float | None = None) -> Inspection:
+        """Return what a model's files say; what keeps them from being read is its ``problem``."""
+        try:
+            answer = await self._ask({"model": codec.to_map(question)}, answer_s)
+            return read_answer(question, answer.get("inspection"))
+        except InspectionError as error:
+            why = str(error)
+        except ProtocolError as error:
+            why = error.message
+        where = question.path or question.source
+        log.warning("model.not_inspected", source=question.source, error=why)
+        return Inspection(question, question.path, problem=shown(f"{where} can't be read: {why}"))
+
+    async def is_whole(self, path: Path, *, file: bool = False) -> bool:
+        """Whether a folder is a whole model, or a file is there; False for what can't be read."""
+        try:
+            answer = await self._ask({"whole": str(path), "file": file})
+        except InspectionError as error:
+            log.warning("files.not_inspected", path=str(path), error=str(error))
+            return False
+        return answer.get("whole") is True
+
+    def close(self) -> None:
+        """End all readers; who still waits hears that there is no answer."""
+        self._closing = True
+        if self._retirement is not None:
+            self._retirement.cancel()
+        for reader in (*self._idle, *self._busy):
+            _kill(reader)
+
+    async def wait_closed(self) -> None:
+        """Wait a moment for readers to be gone; one that nothing ends stays behind."""
+        self.close()
+        for reader in self._idle:
+            self._leave(reader)
+        self._idle.clear()
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_GONE_S)
+        for task in self._leaving:
+            task.cancel()
+
+    async def _ask(self, question: dict[str, Any], answer_s: float | None = None) -> dict[str, Any]:
+        limit_s = self._answer_s if answer_s is None else answer_s
+        soon_s = min(_SLOW_S, limit_s)
+        await self._places.acquire()
+        try:
+            if self._closing:
+                raise InspectionError("lmx is shutting down")
+            reader = await self._reader()
+            self._busy.add(reader)
+            asking = asyncio.get_running_loop().create_task(self._exchange(reader, question))
+            try:
+                await asyncio.wait([asking], timeout=soon_s)
+            except asyncio.CancelledError:
+                self._done_with(reader, asking)
+                raise
+        finally:
+            # Who is slow, or hangs, keeps nobody else waiting.
+            self._places.release()
+        try:
+            await asyncio.wait([asking], timeout=limit_s - soon_s)
+        finally:
+            self._done_with(reader, asking)
+        if asking.cancelled() or not asking.done():
+            raise InspectionError(f"no answer within {limit_s:g} s: is its disk there?")
+        answer = asking.result()
+        if "error" in answer:
+            raise InspectionError(str(answer["error"]))
+        return answer
+
+    def _done_with(
+        self, reader: asyncio.subprocess.Process, asking: asyncio.Task[dict[str, Any]]
+    ) -> None:
+        answered = asking.done() and not asking.cancelled() and asking.exception() is None
+        asking.cancel()
+        self._busy.discard(reader)
+        self._put_back(reader, answered=answered)
+
+    async def _exchange(
+        self, reader: asyncio.subprocess.Process, question: dict[str, Any]
+    ) -> dict[str, Any]:
+        assert reader.stdin is not None and reader.stdout is not None
+        try:
+            reader.stdin.write(json.dumps(question).encode() + b"\n")
+            await reader.stdin.drain()
+            line = await reader.stdout.readline()
+        except (OSError, ValueError) as error:
+            raise InspectionError(f"its reader broke: {error}") from error
+        if not line.endswith(b"\n"):
+            raise InspectionError("its reader ended: the files are too much for it")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise InspectionError("its reader said nothing that makes sense")
+        return answer
+
+    async def _reader(self) -> asyncio.subprocess.Process:
+        while self._idle:
+            reader = self._idle.pop()
+            if reader.returncode is None:
+                return reader
+        if len(self._busy) + len(self._leaving) >= _MOST_READERS:
+            raise InspectionError("earlier reads still hang: is a disk gone?")
+        environment = {**without_keys(os.environ), "LMX_HOME": str(self._home.path)}
+        try:
+            # -P: nothing is imported from the working directory.
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "lmx.supervisor.memory.inspect_main",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+                limit=_LINE_LIMIT_BYTES, env=environment,
+            )  # fmt: skip
+        except OSError as error:
+            raise InspectionError(f"can't start its reader: {error.strerror or error}") from error
+
+    def _put_back(self, reader: asyncio.subprocess.Process, *, answered: bool) -> None:
+        if answered and not self._closing and reader.returncode is None and not self._idle:
+            self._idle.append(reader)
+            self._retire_later()
+            return
+        _kill(reader)
+        self._leave(reader)
+
+    def _leave(self, reader: asyncio.subprocess.Process) -> None:
+        """See a reader out without waiting for it: one that hangs in its disk ends with that."""
+        task = asyncio.get_running_loop().create_task(_gone(reader))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _retire_later(self) -> None:
+        if self._retirement is not None:
+            self._retirement.cancel()
+        self._retirement = asyncio.get_running_loop().call_later(_IDLE_S, self._retire)
+
+    def _retire(self) -> None:
+        self._retirement = None
+        while self._idle:
+            reader = self._idle.pop()
+            _kill(reader)
+            self._leave(reader)
+
+
+class Inspections:
+    """The inspections that models wait for: of each model one at a time, the latest asked for.
+    ``on_answer(model_id, inspection)`` is called on the event loop."""
+
+    def __init__(self, inspector: Inspector, on_answer: Callable[[str, Inspection], None]) -> None:
+        self._inspector = inspector
+        self._on_answer = on_answer
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, Question] = {}
+
+    def ask(self, model_id: str, question: Question) -> None:
+        """Have a model's files read. What was asked of it before gets no answer of its own: the
+        files may have changed since they were read."""
+        self._waiting[model_id] = question
+        if model_id not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._run(model_id))
+            self._tasks[model_id] = task
+
+    def close(self) -> None:
+        """Give up what was not answered yet."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _run(self, model_id: str) -> None:
+        try:
+            while model_id in self._waiting:
+                question = self._waiting.pop(model_id)
+                found = await self._inspector.inspect(question)
+                again = self._waiting.get(model_id)
+                if again is None or (again == question and found.problem is not None):
+                    # What can't be read is not read again at once: that may take its whole time.
+                    self._waiting.pop(model_id, None)
+                    self._on_answer(model_id, found)
+        except Exception:
+            log.exception("inspection.failed", model=model_id)
+        finally:
+            del self._tasks[model_id]
+
+
+def inspect_now(home: Home, questions: Sequence[Question]) -> list[Inspection]:
+    """Return what models' files say, for a program without an event loop. Blocks, but for each
+    four of them not longer than the deadline."""
+
+    async def ask() -> list[Inspection]:
+        inspector = Inspector(home)
+        try:
+            return await asyncio.gather(*(inspector.inspect(each) for each in questions))
+        finally:
+            await inspector.wait_closed()
+
+    return asyncio.run(ask())
+
+
+def _kill(reader: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        reader.kill()
+
+
+async def _gone(reader: asyncio.subprocess.Process) -> None:
+    await reader.wait()

@@ -1,0 +1,115 @@
+"""Which process is the supervisor of a home, and how it is, as it is seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+from lmx.supervisor.state.home import Home
+
+ANSWER_S: Final = 1.0
+"""A supervisor answers within milliseconds: its loop does nothing that takes long."""
+
+_LONGER_S: Final = 3.0
+_WORKS_S: Final = 0.05
+"""Of a processor, in a second. One that hangs uses next to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nobody answers. ``holder``: the supervisor's process, None: there is none."""
+
+    holder: psutil.Process | None
+
+    @property
+    def words(self) -> str:
+        """It, for people."""
+        if self.holder is None:
+            return "the supervisor is not running"
+        who = f"the supervisor (pid {self.holder.pid})"
+        if is_stopped(self.holder):
+            return f"{who} does not answer: it is stopped (SIGSTOP)"
+        return f"{who} has not answered for {ANSWER_S:g} s"
+
+
+def silence(home: Home) -> Silence | None:
+    """Ask the supervisor how it is; returns None when it answers. One that works meanwhile, on a
+    machine that has much to do, is asked a little longer."""
+    holder = lock_holder(home)
+    before_s = _cpu_s(holder)
+    if _answers(home, ANSWER_S):
+        return None
+    if _cpu_s(holder) - before_s >= _WORKS_S and _answers(home, _LONGER_S):
+        return None
+    return Silence(lock_holder(home))
+
+
+def _answers(home: Home, limit_s: float) -> bool:
+    try:
+        with ControlClient(home, limit_s) as client:
+            client.status()
+    except OperationError as error:
+        if error.code in (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE):
+            return False
+        raise
+    return True
+
+
+def _cpu_s(process: psutil.Process | None) -> float:
+    try:
+        used = None if process is None else process.cpu_times()
+    except psutil.Error:
+        used = None
+    return 0.0 if used is None else used.user + used.system
+
+
+def lock_holder(home: Home) -> psutil.Process | None:
+    """Return the process that holds the home's lock, None if nobody does. It is known by the lock
+    file that it has open: a pid alone may be another one's by now."""
+    if not supervisor_runs(home):
+        return None
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(home.lock.read_text()))
+        if _has_open(process, home):
+            return process
+    # On a full disk it could not write its pid there.
+    return next((each for each in psutil.process_iter() if _has_open(each, home)), None)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs still; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether it was stopped by a signal (SIGSTOP, Ctrl-Z), not by a debugger."""
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def _has_open(process: psutil.Process, home: Home) -> bool:
+    try:
+        if "up" not in process.cmdline():
+            return False
+        lock = home.lock.stat()
+        return any(_is_same(file.path, lock) for file in process.open_files())
+    except (psutil.Error, OSError):
+        return False
+
+
+def _is_same(path: str, lock: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(Path(path).stat(), lock)
+    return False

@@ -1,0 +1,140 @@
+"""Builds the specs of child processes from the configuration. Pure."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from lmx.protocol.messages.specs import (
+    LogSpec,
+    PrefixCacheSpec,
+    RescueSpec,
+    RouterSpec,
+    SpeculationSpec,
+    WorkerSpec,
+)
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.sources import folder_path
+from lmx.supervisor.memory.plan import MemoryPlan
+from lmx.supervisor.state.home import Home
+
+
+def worker_spec(
+    config: Config,
+    home: Home,
+    model: ModelConfig,
+    instance: str,
+    path: Path,
+    kind: ModelKind,
+    plan: MemoryPlan,
+) -> WorkerSpec:
+    """Return the spec of a model's worker; its share of memory is what the plan reserves."""
+    return WorkerSpec(
+        instance=instance,
+        model_id=model.id,
+        model_path=str(path),
+        run_dir=str(home.run.path),
+        log=_log_spec(config, home.worker_log(model.id)),
+        engine=model.engine,
+        engine_options=dict(model.engine_options),
+        memory_limit_bytes=plan.reserve_bytes,
+        max_rows=model.max_rows,
+        max_queue=model.max_queue,
+        context_length=plan.context_tokens or model.context_length,
+        default_max_tokens=model.default_max_tokens,
+        max_tokens_limit=model.max_tokens_limit,
+        kind=kind,
+        temperature=model.temperature,
+        top_p=model.top_p,
+        top_k=model.top_k,
+        min_p=model.min_p,
+        repetition_penalty=model.repetition_penalty,
+        template_kwargs=dict(model.chat_template_kwargs) or None,
+        tool_parser=model.tool_parser,
+        max_decode_stall_s=model.max_decode_stall_s,
+        prefix_cache=_prefix_cache_spec(home, model, plan.prefix_cache_bytes),
+        speculation=_speculation_spec(model, kind),
+        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_layers=plan.kv_layers,
+        max_queue_s=model.max_queue_s,
+        # Well before the watchdog would end the worker for it.
+        render_timeout_s=min(
+            config.timing.render_timeout_s,
+            (model.stall_timeout_s or config.timing.stall_timeout_s) / 2,
+        ),
+        beat_interval_s=config.timing.beat_interval_s,
+        orphan_grace_s=config.timing.orphan_grace_s,
+    )
+
+
+def _prefix_cache_spec(home: Home, model: ModelConfig, memory_bytes: int) -> PrefixCacheSpec | None:
+    if memory_bytes <= 0:
+        return None
+    cache = model.prefix_cache
+    if not cache.disk:
+        return PrefixCacheSpec(memory_bytes)
+    return PrefixCacheSpec(memory_bytes, str(home.prefix_cache(model.id)), int(cache.disk_bytes))
+
+
+def _speculation_spec(model: ModelConfig, kind: ModelKind) -> SpeculationSpec | None:
+    speculation = model.speculation
+    if speculation is None or kind is not ModelKind.CHAT:
+        return None
+    return SpeculationSpec(
+        draft_path=None if speculation.draft is None else str(folder_path(speculation.draft)),
+        num_assistant_tokens=speculation.num_assistant_tokens,
+        assistant_confidence_threshold=speculation.assistant_confidence_threshold,
+        max_ngram_size=speculation.max_ngram_size,
+        max_rows=speculation.max_rows,
+    )
+
+
+def router_spec(
+    config: Config,
+    home: Home,
+    router_id: str,
+    listener: socket.socket,
+    version: str,
+    admin_key: str,
+    rescue: RescueSpec,
+) -> RouterSpec:
+    """Return the router's spec; the socket's descriptor must be inherited under its number."""
+    server, timing = config.server, config.timing
+    return RouterSpec(
+        router_id=router_id,
+        run_dir=str(home.run.path),
+        log=_log_spec(config, home.router_log),
+        listen_fd=listener.fileno(),
+        host=server.host,
+        port=listener.getsockname()[1],
+        version=version,
+        body_limit_bytes=int(server.body_limit_bytes),
+        load_wait_s=server.load_wait_s,
+        stall_timeout_s=server.reader_stall_timeout_s,
+        worker_silence_s=server.worker_silence_s,
+        ping_interval_s=server.ping_interval_s,
+        shutdown_grace_s=timing.shutdown_grace_s,
+        max_requests=server.max_requests,
+        admin_key=config.security.admin_key_text or admin_key,
+        sync_timeout_s=server.sync_timeout_s,
+        jobs_path=str(home.jobs),
+        jobs_max_age_s=config.jobs.max_age_s,
+        jobs_max_count=config.jobs.max_count,
+        jobs_max_bytes=int(config.jobs.max_bytes),
+        logs_dir=str(home.logs),
+        allowed_hosts=server.allowed_hosts,
+        cors_origins=server.cors_origins,
+        api_keys=config.security.api_key_specs,
+        metrics_key=config.security.metrics_key_text,
+        key_limits=config.rate_limits.per_key.spec,
+        total_limits=config.rate_limits.total.spec,
+        rescue=rescue,
+        beat_interval_s=timing.beat_interval_s,
+        orphan_grace_s=timing.orphan_grace_s,
+    )
+
+
+def _log_spec(config: Config, path: Path) -> LogSpec:
+    logs = config.logs
+    return LogSpec(str(path), logs.level, int(logs.max_bytes), logs.keep)

@@ -1,0 +1,1 @@
+"""The one router process: kept running, replaced, and what it has counted."""

@@ -1,0 +1,93 @@
+"""What routers have counted since lmx started, also those that have ended. Owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Denied
+from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
+from lmx.supervisor.core.slot import Asker
+
+QUESTIONS: Final = (ReportCounts,)
+
+
+class RouterCounts:
+    """Keeps the last report of each router that runs, and the sum of those that have ended.
+
+    A router that is killed loses what it counted since its last report. After this supervisor's
+    own death the next one hears all of it from the routers, but for what a router had that ended
+    in between. ``knows`` tells whether a pid is a router's that runs; ``since_s`` is Unix time.
+    """
+
+    def __init__(
+        self, since_s: float, knows: Callable[[int], bool], reply: Callable[[Asker, Any], None]
+    ) -> None:
+        self.since_s = since_s
+        self._knows = knows
+        self._reply = reply
+        self._ended: tuple[Tally, ...] = ()
+        self._revision = 1
+        self._running: dict[int, ReportCounts] = {}
+        self._usage: dict[int, tuple[float, tuple[KeyUsage, ...]]] = {}
+        """Of the routers by their first reports, the newest last, with when it came."""
+
+    def answer(self, asker: Asker, report: ReportCounts, now_s: float) -> None:
+        """Take a router's report, and tell it what others have counted."""
+        if not self._knows(report.pid):
+            self._reply(asker, Denied(ErrorCode.NOT_RUNNING, "this is no router of lmx's"))
+            return
+        if report.seen == 0 and report.ended:
+            self._ended = greatest(self._ended, report.ended)
+            self._revision += 1
+        if report.since_s is not None:
+            self.since_s = min(self.since_s, report.since_s)
+        self._running[report.pid] = report
+        self._usage[report.pid] = (now_s, report.usage)
+        others = [other for pid, other in self._running.items() if pid != report.pid]
+        self._reply(
+            asker,
+            CountsKept(
+                self._revision,
+                self.since_s,
+                ended=None if report.seen == self._revision else self._ended,
+                others=added(*(other.tallies for other in others)),
+                elsewhere=_under_way(others),
+                inherited=self._inherited(report.pid, now_s) if report.fresh else (),
+            ),
+        )
+
+    def router_ended(self, pid: int) -> None:
+        """Add what a router had to the sum of those that have ended."""
+        report = self._running.pop(pid, None)
+        if report is not None:
+            self._ended = added(self._ended, report.tallies)
+            self._revision += 1
+        # It is the next one's to inherit, until there is a newer one.
+        newest = next(reversed(self._usage), None)
+        self._usage = {
+            known: usage
+            for known, usage in self._usage.items()
+            if known in self._running or known == newest
+        }
+
+    def _inherited(self, pid: int, now_s: float) -> tuple[KeyUsage, ...]:
+        """Return what the newest router but this one had used: it had inherited in its turn."""
+        for known, (at_s, usage) in reversed(self._usage.items()):
+            if known != pid:
+                age_s = max(0.0, now_s - at_s)
+                return tuple(
+                    KeyUsage(one.asker, one.requests, one.tokens, 0, one.age_s + age_s)
+                    for one in usage
+                )
+        return ()
+
+
+def _under_way(reports: list[ReportCounts]) -> tuple[KeyUsage, ...]:
+    running: dict[str, int] = {}
+    for report in reports:
+        for one in report.usage:
+            if one.running:
+                running[one.asker] = running.get(one.asker, 0) + one.running
+    return tuple(KeyUsage(asker, running=number) for asker, number in running.items())

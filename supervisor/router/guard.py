@@ -1,0 +1,293 @@
+"""Keeps one router running: starts it, watches its beats, starts it again when it ends, and
+replaces it by another one without a request lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.messages import control
+from lmx.protocol.states import ExitCause
+from lmx.supervisor.decisions import restart
+from lmx.supervisor.decisions.exit_cause import router_end
+from lmx.supervisor.router.actions import RouterActions
+from lmx.supervisor.router.retirement import Retirement, kill_overdue
+from lmx.supervisor.router.state import RouterLimits, RouterProcess
+from lmx.supervisor.state.process_records import RouterRecord
+
+log = structlog.get_logger()
+
+_POLICY: Final = restart.RestartPolicy(
+    base_s=0.1, max_s=5.0, stable_after_s=10.0, max_failures=1_000_000, window_s=60.0
+)
+"""A router is never given up: without it nobody is served, and it costs little to try."""
+
+_BIND_AGAIN_S: Final = 0.1
+
+_FAREWELL_S: Final = 3.0
+"""For a router that hangs to tell its clients: a thread of it may still live."""
+
+
+class RouterGuard:
+    """The routers' state; a single writer like the core. ``process`` serves; ``successor`` was
+    started to replace it and has not said Hello yet; those that were replaced end their
+    requests. ``beat_timeout_s`` without a beat means that the router hangs: SIGUSR2 (it tells its
+    clients, if it can), SIGABRT (it dumps its stacks), then SIGKILL after ``abort_grace_s``."""
+
+    def __init__(
+        self, actions: RouterActions, bind: Callable[[int], socket.socket], limits: RouterLimits
+    ) -> None:
+        self.limits = limits
+        self._actions = actions
+        self._bind = bind
+        self.listener: socket.socket | None = None
+        self._moved: socket.socket | None = None
+        self._port = 0
+        self._failures = restart.FailureRecord()
+        self._retry_at_s: float | None = None
+        self._stopping = False
+        self.restarts = 0
+        self._served = 0
+        """Requests that routers had which have ended."""
+        self.process: RouterProcess | None = None
+        self.successor: RouterProcess | None = None
+        self._retirement = Retirement(actions)
+
+    def start(self, now_s: float) -> None:
+        """Start a router, where "any port" is configured on the port of the one before it.
+
+        Raises ``OSError`` when the address can't be bound, or no process started.
+        """
+        self._take_moved()
+        if self.listener is None:
+            self.listener = self._bind(self._port)
+        self.process = self._spawn(self.listener, now_s)
+        self._port = self.process.port
+        self._save()
+
+    def replace(self, now_s: float, listener: socket.socket | None = None) -> int | None:
+        """Start another router, on ``listener`` if one is given; it takes over once it says
+        Hello, and the old one ends its requests. If it ends before, the old one stays.
+
+        Returns its pid. None when nobody but the old router has the listening socket: it then
+        gives the address free first, and the next tick binds it again. Raises ``OSError`` when
+        no process started; nothing has changed then.
+        """
+        source = listener or self._moved or self.listener
+        if source is None:
+            self._retry_at_s = now_s
+            if self.process is not None:
+                self._retire(self.process, now_s)
+                self.process = None
+            self._save()
+            return None
+        started = self._spawn(source, now_s)
+        if listener is not None:
+            if self._moved is not None:
+                self._moved.close()
+            self._moved = listener
+        if self.successor is not None:
+            self._retire(self.successor, now_s)
+        self.successor = started
+        if self.process is None:
+            self._retry_at_s = None
+            self._promote(now_s)
+        self._save()
+        return started.pid
+
+    def adopt(self, record: RouterRecord, now_s: float) -> None:
+        """Take over a router that an earlier supervisor started."""
+        self._port = record.port
+        self._retry_at_s = None
+        self.process = self._process(record, now_s, adopted=True)
+        self._save()
+        log.info("router.adopted", router_pid=record.pid, port=record.port)
+
+    def adopt_retiring(self, record: RouterRecord, now_s: float) -> None:
+        """Take over a router that was being replaced, or was to replace another one."""
+        self._retire(self._process(record, now_s, adopted=True), now_s)
+        self._save()
+
+    def knows(self, pid: int) -> bool:
+        """Whether this process is a router of ours."""
+        return any(router.pid == pid for router in self._routers())
+
+    def hello(self, pid: int, port: int, now_s: float) -> None:
+        """Take the Hello of a router of ours."""
+        takes_over = False
+        if self.successor is not None and self.successor.pid == pid:
+            takes_over = self.process is not None
+            self._promote(now_s)
+            self._save()
+        if self.process is not None and self.process.pid == pid:
+            # Its beats are waited for from now on, however long its start took.
+            self.process.beat_at_s = now_s
+            if not (takes_over or self.process.heard):
+                self._note("router.started", f"it serves on port {port}", pid)
+            self.process.port, self.process.heard = port, True
+
+    def beat(self, message: control.RouterBeat, now_s: float) -> None:
+        """Take a router's beat."""
+        for router in self._routers():
+            if router.pid == message.pid:
+                router.beat_at_s, router.heard = now_s, True
+                router.streams, router.waiting = message.streams, message.waiting
+                router.requests_total = message.requests_total
+                router.memory_bytes = message.memory_bytes
+
+    def exited(self, pid: int, now_s: float, status: int | None = None) -> None:
+        """Take the observed end of a router, and plan the next one if it was the one. ``status``
+        is as ``Popen.returncode`` has it, None when unknowable."""
+        self._served += sum(one.requests_total for one in self._routers() if one.pid == pid)
+        if self.successor is not None and self.successor.pid == pid:
+            self.successor = None
+            self._note("router.not_replaced", "the new router ended at its start", pid)
+        elif self.process is not None and self.process.pid == pid:
+            self._serving_exited(self.process, status, now_s)
+        elif not self._retirement.exited(pid):
+            return
+        self._save()
+
+    def tick(self, now_s: float, paused_s: float) -> None:
+        """Let time pass: a silent router is ended, a planned one is started."""
+        self._retirement.tick(now_s)
+        if self.successor is not None:
+            self._tick_running(self.successor, now_s, paused_s)
+        if self.process is not None:
+            self._tick_running(self.process, now_s, paused_s)
+        elif self._retry_at_s is not None and now_s >= self._retry_at_s:
+            self._retry_at_s = None
+            self._start_again(now_s)
+
+    def stop(self, now_s: float, grace_s: float) -> None:
+        """End every router: SIGTERM lets streams finish, SIGKILL after ``grace_s``."""
+        self._stopping = True
+        self._retry_at_s = None
+        number = signal.SIGTERM if grace_s > 0 else signal.SIGKILL
+        for router in self._routers():
+            self._actions.signal_router(router.pid, number)
+            router.kill_at_s = now_s + grace_s
+        self._retirement.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether any router's end was not observed yet."""
+        return bool(self._routers())
+
+    def close(self) -> None:
+        """Close the listening sockets that this process holds."""
+        for listener in (self.listener, self._moved):
+            if listener is not None:
+                listener.close()
+        self.listener = self._moved = None
+
+    def status(self) -> dict[str, Any]:
+        """Return the router as ``lmx-supervisor status --json`` shows it."""
+        router = self.process
+        return {
+            "state": "running" if router else "restarting",
+            "pid": router.pid if router else None,
+            "host": router.record.host if router else None,
+            "port": router.port if router else None,
+            "adopted": router.adopted if router else False,
+            "memory_bytes": router.memory_bytes if router else 0,
+            "streams": sum(router.streams for router in self._routers()),
+            "waiting": sum(router.waiting for router in self._routers()),
+            "requests_total": self._served
+            + sum(router.requests_total for router in self._routers()),
+            "restarts": self.restarts,
+            "retiring": len(self._retirement.routers),
+        }
+
+    def _routers(self) -> list[RouterProcess]:
+        chief = [router for router in (self.process, self.successor) if router is not None]
+        return [*chief, *self._retirement.routers]
+
+    def _spawn(self, listener: socket.socket, now_s: float) -> RouterProcess:
+        record = self._actions.spawn_router(listener)
+        log.info("router.spawned", router_pid=record.pid, port=record.port)
+        return self._process(record, now_s, adopted=False)
+
+    def _process(self, record: RouterRecord, now_s: float, *, adopted: bool) -> RouterProcess:
+        grace_s = self.limits.shutdown_grace_s
+        return RouterProcess(record, now_s, now_s, record.port, adopted, grace_s, heard=adopted)
+
+    def _save(self) -> None:
+        serving = [] if self.process is None else [self.process.record]
+        others = [router.record for router in self._routers() if router is not self.process]
+        self._actions.save_routers(
+            [*serving, *(record.as_retiring() for record in others)],
+        )
+
+    def _take_moved(self) -> None:
+        if self._moved is not None:
+            if self.listener is not None:
+                self.listener.close()
+            self.listener, self._moved = self._moved, None
+
+    def _promote(self, now_s: float) -> None:
+        """Let the successor serve, and the one before it end its requests."""
+        old, self.process, self.successor = self.process, self.successor, None
+        assert self.process is not None
+        self._take_moved()
+        self._port = self.process.port
+        if old is not None:
+            self._retire(old, now_s)
+            self._note("router.restarted", f"it took over from {old.pid}", self.process.pid)
+
+    def _retire(self, router: RouterProcess, now_s: float) -> None:
+        self._retirement.begin(router, self.limits, now_s)
+
+    def _serving_exited(self, router: RouterProcess, status: int | None, now_s: float) -> None:
+        self.process = None
+        if self._stopping:
+            return
+        lived_s = now_s - router.started_s
+        self._failures, decision = restart.after_exit(
+            self._failures, ExitCause.CRASH, wanted=True, was_ready_for_s=lived_s,
+            now_s=now_s, jitter=random.random(), policy=_POLICY,
+        )  # fmt: skip
+        wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
+        self.restarts += 1
+        # Nobody knows when an earlier supervisor started it.
+        since = "since this supervisor took it over" if router.adopted else "since its start"
+        detail = f"{router_end(status)}, {lived_s:.1f} s {since}"
+        self._note("router.exited", detail, router.pid)
+        if self.successor is not None:
+            self._promote(now_s)
+        else:
+            self._retry_at_s = now_s + wait_s
+
+    def _tick_running(self, router: RouterProcess, now_s: float, paused_s: float) -> None:
+        router.beat_at_s += paused_s
+        kill_overdue(router, self._actions, now_s)
+        limit_s = self.limits.beat_timeout_s if router.heard else self.limits.start_timeout_s
+        if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
+            log.error("router.hung", router_pid=router.pid)
+            # One that has said nothing yet has no clients either.
+            farewell_s = _FAREWELL_S if router.heard else 0.0
+            if router.heard:
+                self._actions.signal_router(router.pid, signal.SIGUSR2)
+                # One that was stopped acts on nothing else.
+                self._actions.signal_router(router.pid, signal.SIGCONT)
+            router.abort_at_s = now_s + farewell_s
+            router.kill_at_s = router.abort_at_s + self.limits.abort_grace_s
+        if router.abort_at_s is not None and now_s >= router.abort_at_s:
+            router.abort_at_s = None
+            self._actions.signal_router(router.pid, signal.SIGABRT)
+
+    def _start_again(self, now_s: float) -> None:
+        try:
+            self.start(now_s)
+        except OSError as error:
+            log.error("router.not_started", error=str(error))
+            # One that retires gives the address free in a moment.
+            self._retry_at_s = now_s + (_BIND_AGAIN_S if self._retirement.routers else 1.0)
+
+    def _note(self, name: str, detail: str, pid: int) -> None:
+        self._actions.note(name, None, detail, router_pid=pid)

@@ -1,0 +1,66 @@
+"""Routers that were replaced: each ends its requests, and is ended when that takes too long."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+import structlog
+
+from lmx.supervisor.router.actions import RouterActions
+from lmx.supervisor.router.state import Retiring, RouterLimits, RouterProcess, retiring_signals
+
+log = structlog.get_logger()
+
+_KILL_AGAIN_S: Final = 1.0
+
+
+class Retirement:
+    """Part of the guard: the routers that retire, by pid, and the signals that are due."""
+
+    def __init__(self, actions: RouterActions) -> None:
+        self._actions = actions
+        self._retiring: dict[int, Retiring] = {}
+
+    @property
+    def routers(self) -> list[RouterProcess]:
+        """Those whose end was not observed yet."""
+        return [retiring.router for retiring in self._retiring.values()]
+
+    def begin(self, router: RouterProcess, limits: RouterLimits, now_s: float) -> None:
+        """Have a router end its requests; one that is being ended already is left to that."""
+        signals = () if router.kill_at_s is not None else retiring_signals(router, limits)
+        due = tuple((now_s + after_s, number) for after_s, number in signals)
+        self._retiring[router.pid] = Retiring(router, due)
+        self.tick(now_s)
+
+    def exited(self, pid: int) -> bool:
+        """Take an observed end; returns whether it was one of these."""
+        if self._retiring.pop(pid, None) is None:
+            return False
+        log.info("router.retired", router_pid=pid)
+        return True
+
+    def stop(self) -> None:
+        """Send none of the signals that were planned: the guard ends all routers."""
+        for retiring in self._retiring.values():
+            retiring.signals = ()
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: send what is due."""
+        for retiring in self._retiring.values():
+            due = [number for at_s, number in retiring.signals if now_s >= at_s]
+            retiring.signals = retiring.signals[len(due) :]
+            for number in due:
+                self._actions.signal_router(retiring.router.pid, number)
+                if number == signal.SIGKILL:
+                    retiring.router.kill_at_s = now_s + _KILL_AGAIN_S
+            if not due:
+                kill_overdue(retiring.router, self._actions, now_s)
+
+
+def kill_overdue(router: RouterProcess, actions: RouterActions, now_s: float) -> None:
+    """SIGKILL a router whose time to end is over, again each second."""
+    if router.kill_at_s is not None and now_s >= router.kill_at_s:
+        actions.signal_router(router.pid, signal.SIGKILL)
+        router.kill_at_s = now_s + _KILL_AGAIN_S

@@ -1,0 +1,158 @@
+"""Taking over from a supervisor that died: what still runs is kept, what has no place ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from lmx.protocol.messages import control
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.processes.child import signal_group
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.state.disk_retry import Change
+from lmx.supervisor.state.process_records import (
+    ProcessRecord,
+    Records,
+    RouterRecord,
+    WorkerRecord,
+    wait_gone,
+)
+
+log = structlog.get_logger()
+
+_END_S: Final = 2.0
+
+
+class Adoption:
+    """Finds processes of an earlier supervisor: by their records at the start, and by what
+    they say when a record is missing (its writer died too early).
+
+    ``watch(instance, pid)`` has a process's exit watched; instance None is the router. ``change``
+    changes a file, and never raises ``OSError``. ``end_left(instance, what)`` has ended what a
+    worker left behind.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        guard: RouterGuard,
+        records: Records,
+        run: RunDirectory,
+        watch: Callable[[str | None, int], None],
+        change: Callable[[Path, Change], None],
+        end_left: Callable[[str, str], None],
+    ) -> None:
+        self._core = core
+        self._guard = guard
+        self._records = records
+        self._run = run
+        self._watch = watch
+        self._change = change
+        self._end_left = end_left
+
+    def take_over(self, host: str, port: int, now_s: float) -> None:
+        """Adopt every recorded process that lives and has a place; end the others."""
+        for worker in self._records.workers():
+            self._take_worker(worker, now_s)
+        for path in self._run.path.glob("w-*"):
+            # A worker without a record may be behind it still; its Hello will come.
+            if not _is_bound(path):
+                self._remove(path)
+        for router in self._records.routers():
+            self._take_router(router, host, port, now_s)
+
+    def strangers(self) -> list[str]:
+        """Return the instances behind whose socket somebody is whom nobody knows."""
+        instances = [path.name.removeprefix("w-") for path in self._run.path.glob("w-*")]
+        return [
+            instance
+            for instance in instances
+            if not self._core.knows(instance) and _is_bound(self._run.worker_socket(instance))
+        ]
+
+    def admits_worker(self, hello: control.WorkerHello, now_s: float) -> bool:
+        """Whether a worker that says Hello is ours, or is from now on; if not, it is ended."""
+        if self._core.knows(hello.instance):
+            return True
+        # No record says what it may still grow to: what its start would reserve does, as soon as
+        # the model's files have been read.
+        planned_bytes = self._core.planned_bytes(hello.model_id)
+        held_bytes = max(hello.memory_bytes, planned_bytes)
+        record = WorkerRecord(hello.pid, hello.instance, hello.model_id, held_bytes)
+        if not record.alive:
+            return False
+        self._records.save_worker(record)
+        self._take_worker(record, now_s)
+        known = self._core.knows(hello.instance)
+        if known and not planned_bytes:
+            self._core.reserve_once_read(hello.instance)
+        return known
+
+    def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
+        """Keep a router that says Hello: adopt it where there is none, end a second one."""
+        if self._guard.knows(hello.pid):
+            self._guard.hello(hello.pid, hello.port, now_s)
+            return
+        record = RouterRecord(hello.pid, hello.router_id, host, hello.port)
+        if not record.alive:
+            return
+        if self._guard.process is None and not self._core.stopping:
+            self._guard.adopt(record, now_s)
+            self._watch(None, record.pid)
+        else:
+            self._end(record, "second router")
+
+    def _take_worker(self, record: WorkerRecord, now_s: float) -> None:
+        if not record.alive:
+            log.info("record.stale", instance=record.token, model=record.model_id)
+            self._forget(record)
+            return
+        if self._core.adopt(
+            record.token, record.model_id, record.pid, record.reserved_bytes, now_s
+        ):
+            self._watch(record.token, record.pid)
+        else:
+            self._end(record, f"worker of {record.model_id}")
+            self._forget(record)
+            self._remove(self._run.worker_socket(record.token))
+
+    def _forget(self, record: WorkerRecord) -> None:
+        self._records.forget_worker(record.token)
+        self._end_left(record.token, f"worker of {record.model_id}")
+
+    def _take_router(self, record: RouterRecord, host: str, port: int, now_s: float) -> None:
+        if not record.alive:
+            log.info("record.stale", router=record.token)
+        elif record.retiring:
+            self._guard.adopt_retiring(record, now_s)
+            self._watch(None, record.pid)
+        elif record.host == host and port in (0, record.port):
+            self._guard.adopt(record, now_s)
+            self._watch(None, record.pid)
+        else:
+            self._end(record, f"router on {record.host}:{record.port}")
+
+    def _remove(self, path: Path) -> None:
+        self._change(path, lambda: path.unlink(missing_ok=True))
+
+    def _end(self, record: ProcessRecord, what: str) -> None:
+        """SIGKILL, because nobody is there to serve through it, and wait for its end: its
+        memory and its port are wanted next."""
+        log.warning("process.ended_stray", what=what, stray_pid=record.pid)
+        signal_group(record.pid, signal.SIGKILL)
+        wait_gone([record], _END_S)
+
+
+def _is_bound(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""The control and the event socket, from both ends, and the socket that the router listens on."""

@@ -1,0 +1,178 @@
+"""Asks a running supervisor a question, for the CLI: blocking, with a deadline.
+
+Asks the supervisor over and over, also over its restarts: for what watches or waits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Any, Final
+
+import zmq
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control
+from lmx.protocol.wire import codec
+from lmx.protocol.wire.sockets import Role, open_socket
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import Records
+
+_ANSWER_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.2
+
+
+def supervisor_runs(home: Home) -> bool:
+    """Whether a supervisor holds this home's lock. Takes it for an instant if none does."""
+    try:
+        descriptor = os.open(home.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def not_running(home: Home) -> OperationError:
+    """Return the error for a home without a supervisor; it names what one left behind."""
+    orphans = Records(home.state).orphans()
+    if not orphans:
+        return OperationError(
+            ErrorCode.NOT_RUNNING,
+            f"lmx is not running (home {home.path}): start it with "
+            "`lmx-supervisor up` or `lmx-supervisor start`",
+        )
+    pids = ", ".join(str(record.pid) for record in orphans)
+    return OperationError(
+        ErrorCode.NOT_RUNNING,
+        f"the supervisor is not running, but what it started still serves (pids {pids}): "
+        "`lmx-supervisor up` or `start` takes over, `lmx-supervisor stop` ends it",
+    )
+
+
+class ControlClient:
+    """A connection to the supervisor's control socket; a context manager. ``answer_s`` is how
+    long an answer may take."""
+
+    def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
+        self._home = home
+        self._answer_s = answer_s
+        self._correlation = 0
+        self._context = zmq.Context()
+        self._socket = open_socket(self._context, Role.CONTROL_ASKER)
+        self._socket.connect(home.run.control)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; what was asked and not answered is given up."""
+        self._context.destroy(linger=0)
+
+    def ask(self, question: Any) -> Any:
+        """Return the reply. Raises :class:`OperationError`: not_running when there is no
+        supervisor, what it said when it denied, a time-out when it says nothing."""
+        self._correlation += 1
+        self._socket.send(codec.encode_any(question, self._correlation))
+        while True:
+            self._wait()
+            envelope = codec.decode(self._socket.recv())
+            if envelope.correlation == self._correlation:  # not a late answer to an earlier one
+                break
+        reply = envelope.message
+        if isinstance(reply, control.Denied):
+            raise OperationError(
+                reply.code,
+                reply.message,
+                param=reply.param,
+                retry_after_s=reply.retry_after_s,
+                final=reply.final,
+            )
+        return reply
+
+    def status(self) -> dict[str, Any]:
+        """Return the supervisor's status."""
+        reply: control.Status = self.ask(control.GetStatus())
+        return reply.status
+
+    def _wait(self) -> None:
+        """Wait for an answer; give up as soon as nobody holds the lock any more."""
+        deadline_s = time.monotonic() + self._answer_s
+        while True:
+            if not supervisor_runs(self._home):
+                raise not_running(self._home)
+            if self._socket.poll(_LOOK_AGAIN_S * 1000, zmq.POLLIN):
+                return
+            if time.monotonic() > deadline_s:
+                raise OperationError(
+                    ErrorCode.SUPERVISOR_UNAVAILABLE,
+                    f"the supervisor did not answer within {self._answer_s:g} s: "
+                    f"see {self._home.supervisor_log}",
+                )
+
+
+_PATIENCE_S: Final = 30.0
+"""A supervisor that starts anew takes over what runs within a few seconds."""
+_EACH_ANSWER_S: Final = 3.0
+"""A question that a supervisor took along into its restart is never answered."""
+_AWAY: Final = (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)
+
+
+class SteadyClient:
+    """For questions that change nothing, because they may be asked twice. A context manager.
+    ``answered``: the supervisor gave an answer a moment ago, so it is there or comes back."""
+
+    def __init__(
+        self, home: Home, patience_s: float = _PATIENCE_S, *, answered: bool = False
+    ) -> None:
+        self._home = home
+        self._patience_s = patience_s
+        self._client: ControlClient | None = None
+        self._answered_at_s = time.monotonic() if answered else None
+
+    def __enter__(self) -> SteadyClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def ask(self, question: Any) -> Any | None:
+        """Return the reply, or None while there is nobody to give one.
+
+        Raises :class:`OperationError` when it is denied, when nobody answers the first
+        question, and when nobody has answered for the patience given.
+        """
+        if self._client is None:
+            self._client = ControlClient(self._home, _EACH_ANSWER_S)
+        try:
+            reply = self._client.ask(question)
+        except OperationError as error:
+            if error.code not in _AWAY:
+                raise
+            self._drop()
+            if (
+                self._answered_at_s is None
+                or time.monotonic() > self._answered_at_s + self._patience_s
+            ):
+                raise
+            return None
+        self._answered_at_s = time.monotonic()
+        return reply
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the status, or None while there is nobody to give it; raises as ``ask``."""
+        reply: control.Status | None = self.ask(control.GetStatus())
+        return reply.status if reply is not None else None
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None

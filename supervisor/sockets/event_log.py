@@ -1,0 +1,36 @@
+"""What happened lately, for `lmx-supervisor events`: a ring in memory, and the log's lines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.messages.control import Event, EventList
+
+_KEPT: Final = 2000
+
+log = structlog.get_logger()
+
+
+class EventLog:
+    """Numbers events from 1 within an epoch and keeps the latest. One writer: the supervisor's
+    loop."""
+
+    def __init__(self, epoch: str) -> None:
+        self._epoch = epoch
+        self._seq = 0
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        """Keep an event, and write it to the log. ``data``: plain values, units in names."""
+        self._seq += 1
+        self._events.append(Event(self._seq, time.time(), name, model_id, detail, data))
+        log.info(name, model=model_id, detail=detail or None, **data)
+
+    def after(self, seq: int, limit: int) -> EventList:
+        """Return the latest events after ``seq``, at most ``limit``, oldest first."""
+        found = [event for event in self._events if event.seq > seq]
+        return EventList(self._epoch, self._seq, tuple(found[-limit:] if limit > 0 else ()))

@@ -1,0 +1,44 @@
+"""The key that opens the routes below /admin: made at the first start, kept in a 0600 file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.host.set_aside import set_aside
+from lmx.supervisor.state.atomic_write import write_whole
+from lmx.supervisor.state.state_file import say_nothing
+
+_PREFIX: Final = "lmx-admin-"
+_LEAST_LENGTH: Final = 16
+_MOST_BYTES: Final = 4096
+
+
+def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
+    """Return the key in a file, which is made if there is none. What is no key is set aside, and
+    ``say`` is told so. It never goes into a log.
+
+    Raises ``OSError`` when it can be neither read nor written.
+    """
+    if os.path.lexists(path):
+        key = _read(path)
+        if key is not None:
+            return key
+        aside = set_aside(path)
+        say(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
+    key = _PREFIX + secrets.token_urlsafe(32)
+    write_whole(path, key + "\n")
+    return key
+
+
+def _read(path: Path) -> str | None:
+    try:
+        key = read_regular(path, _MOST_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    whole = len(key) >= _LEAST_LENGTH and key.isprintable() and " " not in key
+    return key if whole else None

@@ -1,0 +1,141 @@
+"""``LMX_HOME``: where lmx keeps all that it writes. Paths only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.log_files import process_log, slug, worker_log
+from lmx.protocol.host.set_aside import set_aside
+from lmx.protocol.wire.endpoints import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folders below ``LMX_HOME`` (default ``~/.lmx``)."""
+
+    path: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Home:
+        """Return the home that ``LMX_HOME`` names, absolute."""
+        chosen = environment.get("LMX_HOME") or "~/.lmx"
+        return cls(Path(os.path.abspath(Path(chosen).expanduser())))  # noqa: PTH100
+
+    @property
+    def run(self) -> RunDirectory:
+        """Sockets; private to the user."""
+        return RunDirectory(self.path / "run")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the supervisor. Not in ``run``, which people remove."""
+        return self.path / "lock"
+
+    @property
+    def state(self) -> Path:
+        """Records of running processes, and what is to be remembered."""
+        return self.path / "state"
+
+    @property
+    def admin_key(self) -> Path:
+        """The key of the routes below /admin."""
+        return self.path / "admin.key"
+
+    @property
+    def measured(self) -> Path:
+        """What models were measured at."""
+        return self.state / "measured.json"
+
+    @property
+    def pins(self) -> Path:
+        """Models that an operator pinned or unpinned."""
+        return self.state / "pins.json"
+
+    @property
+    def holds(self) -> Path:
+        """Models that an operator drained."""
+        return self.state / "held.json"
+
+    @property
+    def added_models(self) -> Path:
+        """Models that were added or downloaded while lmx ran."""
+        return self.state / "models.json"
+
+    @property
+    def downloads(self) -> Path:
+        """Downloads and what became of them."""
+        return self.state / "downloads.json"
+
+    @property
+    def jobs(self) -> Path:
+        """The router's records of generations."""
+        return self.state / "jobs.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        """A file for each process."""
+        return self.path / "logs"
+
+    @property
+    def models(self) -> Path:
+        """Models that lmx imported."""
+        return self.path / "models"
+
+    def prefix_cache(self, model_id: str) -> Path:
+        """Return where a model's computed prompts are kept. Its worker makes the folder."""
+        return self.path / "cache" / "prefix" / slug(model_id)
+
+    @property
+    def temporary(self) -> Path:
+        """``TMPDIR`` of workers and of the router."""
+        return self.path / "tmp"
+
+    @property
+    def default_config(self) -> Path:
+        """Used when neither ``--config`` nor ``LMX_CONFIG`` names another."""
+        return self.path / "lmx.yaml"
+
+    def worker_log(self, model_id: str) -> Path:
+        """Return the log file of a model's workers; one after the other write to it."""
+        return worker_log(self.logs, model_id)
+
+    @property
+    def router_log(self) -> Path:
+        """The router's log."""
+        return process_log(self.logs, "router")
+
+    @property
+    def supervisor_log(self) -> Path:
+        """The supervisor's own log."""
+        return process_log(self.logs, "supervisor")
+
+    def prepare(self) -> list[str]:
+        """Make the folders, readable by their owner alone; returns, in sentences for people, what
+        stood there that is no folder and was set aside.
+
+        Raises :class:`OperationError` when other users can change what is in the home.
+        """
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_private(self.path)
+        said = []
+        for folder in (self.state, self.logs, self.models, self.temporary, self.run.path):
+            if os.path.lexists(folder) and not folder.is_dir():
+                aside = set_aside(folder)
+                said.append(f"{folder} was no folder: it was set aside as {aside.name}")
+            folder.mkdir(exist_ok=True, mode=0o700)
+        self.run.prepare()
+        return said
+
+
+def _check_private(folder: Path) -> None:
+    info = folder.stat()
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            f"{folder} can be changed by other users, and lmx trusts what is in it: set LMX_HOME "
+            "to a folder of your own, or run `chmod go-w` on it",
+        )

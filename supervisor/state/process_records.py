@@ -1,0 +1,247 @@
+"""What a supervisor leaves on disk so that the next one can take over: never two of anything.
+
+A ``flock`` says who is the supervisor; a small JSON file for each process it started says
+what is running. A pid alone proves nothing after a reboot or a wrap-around, so each record
+has an id too that stands in the process's command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import stat
+import time
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psutil
+import structlog
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.set_aside import set_aside
+from lmx.supervisor.state.atomic_write import write_whole
+from lmx.supervisor.state.disk_retry import Change, change_once
+from lmx.supervisor.state.state_file import StateFile, say_nothing
+
+log = structlog.get_logger()
+_Record = TypeVar("_Record")
+
+_ACQUIRE_S: Final = 0.5
+_ACQUIRE_RETRY_S: Final = 0.01
+_GONE_POLL_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A process that was started, and a word of its command line that no other one has.
+
+    Not its creation time: the system counts that from the boot, so it moves when the clock is
+    set, and every process would seem to be another one.
+    """
+
+    pid: int
+    token: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        try:
+            process = psutil.Process(self.pid)
+            return self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError):
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord(ProcessRecord):
+    """A worker, and the bytes that were reserved for it. Its token is its instance id."""
+
+    model_id: str
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRecord(ProcessRecord):
+    """A router, and where it listens. ``retiring``: it is not the one that serves."""
+
+    host: str
+    port: int
+    retiring: bool = False
+
+    def as_retiring(self) -> RouterRecord:
+        """Return it as one that another router replaces."""
+        return dataclasses.replace(self, retiring=True)
+
+
+def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
+    """Wait, blocking, until none of the processes runs; returns whether that came in time."""
+    deadline_s = time.monotonic() + limit_s
+    while any(record.alive for record in records):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_GONE_POLL_S)
+    return True
+
+
+class SupervisorLock:
+    """The right to be the supervisor of one home, held until the process ends.
+
+    There is no giving it back earlier: it would say that the supervisor is gone while it is
+    not. The file stays behind; removing it would let two hold two files.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
+        self._path = path
+        self._say = say
+        self._descriptor: int | None = None
+
+    def acquire(self, inherited: int | None = None) -> None:
+        """Take it. Raises :class:`OperationError` (already_running) with the holder's pid.
+
+        Tries for a moment: who asks whether a supervisor runs holds the lock for an instant.
+        ``inherited``: a descriptor that this process held the lock with before it replaced its
+        program; the lock was never free in between.
+        """
+        if inherited is not None:
+            os.set_inheritable(inherited, False)
+        descriptor = self._open() if inherited is None else inherited
+        try:
+            _lock_within(descriptor, _ACQUIRE_S)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise OperationError(
+                ErrorCode.ALREADY_RUNNING,
+                f"lmx is running already (pid {holder}): see `lmx-supervisor status`, "
+                "or stop it with `lmx-supervisor stop`",
+            ) from error
+        # Held; what stands in it is for people, and a full disk takes no word.
+        change_once(self._path, lambda: _sign(descriptor))
+        self._descriptor = descriptor
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError:
+            if not os.path.lexists(self._path):
+                raise
+            if self._path.is_file():
+                # A disk that takes no change: what is there can be locked all the same.
+                return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        # A folder, a pipe, a link to nowhere: nobody holds it as a lock.
+        aside = set_aside(self._path)
+        self._say(f"{self._path} was no file: it was set aside as {aside.name}")
+        return os.open(self._path, flags, 0o600)
+
+    @property
+    def descriptor(self) -> int:
+        """What it is held with. Raises ``RuntimeError`` before it was taken."""
+        if self._descriptor is None:
+            raise RuntimeError("the lock was not taken")
+        return self._descriptor
+
+
+def _sign(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def _lock_within(descriptor: int, limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_ACQUIRE_RETRY_S)
+
+
+class Records:
+    """The record files below the state folder. ``change`` changes a file, and never raises
+    ``OSError``: a process is as good without its record, and the next supervisor adopts it by its
+    Hello."""
+
+    def __init__(
+        self,
+        state: Path,
+        change: Callable[[Path, Change], None] = change_once,
+        say: Callable[[str], None] = say_nothing,
+    ) -> None:
+        self._say = say
+        self._workers = state / "workers"
+        self._routers = state / "router.json"
+        self._change = change
+
+    def save_worker(self, record: WorkerRecord) -> None:
+        """Write a worker's record."""
+        self._save(self._workers / f"{record.token}.json", dataclasses.asdict(record))
+
+    def forget_worker(self, instance: str) -> None:
+        """Remove a worker's record; it has exited. One that stays is found to be stale."""
+        self._remove(self._workers / f"{instance}.json")
+
+    def workers(self) -> list[WorkerRecord]:
+        """Return every worker's record; unreadable ones are set aside."""
+        paths = sorted(self._workers.glob("*.json"))
+        found = [StateFile(path, _worker_record, self._say).load() for path in paths]
+        return [record for record in found if record is not None]
+
+    def save_routers(self, records: Sequence[RouterRecord]) -> None:
+        """Write the records of all routers that run; none: the file is removed."""
+        if records:
+            self._save(self._routers, [dataclasses.asdict(record) for record in records])
+        else:
+            self._remove(self._routers)
+
+    def orphans(self) -> list[ProcessRecord]:
+        """Return what runs of all that is recorded, the routers first. Changes nothing: who asks
+        may not be the supervisor."""
+        routers = StateFile(self._routers, _router_records).peek() or []
+        paths = sorted(self._workers.glob("*.json"))
+        workers = [StateFile(path, _worker_record).peek() for path in paths]
+        return [each for each in (*routers, *workers) if each is not None and each.alive]
+
+    def routers(self) -> list[RouterRecord]:
+        """Return every router's record; an unreadable file is set aside."""
+        return StateFile(self._routers, _router_records, self._say).load() or []
+
+    def _save(self, path: Path, values: Any) -> None:
+        text = json.dumps(values)
+
+        def write() -> None:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            write_whole(path, text)
+
+        self._change(path, write)
+
+    def _remove(self, path: Path) -> None:
+        self._change(path, lambda: path.unlink(missing_ok=True))
+
+
+def _router_records(values: list[dict[str, Any]]) -> list[RouterRecord]:
+    return [_typed(RouterRecord(**value)) for value in values]
+
+
+def _worker_record(value: dict[str, Any]) -> WorkerRecord:
+    return _typed(WorkerRecord(**value))
+
+
+def _typed(record: _Record) -> _Record:
+    """Raises ``TypeError`` for a value of another type than it should have."""
+    for name, kind in typing.get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if type(value) is not kind or (kind is int and not 0 <= value < 2**53):
+            raise TypeError(f"{name} is {value!r:.80}")
+    return record

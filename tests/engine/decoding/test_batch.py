@@ -1,0 +1,484 @@
+"""The MLX engine through its interface: what a worker relies on."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
+from mlx_vlm.utils import load
+from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
+
+from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.protocol.messages.tasks import Detokenize, Rerank
+from lmx.protocol.states import LoadPhase
+from lmx.worker.engine import PromptSource, RowRequest, RowSampling
+from lmx.worker.factory import make_engine
+from lmx.worker.mlx import engine as mlx_batch
+from lmx.worker.mlx.decoding import rows as mlx_rows
+from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.pace import LEAST_TOKENS
+from lmx.worker.mlx.model.forward import Forward
+from lmx.worker.mlx.prefix import cache
+from lmx.worker.mlx.prefix.store import PrefixStore
+
+pytestmark = pytest.mark.engine
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture(scope="module")
+def shared_tiny(tiny_dir: Path) -> EngineRunner:
+    return EngineRunner(spec_of(tiny_dir))
+
+
+@pytest.fixture(scope="module")
+def shared_real(smollm2_dir: Path) -> EngineRunner:
+    return EngineRunner(spec_of(smollm2_dir))
+
+
+@pytest.fixture
+def tiny(shared_tiny: EngineRunner) -> Iterator[EngineRunner]:
+    yield shared_tiny
+    shared_tiny.clear()
+
+
+@pytest.fixture
+def real(shared_real: EngineRunner) -> Iterator[EngineRunner]:
+    yield shared_real
+    shared_real.clear()
+
+
+class Broken:
+    """A constraint that allows everything, until it raises: in ``mask`` or in ``accept``."""
+
+    def __init__(self, masks: int = 1000, accepts: int = 1000) -> None:
+        self._masks = masks
+        self._accepts = accepts
+
+    def mask(self) -> Any:
+        self._masks -= 1
+        if self._masks < 0:
+            raise RuntimeError("mask")
+        return np.full(-(-VOCABULARY // 32), 0xFFFFFFFF, np.uint32)
+
+    def accept(self, token: int) -> None:
+        self._accepts -= 1
+        if self._accepts < 0:
+            raise RuntimeError("accept")
+
+    def fork(self) -> "Broken":
+        return Broken(self._masks, self._accepts)
+
+
+def test_load_tells_its_progress_and_the_facts(real: EngineRunner) -> None:
+    fractions = [fraction for phase, fraction in real.phases if phase is LoadPhase.WEIGHTS]
+    assert fractions[0] == 0
+    assert fractions[-1] == pytest.approx(1)
+    assert len(fractions) > 5
+    assert fractions == sorted(fractions, key=lambda fraction: fraction or 0)
+    assert real.phases[-1] == (LoadPhase.WARMUP, None)
+    assert real.facts.context_tokens == 8192
+    assert real.facts.vocabulary_size == 49152
+    assert real.facts.eos_token_ids
+    assert real.facts.reasoning is None
+    assert real.engine.memory_bytes() > 500_000_000
+
+
+def test_the_real_model_knows_its_capital(real: EngineRunner) -> None:
+    tokens = real.alone(QUESTION, GREEDY, 8)
+    assert tokens[-1] in real.facts.eos_token_ids
+    assert real.text(tokens) == "The capital of France is Paris."
+
+
+def test_real_rows_that_join_midway_change_nothing_for_others(real: EngineRunner) -> None:
+    """Greedy, hot and top_p rows, each as it is alone: token for token."""
+    asked = [
+        (QUESTION, GREEDY),
+        ("A story, please.", HOT),
+        ("Hi", WARM_TOP_P),
+    ]
+    expected = [real.alone(text, sampling, 3) for text, sampling in asked]
+    rows = []
+    for text, sampling in asked:
+        rows.append(real.admit(text, sampling, 3))
+        real.step()
+        real.step()
+    real.finish()
+    assert [real.tokens[row] for row in rows] == expected
+
+
+def test_a_row_that_leaves_midway_changes_nothing_for_others(tiny: EngineRunner) -> None:
+    """It leaves one row behind, whose cache becomes a single row's again; and another joins."""
+    expected = tiny.alone("Count to ten, please.", GREEDY, 24)
+    leaving = tiny.admit(QUESTION, HOT, 100)
+    staying = tiny.admit("Count to ten, please.", GREEDY, 24)
+    while len(tiny.tokens[staying]) < 4:
+        tiny.step()
+    tiny.remove(leaving)
+    while len(tiny.tokens[staying]) < 8:
+        tiny.step()
+    tiny.admit("Once more", HOT, 4)
+    tiny.finish()
+    assert tiny.tokens[staying] == expected
+
+
+def test_rows_advance_together(tiny: EngineRunner) -> None:
+    first = tiny.admit("a", GREEDY, 20)
+    second = tiny.admit("b", GREEDY, 20)
+    while not tiny.tokens[second]:
+        tiny.step()
+    lead = len(tiny.tokens[first]) - len(tiny.tokens[second])
+    while tiny.live:
+        assert first not in tiny.live or len(tiny.tokens[first]) == lead + len(tiny.tokens[second])
+        tiny.step()
+    assert len(tiny.tokens[first]) == len(tiny.tokens[second]) == 20
+
+
+def test_rows_go_on_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:
+    row = tiny.admit("a", GREEDY, 100)
+    while not tiny.tokens[row]:
+        tiny.step()
+    prompt = tiny.encode("x" * 150)
+    long = tiny.admit(prompt, GREEDY, 2)
+    before = len(tiny.tokens[row])
+    chunks = []
+    while long not in tiny.started:
+        chunks.append(tiny.step().prefill_tokens)
+    assert sum(chunks) == len(prompt)
+    # The spec allows hardly any stall. The last token goes with the last chunk.
+    assert max(chunks) <= LEAST_TOKENS + 1
+    assert len(tiny.tokens[row]) - before == len(chunks)
+    tiny.remove(row)
+    tiny.finish()
+
+
+def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
+    """Else the chunks' work would pile up in the last one, and nothing could get between."""
+    other = real.admit("a", GREEDY, 100)
+    while not real.tokens[other]:
+        real.step()
+    row = real.admit("one two three", GREEDY, 2)
+    took_s = []
+    while row not in real.started:
+        began_s = time.perf_counter()
+        real.step()
+        took_s.append(time.perf_counter() - began_s)
+    real.remove(other)
+    real.finish()
+    assert len(took_s) >= 4
+    assert max(took_s) < 0.6 * sum(took_s)
+
+
+def test_the_last_row_is_served_while_all_others_decode(tiny: EngineRunner) -> None:
+    rows = [tiny.admit("a", GREEDY, 40) for _ in range(4)]
+    for _ in range(60):
+        if tiny.live:
+            tiny.step()
+    assert [len(tiny.tokens[row]) for row in rows] == [40] * 4
+
+
+def test_a_row_ends_by_itself_after_its_tokens(tiny: EngineRunner) -> None:
+    """Nobody removes it here."""
+    tiny.engine.admit(RowRequest(999, tiny.encode("a"), 3, GREEDY))
+    made = [token for _ in range(10) for token in tiny.engine.step().tokens]
+    assert [row_id for row_id, _, _ in made] == [999] * 3
+    tiny.engine.remove(999)
+
+
+def test_seeds_decide(tiny: EngineRunner) -> None:
+    def draw(seed: int) -> list[int]:
+        return tiny.alone(QUESTION, RowSampling(1.0, 1.0, seed), 16)
+
+    assert draw(5) == draw(5)
+    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 30])
+def test_a_removed_row_frees_its_place(tiny: EngineRunner, steps: int) -> None:
+    """Waiting, in prefill, or decoding; alone or beside another row."""
+    expected = tiny.alone("b", GREEDY, 5)
+    for beside in (False, True):
+        other = tiny.admit("c", GREEDY, 100) if beside else None
+        while other is not None and not tiny.tokens[other]:
+            tiny.step()
+        row = tiny.admit("y" * 60, GREEDY, 400)
+        for _ in range(steps):
+            tiny.step()
+        tiny.remove(row)
+        assert tiny.engine.can_admit()
+        if other is not None:
+            assert [token.row_id for token in tiny.step().tokens] == [other]
+            tiny.remove(other)
+        assert not tiny.engine.step().tokens
+        assert tiny.alone("b", GREEDY, 5) == expected
+
+
+def test_a_removed_rows_memory_comes_back(tiny: EngineRunner) -> None:
+    tiny.engine.rest()
+    before = mx.get_active_memory()
+    for steps in (3, 40):
+        row = tiny.admit("z" * 300, GREEDY, 100)
+        for _ in range(steps):
+            tiny.step()
+        assert mx.get_active_memory() > before
+        tiny.remove(row)
+        tiny.engine.rest()
+        assert mx.get_active_memory() <= before
+
+
+@pytest.mark.parametrize(
+    ("broken", "made"),
+    [(Broken(masks=0), 0), (Broken(masks=5), 4), (Broken(accepts=4), 4)],
+    ids=["first mask", "later mask", "accept"],
+)
+def test_a_row_whose_constraint_raises_fails_alone(
+    tiny: EngineRunner, broken: Broken, made: int
+) -> None:
+    expected = tiny.alone("b", GREEDY, 20)
+    beside = tiny.admit("b", GREEDY, 20)
+    while not tiny.tokens[beside]:
+        tiny.step()
+    row = tiny.admit("a", HOT, 20, constraint=broken)
+    tiny.finish()
+    assert isinstance(tiny.failed.pop(row), RuntimeError)
+    assert len(tiny.tokens[row]) == made
+    assert (row in tiny.started) == (made > 0)
+    assert tiny.tokens[beside] == expected
+    assert tiny.alone("b", GREEDY, 20) == expected
+
+
+@pytest.mark.parametrize("calls", [0, 2], ids=["first chunk", "last chunk"])
+def test_a_row_whose_prefill_raises_fails_alone(
+    tiny: EngineRunner, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """As for an array that is too large for the device; where another row decodes."""
+    expected = tiny.alone("b", GREEDY, 20)
+    beside = tiny.admit("b", GREEDY, 20)
+    while not tiny.tokens[beside]:
+        tiny.step()
+    row = tiny.admit(list(range(2 * LEAST_TOKENS + 1)), HOT, 20)
+    forward = Forward.prompt
+    results = iter([forward] * calls)
+
+    def too_large(*_: Any) -> Any:
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(Forward, "prompt", lambda *given: next(results, too_large)(*given))
+    while row not in tiny.failed:
+        assert tiny.step().tokens[0].row_id == beside
+    monkeypatch.undo()
+    assert str(tiny.failed.pop(row)) == "too large"
+    assert row not in tiny.started
+    assert tiny.engine.can_admit()
+    tiny.finish()
+    assert tiny.tokens[beside] == expected
+    assert tiny.alone("b", GREEDY, 20) == expected
+
+
+def test_a_row_may_fill_the_context(tiny: EngineRunner) -> None:
+    prompt_tokens = len(tiny.encode("z" * 480))
+    room = CONTEXT_TOKENS - prompt_tokens
+    assert len(tiny.alone("z" * 480, GREEDY, room)) == room
+
+
+def test_rest_gives_memory_back(tiny: EngineRunner) -> None:
+    tiny.alone("z" * 300, GREEDY, 3)
+    assert mx.get_cache_memory() > 0
+    tiny.engine.rest()
+    assert mx.get_cache_memory() == 0
+
+
+def test_shrinking_between_steps_gives_memory_back_and_changes_no_token(tiny_dir: Path) -> None:
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    runner.alone("z" * 300, GREEDY, 3)
+    row = runner.admit("y" * 300, GREEDY, 60)
+    while len(runner.tokens[row]) < 20:
+        runner.step()
+    runner.engine.shrink()
+    assert mx.get_cache_memory() == 0
+    runner.finish()
+    assert runner.tokens[row] == EngineRunner(spec_of(tiny_dir)).alone("y" * 300, GREEDY, 60)
+    runner.engine.regrow()
+    runner.alone("x" * 300, GREEDY, 3)
+    following = runner.admit("x" * 300, GREEDY, 3)
+    runner.finish()
+    assert runner.started[following].cached_tokens > 0
+    assert runner.engine.peak_memory_bytes() > 0
+
+
+def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> None:
+    """With one row, whose caches are a single row's, and beside another one."""
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    for text, beside in (("q" * 40, False), ("r" * 40, True)):
+        if beside:
+            runner.admit("elsewhere", HOT, 200)
+        row = runner.admit(text, HOT, 200)
+        while len(runner.tokens.get(row, ())) < 20:
+            runner.step()
+        history = runner.encode(text) + runner.tokens[row]
+        runner.remove(row)
+        runner.clear()
+        following = runner.admit([*history, 7, 8, 9], GREEDY, 5)
+        runner.finish()
+        assert runner.started[following].cached_tokens == len(history)
+        answer = runner.tokens[following]
+        assert answer == Plain(tiny_dir).likeliest([*history, 7, 8, 9], answer)
+
+
+def test_rows_that_decode_wait_for_no_disk(
+    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while a prefix may come from it, nor when it has taken too long. A row alone
+    waits."""
+    waits: list[float] = []
+    monkeypatch.setattr(PrefixStore, "wait", lambda _, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr(PrefixStore, "bring", lambda *_: False)
+    monkeypatch.setattr(cache, "_READ_WAIT_S", 0.01)
+    monkeypatch.setattr(mlx_rows, "_FETCH_WAIT_S", 0.0)
+    spec = PrefixCacheSpec(64 << 20, str(tmp_path), 1 << 20)
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=spec))
+    prompt = list(range(40))
+    runner.alone(prompt, GREEDY, 2)
+    runner.alone(prompt, GREEDY, 2)
+    assert waits
+    waits.clear()
+    beside = runner.admit("b", GREEDY, 100)
+    while not runner.tokens[beside]:
+        runner.step()
+    waits.clear()
+    row = runner.admit(prompt, GREEDY, 2)
+    while row in runner.live:
+        runner.step()
+    assert not waits
+
+
+def test_a_scored_prompt_begins_at_its_start(tiny_dir: Path) -> None:
+    runner = EngineRunner(spec_of(tiny_dir, prefix_cache=PrefixCacheSpec(64 << 20)))
+    prompt = runner.encode("p" * 60)
+    runner.alone(prompt, GREEDY, 2)
+    row = runner.admit(prompt, GREEDY, 2, top_logprobs=0, prompt_logprobs=True)
+    runner.finish()
+    assert runner.started[row].cached_tokens == 0
+    assert len(runner.started[row].prompt_scores) == len(prompt) - 1
+
+
+def test_speculation_changes_no_token(tiny_dir: Path) -> None:
+    """As long as rows are few, and when more join. It gets some right: the model repeats
+    itself."""
+    runner = EngineRunner(spec_of(tiny_dir, speculation=SpeculationSpec(max_rows=1)))
+    drafted = accepted = 0
+    row = runner.admit("abc" * 20, GREEDY, 120)
+    while row in runner.live:
+        for drafts in runner.step().drafts:
+            drafted += drafts.drafted_tokens
+            accepted += drafts.accepted_tokens
+        if len(runner.tokens[row]) > 60 and len(runner.tokens) == 1:
+            runner.admit("b", HOT, 10)
+    runner.finish()
+    answer = runner.tokens[row]
+    assert len(answer) == 120
+    assert answer == Plain(tiny_dir).likeliest(runner.encode("abc" * 20), answer)
+    assert 0 < accepted <= drafted
+
+
+def test_special_tokens_are_text_only_as_markers(tiny: EngineRunner) -> None:
+    assert tiny.engine.token_bytes(ord("a")) == b"a" or tiny.encode("a")
+    special = min(tiny.facts.eos_token_ids)
+    assert tiny.engine.token_bytes(special) == b"<|end|>"
+    assert tiny.engine.token_bytes(VOCABULARY + 5) == b""
+    detokenizer = tiny.engine.detokenizer(True)
+    assert detokenizer.add(special) + detokenizer.flush() == ""
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(real: EngineRunner) -> None:
+    text = "naïve 漢字 🙂 tabs\tand\nlines"
+    source = PromptSource(text=text)
+    tokens = real.engine.encode(source).tokens
+    assert b"".join(map(real.engine.token_bytes, tokens)).decode() == text
+
+
+def test_it_tokenizes_and_refuses_other_tasks(tiny: EngineRunner) -> None:
+    plan = tiny.engine.plan(Detokenize(1, "r", 1.0, tokens=tuple(tiny.encode("hello"))))
+    assert "hello" in plan.reply.text
+    with pytest.raises(RequestError) as caught:
+        tiny.engine.plan(Rerank(1, "r", 1.0, "q", ("d",)))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VALUE
+
+
+def test_a_context_beyond_the_models_is_refused(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, context_length=CONTEXT_TOKENS + 1))
+    with pytest.raises(OperationError, match="lower it") as caught:
+        engine.load(lambda *_: None)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_configured_context_is_kept(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, context_length=100))
+    assert engine.load(lambda *_: None).context_tokens == 100
+
+
+def test_a_model_that_cannot_run_is_not_loaded(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first row is the warm-up's."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Forward, "prompt", broken)
+    monkeypatch.setattr(mlx_batch, "can_batch", lambda _: True)
+    with pytest.raises(RuntimeError, match="broken"):
+        make_engine(spec_of(tiny_dir)).load(lambda *_: None)
+
+
+def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
+    engine = make_engine(spec_of(tiny_dir, tool_parser="nonsense"))
+    with pytest.raises(OperationError, match="nonsense") as caught:
+        engine.load(lambda *_: None)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_model_that_cannot_batch_serves_one_row_after_the_other(
+    tmp_path: Path, tiny: EngineRunner
+) -> None:
+    """And one that can has several."""
+    folder = make_tiny_model(tmp_path, "gemma2")
+    runner = EngineRunner(spec_of(folder))
+    row = runner.admit("a", GREEDY, 4)
+    tiny.admit("a", GREEDY, 4)
+    for one in (runner, tiny):
+        while not any(one.tokens[row] for row in one.live):
+            one.step()
+    assert tiny.engine.can_admit()
+    assert not runner.engine.can_admit()
+    runner.finish()
+    assert runner.engine.can_admit()
+    answer = runner.tokens[row]
+    assert answer == Plain(folder).likeliest(runner.encode("a"), answer)
+
+
+def test_trying_whether_a_model_can_batch_takes_each_prompt_once(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load pays for it."""
+    forward = Forward(load(str(tiny_dir))[0])
+    taken: list[int] = []
+    prompt = Forward.prompt
+
+    def count(self: Forward, tokens: mx.array, *more: Any) -> mx.array:
+        taken.append(tokens.size)
+        return prompt(self, tokens, *more)
+
+    monkeypatch.setattr(Forward, "prompt", count)
+    assert can_batch(forward)
+    assert sum(taken) == 64 + 4

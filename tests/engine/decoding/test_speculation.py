@@ -1,0 +1,501 @@
+"""Speculation on tiny models: the same tokens as without it, in fewer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from engine_rig import EngineRunner, spec_of
+from mlx_vlm.utils import load
+from tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
+
+from lmx.protocol.errors import OperationError
+from lmx.protocol.messages.data import Assist
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.engine import Constraint, RowDrafts, RowRequest, RowSampling, RowToken, StepOutput
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, Joining
+from lmx.worker.mlx.decoding.draft import DraftModel, DraftRow, load_draft
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.rollback import can_roll_back
+from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.model.forward import Forward
+from lmx.worker.mlx.sampling.sampler import RowSampler
+
+pytestmark = pytest.mark.engine
+
+GREEDY = RowSampling(0.0)
+KINDS = ["llama", "qwen3", "gemma3"]
+# Says itself over and over, and so do tiny models.
+PROMPT = [40, 41, 42, 43, 44, 45, 46] * 5
+# Stops nothing: no token has this id.
+NO_END = frozenset({-1})
+
+
+@dataclass
+class Rig:
+    """What an engine does for its decode batch, without the rest of it."""
+
+    forward: Forward
+    speculation: Callable[[RowSampler], Speculation] | None = None
+    made: dict[int, list[RowToken]] = field(default_factory=dict)
+    drafts: list[RowDrafts] = field(default_factory=list)
+    steps: int = 0
+    shared_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.sampler = RowSampler()
+        self.batch = DecodeBatch(self.forward, self.sampler)
+        self.ahead = self.speculation(self.sampler) if self.speculation else None
+
+    def begin(self, row: RowRequest) -> None:
+        """Prefill a row, and let it join."""
+        cache = self.forward.new_cache()
+        prefill = PromptPrefill(self.forward, row, self.forward.embed(row.prompt), cache, 0)
+        self.sampler.add(row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs)
+        if self.ahead:
+            self.ahead.add(row.row_id, row.assist)
+        decode_row = DecodeRow(row.row_id, list(row.prompt), row.max_tokens, "")
+        logits = prefill.finish()
+        assert not self.batch.join(Joining(decode_row, cache, logits, prefill.rope_deltas()))
+        self.made[row.row_id] = []
+
+    def step(self) -> None:
+        """Step once; rows without tokens left leave."""
+        self.steps += 1
+        step = self.ahead.step(self.batch, alone=True) if self.ahead else self.batch.step()
+        assert not step.failed
+        for token in step.tokens:
+            self.made[token.row_id].append(token)
+        self.drafts += step.drafts
+        self.shared_steps += len(step.drafts) > 1
+        self.leave([row.row_id for row in self.batch.rows if row.left_tokens == 0])
+        assert all(row.left_tokens > 0 for row in self.batch.rows)
+
+    def leave(self, row_ids: Sequence[int]) -> None:
+        for row_id in row_ids:
+            self.sampler.remove(row_id)
+            if self.ahead:
+                self.ahead.remove(row_id)
+        self.batch.leave(row_ids)
+
+    def finish(self) -> None:
+        while self.batch.rows:
+            self.step()
+
+    def tokens(self, row_id: int) -> list[int]:
+        return [token.token for token in self.made[row_id]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    return lambda kind: make_tiny_model(root / kind, kind)
+
+
+@pytest.fixture(scope="module")
+def forward(folder: Callable[[str], Path]) -> Callable[[str], Forward]:
+    loaded: dict[str, Forward] = {}
+
+    def get(kind: str) -> Forward:
+        if kind not in loaded:
+            loaded[kind] = Forward(load(str(folder(kind)))[0])
+        return loaded[kind]
+
+    return get
+
+
+def guessing(
+    draft: DraftModel | None = None, end_ids: frozenset[int] = NO_END, **spec: Any
+) -> Callable[[RowSampler], Speculation]:
+    """Speculation for which time stands still, so that it never seems not to pay."""
+    return lambda sampler: Speculation(
+        SpeculationSpec(**spec), draft, sampler, end_ids, 1.0, clock=lambda: 0.0
+    )
+
+
+def drafting(forward: Forward) -> DraftModel:
+    return DraftModel(forward.model, None)
+
+
+def compare(
+    forward: Forward,
+    speculation: Callable[[RowSampler], Speculation] | None = None,
+    *,
+    told: bool = False,
+    constrain: Callable[[], Constraint] | None = None,
+    **row: Any,
+) -> Rig:
+    """Run one row with and without; return the run with it. ``told``: with guesses that are
+    right at most times."""
+    request: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "sampling": GREEDY} | row
+    plain = Rig(forward)
+    plain.begin(RowRequest(1, constraint=constrain() if constrain else None, **request))
+    plain.finish()
+    if told:
+        speculation = guessing(Told([[*request["prompt"], *plain.tokens(1), 0]]))
+    ahead = Rig(forward, speculation)
+    ahead.begin(RowRequest(1, constraint=constrain() if constrain else None, **request))
+    ahead.finish()
+    assert ahead.tokens(1) == plain.tokens(1)
+    assert len(ahead.tokens(1)) == request["max_tokens"]
+    assert ahead.drafts, "nothing was guessed"
+    if plain.made[1][0].scores is not None:
+        for one, other in zip(plain.made[1], ahead.made[1], strict=True):
+            assert one.scores is not None and other.scores is not None
+            assert one.scores.logprob == pytest.approx(other.scores.logprob, abs=1e-4)
+            assert [token for token, _ in one.scores.top] == [
+                token for token, _ in other.scores.top
+            ]
+    return ahead
+
+
+def acceptance(rig: Rig) -> float:
+    drafted = sum(drafts.drafted_tokens for drafts in rig.drafts)
+    return sum(drafts.accepted_tokens for drafts in rig.drafts) / drafted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestGreedyIsIdentical:
+    def test_with_prompt_lookup(self, forward: Callable[[str], Forward], kind: str) -> None:
+        compare(forward(kind), guessing())
+
+    def test_with_itself_as_draft(self, forward: Callable[[str], Forward], kind: str) -> None:
+        rig = compare(forward(kind), guessing(drafting(forward(kind))))
+        assert acceptance(rig) == 1.0
+        # Two plain steps to measure and one to begin with; then four guesses and one more.
+        assert rig.steps <= 3 + 40 / 5 + 1
+
+    def test_with_another_model_as_draft(
+        self, forward: Callable[[str], Forward], kind: str
+    ) -> None:
+        other = forward("qwen3" if kind == "llama" else "llama")
+        rig = compare(forward(kind), guessing(drafting(other)))
+        assert acceptance(rig) < 0.5
+
+    def test_however_much_is_right(self, forward: Callable[[str], Forward], kind: str) -> None:
+        rig = compare(forward(kind), told=True, max_tokens=60)
+        assert {drafts.accepted_tokens for drafts in rig.drafts} >= {0, 1, 2, 3, 4}
+        # Tiny models repeat themselves, but for when they draw.
+        compare(forward(kind), told=True, sampling=RowSampling(1.0, seed=2), max_tokens=60)
+
+
+class Told(DraftModel):
+    """Knows what is said in each row, in the order in which they come, and errs at times."""
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self.context_tokens = None
+        self._texts = iter(texts)
+
+    def open_row(self) -> DraftRow:
+        place, text = Place(), next(self._texts)
+
+        def forward(tokens: mx.array, _: Any) -> mx.array:
+            place.offset += tokens.shape[1]
+            # Right once, twice, six times, ...: every pattern of acceptance.
+            wrong = place.offset**2 % 23 in (1, 6, 13, 18)
+            told = 0 if wrong else text[place.offset]
+            return mx.where(mx.arange(260) == told, 60.0, 0.0)[None]
+
+        return DraftRow(forward, [place])
+
+
+@dataclass
+class Place:
+    """In place of a KV cache."""
+
+    offset: int = 0
+    state: tuple[()] = ()
+
+    def trim(self, count: int) -> None:
+        self.offset -= count
+
+
+class EvenOnly:
+    """Allows even tokens, and those divisible by three after one that is divisible by four."""
+
+    def __init__(self, taken: tuple[int, ...] = ()) -> None:
+        self.taken = list(taken)
+
+    def mask(self) -> Any:
+        step = 3 if self.taken and self.taken[-1] % 4 == 0 else 2
+        bits = np.zeros(288, bool)
+        bits[0:260:step] = True
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def accept(self, token: int) -> None:
+        self.taken.append(token)
+
+    def fork(self) -> EvenOnly:
+        return EvenOnly(tuple(self.taken))
+
+
+SAMPLINGS = {
+    "temperature": RowSampling(1.0, seed=5),
+    "filters": RowSampling(0.8, top_p=0.9, top_k=20, min_p=0.01, seed=6),
+    "penalties": RowSampling(
+        0.7, seed=7, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.2
+    ),
+    "greedy penalties": RowSampling(0.0, repetition_penalty=1.3, frequency_penalty=0.5),
+    "min_tokens": RowSampling(1.0, seed=8, min_tokens=12, end_ids=frozenset(range(0, 200, 3))),
+    "bias": RowSampling(1.0, seed=9, logit_bias=((70, 3.0), (71, -100.0))),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("lookup", [True, False])
+def test_draws_are_identical(forward: Callable[[str], Forward], name: str, lookup: bool) -> None:
+    # Every token has come before, so that there is always something to look up.
+    prompt = list(range(256))
+    speculation = guessing() if lookup else None
+    rig = compare(
+        forward("llama"),
+        speculation,
+        told=not lookup,
+        sampling=SAMPLINGS[name],
+        prompt=prompt,
+        max_tokens=30,
+    )
+    assert lookup or acceptance(rig) > 0.25
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, RowSampling(1.0, seed=3)])
+def test_a_constraint_is_kept_to(forward: Callable[[str], Forward], sampling: RowSampling) -> None:
+    compare(forward("llama"), guessing(), sampling=sampling, constrain=EvenOnly)
+    rig = compare(forward("llama"), told=True, sampling=sampling, constrain=EvenOnly)
+    assert acceptance(rig) > 0.25
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["penalties"]])
+def test_every_token_has_its_logprobs(
+    forward: Callable[[str], Forward], sampling: RowSampling
+) -> None:
+    rig = compare(forward("llama"), told=True, sampling=sampling, top_logprobs=2)
+    assert all(token.scores is not None for token in rig.made[1])
+
+
+def test_a_seed_draws_the_same_guesses(forward: Callable[[str], Forward]) -> None:
+    sampling = RowSampling(1.0, seed=11)
+    rig = compare(forward("llama"), guessing(drafting(forward("llama"))), sampling=sampling)
+    assert acceptance(rig) == 1.0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, 8, 9])
+def test_no_row_gets_more_than_it_asked_for(
+    forward: Callable[[str], Forward], max_tokens: int
+) -> None:
+    plain = Rig(forward("llama"))
+    ahead = Rig(forward("llama"), guessing(drafting(forward("llama"))))
+    for rig in (plain, ahead):
+        rig.begin(RowRequest(1, PROMPT, max_tokens, GREEDY))
+        rig.finish()
+    assert ahead.tokens(1) == plain.tokens(1)
+    assert len(ahead.tokens(1)) == max_tokens
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3_5"])
+@pytest.mark.parametrize("max_rows", [1, 2])
+def test_rows_join_and_leave(forward: Callable[[str], Forward], kind: str, max_rows: int) -> None:
+    model = forward(kind)
+    rows = [
+        RowRequest(1, PROMPT, 30, GREEDY, top_logprobs=1),
+        RowRequest(2, [90, 91, 92] * 3, 25, RowSampling(0.9, seed=4)),
+        RowRequest(3, list(range(100, 150)), 12, GREEDY),
+        RowRequest(4, [7], 30, SAMPLINGS["penalties"]),
+    ]
+    alone: dict[int, list[int]] = {}
+    for row in rows:
+        rig = Rig(model)
+        rig.begin(row)
+        rig.finish()
+        alone[row.row_id] = rig.tokens(row.row_id)
+    texts = [[*row.prompt, *alone[row.row_id], 0] for row in rows]
+    together = Rig(model, guessing(Told(texts), max_rows=max_rows))
+    for row, pause in zip(rows, (7, 4, 2, 5), strict=True):
+        together.begin(row)
+        for _ in range(pause):
+            together.step()
+        for place, left in enumerate(together.batch.rows):
+            assert len(left.tokens) == _cached_tokens(together.batch, place)
+    together.leave([2])
+    together.finish()
+    for row in rows:
+        made = together.tokens(row.row_id)
+        assert made == alone[row.row_id][: len(made)]
+        assert row.row_id == 2 or len(made) == row.max_tokens
+    assert together.drafts
+    # Rows with a window or a recurrent state can't be shifted apart.
+    assert (together.shared_steps > 0) == (max_rows == 2 and kind in ("llama", "qwen3"))
+
+
+def _cached_tokens(batch: DecodeBatch, place: int) -> int:
+    """How many tokens of a row the last layer, one of full attention, holds."""
+    offset = batch.prompt_cache[-1].offset
+    return offset if isinstance(offset, int) else int(offset[place].item())
+
+
+def test_a_recurrent_state_is_taken_back_where_the_model_can(
+    forward: Callable[[str], Forward],
+) -> None:
+    kinds = [*KINDS, "qwen3_5", "qwen3_next", "lfm2"]
+    able = {kind for kind in kinds if can_roll_back(forward(kind))}
+    assert able == {*KINDS, "qwen3_5"}
+    rig = compare(forward("qwen3_5"), told=True)
+    assert 0 < acceptance(rig) < 1
+
+
+def test_nothing_is_returned_behind_an_end(forward: Callable[[str], Forward]) -> None:
+    row = RowRequest(1, PROMPT, 30, RowSampling(1.0, seed=2))
+    plain = Rig(forward("llama"))
+    plain.begin(row)
+    plain.finish()
+    for end in plain.tokens(1)[8:14]:
+        ahead = Rig(forward("llama"), guessing(drafting(forward("llama")), frozenset({end})))
+        ahead.begin(row)
+        while end not in ahead.tokens(1):
+            ahead.step()
+        assert ahead.drafts
+        assert ahead.tokens(1)[-1] == end
+        assert _cached_tokens(ahead.batch, 0) == len(PROMPT) + len(ahead.tokens(1))
+
+
+def test_unlikely_guesses_are_kept_back(forward: Callable[[str], Forward]) -> None:
+    draft = drafting(forward("llama"))
+    sure = compare(forward("llama"), guessing(draft), top_logprobs=0)
+    chances = sorted(math.exp(token.scores.logprob) for token in sure.made[1] if token.scores)
+    median = chances[len(chances) // 2]
+    unsure = compare(forward("llama"), guessing(draft, assistant_confidence_threshold=median))
+    never = Rig(forward("llama"), guessing(draft))
+    never.begin(RowRequest(1, PROMPT, 9, GREEDY, assist=Assist(None, chances[-1] + 0.01)))
+    never.finish()
+    assert not never.drafts
+    assert sure.steps < unsure.steps < 40
+
+
+def test_a_request_says_how_far_to_guess(forward: Callable[[str], Forward]) -> None:
+    rig = compare(forward("llama"), guessing(), assist=Assist(num_assistant_tokens=2))
+    assert {drafts.drafted_tokens for drafts in rig.drafts} <= {1, 2}
+    most = compare(
+        forward("llama"),
+        guessing(drafting(forward("llama"))),
+        assist=Assist(num_assistant_tokens=1000),
+        max_tokens=80,
+    )
+    assert max(drafts.drafted_tokens for drafts in most.drafts) == 32
+
+
+def test_a_draft_model_with_a_short_context_stops_at_its_end(
+    forward: Callable[[str], Forward],
+) -> None:
+    draft = DraftModel(forward("llama").model, context_tokens=len(PROMPT) + 12)
+    rig = compare(forward("llama"), guessing(draft))
+    assert acceptance(rig) == 1.0
+    assert sum(drafts.accepted_tokens for drafts in rig.drafts) <= 12
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_a_chunk_a_step(
+    forward: Callable[[str], Forward],
+) -> None:
+    rig = Rig(forward("llama"), guessing(drafting(forward("llama"))))
+    rig.begin(RowRequest(1, PROMPT * 10, 60, GREEDY))
+    read = []
+    for _ in range(6):
+        rig.step()
+        assert rig.ahead is not None
+        draft = rig.ahead._rows[1].draft
+        assert draft is not None
+        read.append(draft.read_tokens)
+    assert read[0] == 16
+    assert all(after <= 3 * before for before, after in pairwise(read))
+    rig.finish()
+    assert acceptance(rig) == 1.0
+
+
+def test_a_draft_model_must_speak_the_same_tokens(
+    folder: Callable[[str], Path], forward: Callable[[str], Forward]
+) -> None:
+    tokenizer = load(str(folder("llama")))[1]
+    assert load_draft(folder("qwen3"), tokenizer).context_tokens == CONTEXT_TOKENS
+    odd = make_tokenizer()
+    odd.add_tokens(["<odd>"])
+    with pytest.raises(OperationError, match="differ in 1 entries"):
+        load_draft(folder("qwen3"), odd)
+    with pytest.raises(OperationError, match="state that can't be taken back"):
+        load_draft(folder("lfm2"), tokenizer)
+
+
+def test_an_engine_guesses_and_keeps_exactly_what_was_said(folder: Callable[[str], Path]) -> None:
+    """The next turn begins with the cache of the last one, out of which guesses were taken."""
+    draft = SpeculationSpec(draft_path=str(folder("qwen3")), num_assistant_tokens=3)
+    cache = PrefixCacheSpec(memory_bytes=64 << 20)
+    plain = EngineRunner(spec_of(folder("llama")))
+    ahead = EngineRunner(spec_of(folder("llama"), prefix_cache=cache, speculation=draft))
+    first = plain.alone(PROMPT, GREEDY, 30)
+    assert ahead.alone(PROMPT, GREEDY, 30) == first
+    turn = [*PROMPT, *first, 7, 8, 9]
+    expected = plain.alone(turn, GREEDY, 20)
+    row = ahead.admit(turn, GREEDY, 20)
+    drafted = sum(
+        drafts.drafted_tokens for output in _steps(ahead, row) for drafts in output.drafts
+    )
+    assert ahead.tokens[row] == expected
+    assert ahead.started[row].cached_tokens >= len(PROMPT) + 30 - 1
+    assert drafted > 0
+
+
+def _steps(runner: EngineRunner, row: int) -> Iterator[StepOutput]:
+    while row in runner.live:
+        yield runner.step()
+
+
+def test_an_engine_refuses_a_draft_model_that_cannot_guess(folder: Callable[[str], Path]) -> None:
+    spec = SpeculationSpec(draft_path=str(folder("lfm2")))
+    with pytest.raises(OperationError, match="can't be taken back"):
+        EngineRunner(spec_of(folder("llama"), speculation=spec))
+
+
+class Raising(EvenOnly):
+    """Breaks at its sixth token."""
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.taken) == 6:
+            raise RuntimeError("sixth")
+
+
+def test_a_constraint_that_raises_ends_its_row_alone(forward: Callable[[str], Forward]) -> None:
+    other = RowRequest(2, [50, 51] * 9, 25, GREEDY)
+    alone = Rig(forward("llama"))
+    alone.begin(other)
+    alone.finish()
+    rig = Rig(forward("llama"), guessing())
+    rig.begin(RowRequest(1, PROMPT, 25, GREEDY, constraint=Raising()))
+    rig.begin(other)
+    assert rig.ahead is not None
+    failed: list[tuple[int, Exception]] = []
+    while rig.batch.rows:
+        step = rig.ahead.step(rig.batch, alone=True)
+        failed += step.failed
+        for token in step.tokens:
+            rig.made[token.row_id].append(token)
+        over = [row.row_id for row in rig.batch.rows if row.left_tokens == 0]
+        rig.leave([*over, *(row_id for row_id, _ in step.failed)])
+    assert [row_id for row_id, _ in failed] == [1]
+    assert len(rig.made[1]) < 6
+    assert rig.tokens(2) == alone.tokens(2)
+
+
+def test_a_real_model_says_the_same(smollm2_dir: Path, smollm2_int4_dir: Path) -> None:
+    """Its own 4-bit version guesses well."""
+    model, processor = load(str(smollm2_dir))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    draft = load_draft(smollm2_int4_dir, tokenizer)
+    prompt = tokenizer.encode("1 2 3 1 2 3 1")
+    rig = compare(Forward(model), guessing(draft), prompt=prompt, max_tokens=8)
+    assert acceptance(rig) > 0.5

@@ -1,0 +1,236 @@
+"""Embedding models: the vectors are those of a plain forward pass, alone and in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_vlm.utils import load
+from tiny_encoders import (
+    CLS,
+    HIDDEN,
+    POSITIONS,
+    SEP,
+    PlainBert,
+    add_sentence_transformers,
+    make_bert,
+    make_qwen3,
+)
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.messages.tasks import Detokenize, Detokenized, Embed, Rerank, Tokenize, Tokenized
+from lmx.protocol.models.kind import read_kind
+from lmx.protocol.states import ModelKind
+from lmx.worker.engine import PromptSource
+from lmx.worker.mlx.encoders.embedding import MlxEmbedder
+from lmx.worker.mlx.encoders.encoder import cut
+
+TEXTS = ("a", "bc def", "quite a long text, longer than the others", "naïve 漢字 🌍")
+
+
+def spec_for(folder: Path, **fields: Any) -> WorkerSpec:
+    values: dict[str, Any] = {
+        "instance": "i",
+        "model_id": "m",
+        "model_path": str(folder),
+        "run_dir": "/nowhere",
+        "log": LogSpec("/nowhere"),
+        "engine": "",
+        "engine_options": {},
+        "memory_limit_bytes": 1 << 30,
+        "max_rows": 4,
+        "max_queue": 4,
+        "kind": ModelKind.EMBEDDING,
+    }
+    return WorkerSpec(**(values | fields))
+
+
+def loaded(folder: Path, **fields: Any) -> MlxEmbedder:
+    assert read_kind(folder) is ModelKind.EMBEDDING
+    engine = MlxEmbedder(spec_for(folder, **fields))
+    engine.load(lambda _phase, _fraction, _detail: None)
+    return engine
+
+
+def embed(engine: MlxEmbedder, *texts: str, **fields: Any) -> np.ndarray[Any, Any]:
+    """Return the vectors in the inputs' order."""
+    plan = engine.plan(Embed(7, "r", 9.0, texts=texts, **fields))
+    vectors: dict[int, np.ndarray[Any, Any]] = {}
+    for piece in plan.pieces:
+        part = engine.compute(piece)
+        data = np.frombuffer(part.data, "<f4").reshape(-1, part.dimensions)
+        vectors.update(zip(part.indexes, data, strict=True))
+    return np.array([vectors[index] for index in range(len(vectors))])
+
+
+def unit(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    result: np.ndarray[Any, Any] = vector / np.linalg.norm(vector)
+    return result
+
+
+def tokens_of(text: str) -> list[int]:
+    """As the tiny tokenizer has them."""
+    from tiny_encoders import make_tokenizer
+
+    return [CLS, *make_tokenizer(pairs=False).encode(text), SEP]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pooled"),
+    [
+        ("mean", lambda hidden: hidden.mean(0)),
+        ("cls", lambda hidden: hidden[0]),
+        ("max", lambda hidden: hidden.max(0)),
+        ("lasttoken", lambda hidden: hidden[-1]),
+    ],
+)
+def test_vectors_are_pooled_as_the_model_says(tmp_path: Path, pooling: str, pooled: Any) -> None:
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), pooling)
+    plain = PlainBert(folder)
+    expected = [unit(pooled(plain.hidden(tokens_of(text)))) for text in TEXTS]
+    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=1e-5)
+
+
+def test_what_the_model_does_not_normalize_stays_as_it_is(tmp_path: Path) -> None:
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), "mean", normalize=False)
+    plain = PlainBert(folder)
+    expected = [plain.hidden(tokens_of(text)).mean(0) for text in TEXTS]
+    engine = loaded(folder)
+    np.testing.assert_allclose(embed(engine, *TEXTS), expected, atol=1e-4)
+    short = embed(engine, *TEXTS, dimensions=5)
+    np.testing.assert_allclose(short, np.array(expected)[:, :5], atol=1e-4)
+
+
+def test_a_causal_model_takes_the_last_token(tmp_path: Path) -> None:
+    folder = add_sentence_transformers(make_qwen3(tmp_path / "m"), "lasttoken")
+    chat_model, _ = load(str(folder))
+    expected = []
+    for text in TEXTS:
+        ids = mx.array([tokens_of(text)[1:-1]])
+        expected.append(unit(np.array(chat_model.language_model.model(ids))[0, -1]))
+    np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [make_bert, make_qwen3])
+def test_a_vector_is_the_same_alone_and_in_a_batch(tmp_path: Path, make: Any) -> None:
+    engine = loaded(add_sentence_transformers(make(tmp_path / "m")))
+    together = embed(engine, *TEXTS)
+    alone = np.concatenate([embed(engine, text) for text in TEXTS])
+    cosines = (together * alone).sum(1)
+    assert cosines.min() > 0.99999
+    # The four are different at all.
+    assert (together @ together.T - np.eye(len(TEXTS))).max() < 0.999
+
+
+def test_fewer_dimensions_are_the_first_ones_at_full_length(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
+    whole, short = embed(engine, *TEXTS), embed(engine, *TEXTS, dimensions=8)
+    np.testing.assert_allclose(short, [unit(vector[:8]) for vector in whole], atol=1e-6)
+    assert embed(engine, "a", dimensions=HIDDEN).shape == (1, HIDDEN)
+    with pytest.raises(RequestError, match=rf"{HIDDEN + 1}.*{HIDDEN}") as caught:
+        embed(engine, "a", dimensions=HIDDEN + 1)
+    assert caught.value.param == "dimensions"
+
+
+def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
+    rows = tuple(tuple(tokens_of(text)) for text in TEXTS)
+    np.testing.assert_allclose(embed(engine, tokens=rows), embed(engine, *TEXTS), atol=1e-6)
+    with pytest.raises(RequestError, match="9999") as caught:
+        embed(engine, tokens=((1, 2), (3, 9999)))
+    assert caught.value.param == "input[1][1]"
+
+
+def test_an_input_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
+    engine = loaded(folder)
+    assert embed(engine, "x" * 18).shape == (1, HIDDEN)
+    with pytest.raises(RequestError, match=r"21 tokens.* 20 ") as caught:
+        embed(engine, "a", "x" * 19)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.param == "input[1]"
+
+
+def test_the_context_can_be_configured_up_to_the_positions(tmp_path: Path) -> None:
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
+    assert loaded(folder, context_length=POSITIONS).context_tokens == POSITIONS
+    with pytest.raises(LmxError, match="context_length"):
+        loaded(folder, context_length=POSITIONS + 1)
+
+
+def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
+    texts = tuple("x" * (1 + index % 40) for index in range(100))
+    plan = engine.plan(Embed(7, "r", 9.0, texts=texts))
+    assert plan.prompt_tokens == sum(len(text) + 2 for text in texts)
+    assert len(plan.pieces) > 1
+    for piece in plan.pieces:
+        assert len(piece.rows) * max(map(len, piece.rows)) <= engine.piece_tokens
+    vectors = embed(engine, *texts)
+    np.testing.assert_allclose(vectors[3], vectors[43], atol=1e-5)
+
+
+@given(st.lists(st.integers(1, 50)), st.integers(1, 120))
+def test_cut_loses_nothing_and_keeps_the_limit(lengths: list[int], limit: int) -> None:
+    batches = cut(lengths, limit)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = len(batch) * max(lengths[index] for index in batch)
+        assert padded <= limit or len(batch) == 1
+
+
+def test_tokenizing(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20))
+    reply = engine.plan(Tokenize(7, "r", 9.0, text="hi" * 30, pieces=True)).reply
+    assert isinstance(reply, Tokenized)
+    assert reply.tokens == tuple(tokens_of("hi" * 30))
+    assert reply.context_tokens == 20
+    assert reply.pieces[:3] == ("[CLS]", "h", "i")
+    plain = engine.plan(Tokenize(7, "r", 9.0, text="hi", add_special_tokens=False)).reply
+    assert plain.tokens == tuple(tokens_of("hi")[1:-1])
+    back = engine.plan(Detokenize(7, "r", 9.0, tokens=tuple(tokens_of("h é")))).reply
+    assert back == Detokenized(7, "[CLS]h é[SEP]")
+    with pytest.raises(RequestError, match=r"tokens\[0\]"):
+        engine.plan(Detokenize(7, "r", 9.0, tokens=(-1,)))
+    with pytest.raises(RequestError, match="no chat template"):
+        engine.plan(Tokenize(7, "r", 9.0, messages=({"role": "user", "content": "x"},)))
+
+
+def test_what_is_no_embedding_is_refused(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: engine.encode(PromptSource(text="x")),
+        lambda: engine.plan(Rerank(7, "r", 9.0, "q", ("d",))),
+    )
+    for call in calls:
+        with pytest.raises(RequestError, match="/v1/embeddings") as caught:
+            call()
+        assert caught.value.param == "model"
+
+
+def test_a_real_model_agrees_with_a_plain_forward_pass(minilm_dir: Path) -> None:
+    engine = loaded(minilm_dir)
+    texts = ("A cat sits on the mat.", "Naïve café 漢字", "hello " * 60)
+    plain = PlainBert(minilm_dir)
+    vectors = embed(engine, *texts)
+    for text, vector in zip(texts, vectors, strict=True):
+        tokens = engine.plan(Tokenize(7, "r", 9.0, text=text)).reply.tokens
+        assert vector @ unit(plain.hidden(tokens).mean(0)) > 0.99999
+
+
+def test_a_real_model_knows_what_is_alike(minilm_dir: Path) -> None:
+    queries = ("How do I reset my password?", "What is the capital of France?", "I feel sick")
+    answers = (
+        "To change your login secret, open the account settings.",
+        "Paris is the seat of the French government.",
+        "You should see a doctor.",
+    )
+    vectors = embed(loaded(minilm_dir), *queries, *answers)
+    assert (vectors[:3] @ vectors[3:].T).argmax(1).tolist() == [0, 1, 2]

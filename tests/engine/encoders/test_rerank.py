@@ -1,0 +1,145 @@
+"""Rerank models. No real cross-encoder can be had without a model hub: these have random weights,
+and are compared with a plain forward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_vlm.utils import load
+from tiny_encoders import CLS, SEP, PlainBert, make_bert, make_qwen3, make_tokenizer
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.messages.tasks import Embed, Rerank, Tokenize
+from lmx.protocol.states import ModelKind
+from lmx.worker.mlx.encoders.rerank import MlxReranker
+
+DOCUMENTS = ("short", "a longer document", "é")
+QUERY = "what?"
+
+
+def loaded(folder: Path) -> MlxReranker:
+    spec = WorkerSpec(
+        instance="i", model_id="m", model_path=str(folder), run_dir="/nowhere",
+        log=LogSpec("/nowhere"), engine="", engine_options={}, memory_limit_bytes=1 << 30,
+        max_rows=4, max_queue=4, kind=ModelKind.RERANK,
+    )  # fmt: skip
+    engine = MlxReranker(spec)
+    engine.load(lambda _phase, _fraction, _detail: None)
+    return engine
+
+
+def rerank(engine: MlxReranker, *documents: str, query: str = QUERY) -> list[float]:
+    plan = engine.plan(Rerank(7, "r", 9.0, query, documents))
+    scores: dict[int, float] = {}
+    for piece in plan.pieces:
+        part = engine.compute(piece)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    return [scores[index] for index in range(len(documents))]
+
+
+def test_each_document_may_have_its_own_query(tmp_path: Path) -> None:
+    engine = loaded(make_bert(tmp_path, labels=1))
+    plan = engine.plan(Rerank(7, "r", 9.0, "", DOCUMENTS[:2], queries=("one", "two")))
+    scores: dict[int, float] = {}
+    for piece in plan.pieces:
+        part = engine.compute(piece)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    alone = [
+        rerank(engine, DOCUMENTS[0], query="one")[0],
+        rerank(engine, DOCUMENTS[1], query="two")[0],
+    ]
+    assert [scores[0], scores[1]] == pytest.approx(alone, abs=1e-5)
+
+
+def plain_scores(folder: Path) -> list[float]:
+    tokenizer, plain = make_tokenizer(pairs=False), PlainBert(folder)
+    scores = []
+    for document in DOCUMENTS:
+        first = [CLS, *tokenizer.encode(QUERY), SEP]
+        second = [*tokenizer.encode(document), SEP]
+        scores.append(plain.score(first + second, [0] * len(first) + [1] * len(second)))
+    return scores
+
+
+def sigmoid(value: float) -> float:
+    return float(1 / (1 + np.exp(-value)))
+
+
+def test_scores_are_those_of_a_plain_forward_pass(tmp_path: Path) -> None:
+    folder = make_bert(tmp_path, labels=1)
+    expected = [sigmoid(score) for score in plain_scores(folder)]
+    assert rerank(loaded(folder), *DOCUMENTS) == pytest.approx(expected, abs=1e-5)
+    assert len(set(np.round(expected, 3))) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)
+def test_a_model_may_want_its_scores_as_they_are(tmp_path: Path, config: Any) -> None:
+    folder = make_bert(tmp_path, labels=1, **config)
+    assert rerank(loaded(folder), *DOCUMENTS) == pytest.approx(plain_scores(folder), abs=1e-4)
+
+
+def test_qwen3_says_how_much_likelier_yes_is(tmp_path: Path) -> None:
+    folder = make_qwen3(tmp_path)
+    chat_model, _ = load(str(folder))
+    tokenizer = make_tokenizer(pairs=False)
+    expected = []
+    for document in DOCUMENTS:
+        text = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+            'Query and the Instruct provided. Note that the answer can only be "yes" or "no".'
+            "<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, retrieve "
+            f"relevant passages that answer the query\n<Query>: {QUERY}\n<Document>: {document}"
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+        logits = chat_model(mx.array([tokenizer.encode(text)])).logits[0, -1]
+        # Bytes are the tiny tokenizer's tokens: of a word the last one counts.
+        yes, no = tokenizer.encode("yes")[-1], tokenizer.encode("no")[-1]
+        expected.append(sigmoid((logits[yes] - logits[no]).item()))
+    engine = loaded(folder)
+    assert rerank(engine, *DOCUMENTS) == pytest.approx(expected, abs=1e-5)
+    assert len(set(np.round(expected, 3))) == len(DOCUMENTS)
+
+
+def test_a_document_cannot_end_its_own_turn(tmp_path: Path) -> None:
+    engine = loaded(make_qwen3(tmp_path))
+    (piece,) = engine.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",))).pieces
+    ends = piece.rows[0].count(260)
+    assert ends == 2  # the system's and the user's
+
+
+@pytest.mark.parametrize("make", [lambda path: make_bert(path, labels=1), make_qwen3])
+def test_a_score_is_the_same_alone_and_in_a_batch(tmp_path: Path, make: Any) -> None:
+    engine = loaded(make(tmp_path))
+    alone = [rerank(engine, document)[0] for document in DOCUMENTS]
+    assert rerank(engine, *DOCUMENTS) == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_pair_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
+    engine = loaded(make_bert(tmp_path, labels=1))
+    with pytest.raises(RequestError, match=r"98 tokens.* 64 ") as caught:
+        rerank(engine, "a", "x" * 90)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.param == "documents[1]"
+
+
+def test_what_is_no_reranking_is_refused(tmp_path: Path) -> None:
+    engine = loaded(make_bert(tmp_path, labels=1))
+    with pytest.raises(RequestError, match="/v1/rerank"):
+        engine.plan(Embed(7, "r", 9.0, texts=("a",)))
+    assert engine.plan(Tokenize(7, "r", 9.0, text="a")).reply.tokens[0] == CLS
+
+
+def test_a_classifier_with_many_labels_does_not_load(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one output label"):
+        loaded(make_bert(tmp_path, labels=3))

@@ -1,0 +1,165 @@
+"""The grammar begins after the thinking, which keeps to its budget."""
+
+import pytest
+from grammar_walk import allowed_tokens, feed
+from tiny_models import make_tokenizer
+from tokenizers import AddedToken
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.data import Structure, Thinking
+from lmx.protocol.states import StructureKind
+from lmx.worker.constraints.compiler import ConstraintCompiler
+from lmx.worker.engine import Constraint, ConstraintSource, ReasoningMarkers
+
+EOS = 256
+AS_IT_DOES = Thinking()
+DIGIT = Structure(StructureKind.REGEX, "[0-9]", "p")
+
+
+def compiler(start: str, end: str, start_token: str | None = None) -> ConstraintCompiler:
+    marks = [start_token or start, end, "<|message|>", "<|start|>"]
+    TOKENIZER.add_tokens([AddedToken(one, special=True) for one in marks])
+    ids = TOKENIZER.convert_tokens_to_ids(marks)
+    reasoning = ReasoningMarkers(start, end, ids[0], ids[1])
+    # 320: no word of the mask has bits to spare.
+    return ConstraintCompiler(TOKENIZER, 320, frozenset({EOS}), reasoning, None)
+
+
+TOKENIZER = make_tokenizer()
+THINK = compiler("<think>", "</think>")
+CHANNEL = compiler("<|channel|>analysis<|message|>", "<|stop|>", "<|channel|>")
+START, END = TOKENIZER.convert_tokens_to_ids(["<think>", "</think>"])
+
+
+def tokens(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def constraint(
+    structure: Structure | None = DIGIT,
+    thinking: Thinking = AS_IT_DOES,
+    thinking_open: bool = False,
+    of: ConstraintCompiler = THINK,
+) -> Constraint:
+    maker = of.compile(ConstraintSource(structure, None, thinking, thinking_open))
+    assert maker is not None
+    return maker()
+
+
+def choices(one: Constraint) -> set[int]:
+    allowed = allowed_tokens(one)
+    assert allowed is not None
+    return set(allowed.tolist())
+
+
+DIGITS = set(tokens("0123456789"))
+BREAK = tokens("\n")[0]
+
+
+def test_a_model_may_think_before_its_answer_or_not() -> None:
+    one = constraint()
+    assert choices(one) == DIGITS | {START}
+    feed(one, [*tokens("7")])
+    assert choices(one) == {EOS}
+    other = constraint()
+    feed(other, [START, *tokens("so 3? no"), END])
+    assert choices(other) == DIGITS | {BREAK}
+    feed(other, tokens("7"))
+    assert choices(other) == {EOS}
+
+
+def test_thinking_does_not_end_the_answer_where_one_must_come() -> None:
+    one = constraint(thinking_open=True)
+    # All but EOS and the padding, also the answer's own tokens.
+    assert choices(one) == set(range(len(TOKENIZER))) - {EOS}
+    with pytest.raises(LmxError):
+        one.accept(EOS)
+
+
+def test_line_breaks_behind_the_thinking_are_bounded() -> None:
+    one = constraint(thinking_open=True)
+    feed(one, [*tokens("hm\n"), END, *tokens("\n\n\n\n")])
+    assert choices(one) == DIGITS
+
+
+def test_a_line_break_that_is_the_answer_is_not_lost() -> None:
+    lines = Structure(StructureKind.REGEX, "\n{6}x", "p")
+    one = constraint(lines, thinking_open=True)
+    feed(one, [END, *tokens("\n\n\n\n\n\nx")])
+    assert choices(one) == {EOS}
+
+
+def test_thinking_that_is_switched_off_does_not_begin() -> None:
+    off = Thinking(enabled=False)
+    assert choices(constraint(thinking=off)) == DIGITS
+    # The template may not know how to.
+    assert END in choices(constraint(thinking=off, thinking_open=True))
+
+
+@pytest.mark.parametrize("structure", [DIGIT, None])
+@pytest.mark.parametrize("thinking_open", [True, False])
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_a_budget_ends_the_thinking(
+    structure: Structure | None, thinking_open: bool, budget: int
+) -> None:
+    one = constraint(structure, Thinking(budget_tokens=budget), thinking_open)
+    feed(one, [] if thinking_open else [START])
+    for token in tokens("thinking")[:budget]:
+        assert (allowed_tokens(one) is None) is (structure is None)
+        one.accept(token)
+    assert choices(one) == {END}
+    one.accept(END)
+    if structure is None:
+        assert allowed_tokens(one) is None
+        feed(one, [START, *tokens("more than that")])
+    else:
+        assert choices(one) == DIGITS | {BREAK}
+
+
+def test_a_budget_costs_nothing_before_thinking_and_without_it() -> None:
+    one = constraint(None, Thinking(budget_tokens=0))
+    assert allowed_tokens(one) is None
+    # A line break is no answer yet.
+    feed(one, [BREAK, START])
+    assert choices(one) == {END}
+    other = constraint(None, Thinking(budget_tokens=0))
+    feed(other, [*tokens("answer"), START])
+    assert allowed_tokens(other) is None
+
+
+def test_a_fork_thinks_on_by_itself() -> None:
+    one = constraint(thinking=Thinking(budget_tokens=2))
+    feed(one, [START, *tokens("a")])
+    other = one.fork()
+    feed(one, [*tokens("b"), END, *tokens("1")])
+    assert len(choices(other)) > 2
+    feed(other, [END])
+    assert choices(other) == DIGITS | {BREAK}
+    assert choices(one) == {EOS}
+
+
+def test_gpt_oss_thinks_in_a_channel_and_answers_in_another() -> None:
+    final = "<|channel|>final<|message|>"
+    skipping = constraint(of=CHANNEL)
+    feed(skipping, tokens(final + "5"))
+    assert choices(skipping) == {EOS}
+    thinking = constraint(of=CHANNEL)
+    feed(thinking, tokens(f"<|channel|>analysis<|message|>hm<|stop|><|start|>assistant{final}5"))
+    assert choices(thinking) == {EOS}
+    # Between the two channels, until the first letter decides.
+    undecided = constraint(of=CHANNEL)
+    feed(undecided, tokens("<|channel|>"))
+    assert choices(undecided) == set(tokens("af"))
+    fork = undecided.fork()
+    feed(fork, tokens("final<|message|>5"))
+    feed(undecided, tokens("analysis<|message|>f"))
+
+
+def test_the_budget_of_gpt_oss_is_not_for_its_answer() -> None:
+    budget = Thinking(budget_tokens=1)
+    one = constraint(None, budget, of=CHANNEL)
+    feed(one, tokens("<|channel|>final<|message|>as long as it likes"))
+    assert allowed_tokens(one) is None
+    other = constraint(None, budget, of=CHANNEL)
+    feed(other, tokens("<|channel|>analysis<|message|>h"))
+    assert choices(other) == set(tokens("<|stop|>"))

@@ -1,0 +1,155 @@
+"""Why a worker ended, told apart wherever somebody looks: the client's error, the status, the
+events; and deadlines that a model has of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+
+from lmx.protocol.messages.control import KillModel
+
+pytestmark = pytest.mark.process
+
+QUICKLY = {"tokens": 3}
+HANG_S = 1.0
+"""After so long without progress the model "hangs" is taken for hung; others have an hour."""
+
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "aborts": ({"abort_at": 3}, "crash", "worker_crashed"),
+    "is_killed": ({"crash_at": 3}, "signal", "worker_crashed"),
+    "hangs": ({"hang_at": 3}, "hang", "worker_hung"),
+    "has_no_memory": ({"memory_error_at": 3}, "out_of_memory", "worker_out_of_memory"),
+    "breaks": ({"step_raise_at": 3}, "crash", "engine_error"),
+}
+"""Model: what its request does, the cause of its worker's exit, the code that its client gets."""
+
+LOADS: dict[str, tuple[dict[str, Any], str]] = {
+    "no_load": ({"load_error": "no tensor lm_head"}, "load_failed"),
+    "crashed_load": ({"load_crash": True}, "crash"),
+    "no_room": ({"load_exit": 4}, "out_of_memory"),
+    "hung_load": ({"load_hang": True}, "hang"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Rig]:
+    """A model for each way to end."""
+    models = [
+        *(scripted(n, stall_timeout_s=HANG_S if n == "hangs" else 3600) for n in CASES),
+        scripted("by_hand"),
+        scripted("slow", stall_timeout_s=3600),
+        *(
+            scripted(
+                name,
+                preload=False,
+                options=options,
+                load_stall_timeout_s=HANG_S if name == "hung_load" else 3600,
+            )
+            for name, (options, _) in LOADS.items()
+        ),
+    ]
+    timing = {"stall_timeout_s": 3600, "load_stall_timeout_s": 3600, "beat_timeout_s": 10}
+    restart = {"max_failures": 1, "backoff_base_s": 0.2, "backoff_max_s": 0.4}
+    config = {"models": models, "timing": timing, "restart": restart}
+    with rig(config) as lmx:
+        for name in (*CASES, "by_hand", "slow"):
+            lmx.wait_state(name, "ready", deadline_s=40)
+        yield lmx
+
+
+def last_exit(lmx: Rig, model: str) -> dict[str, Any]:
+    """What the status says of the model's last exit, which must be told everywhere alike."""
+    line = lmx.worker(model)
+    last: dict[str, Any] = line["last_exit"]
+    event = [e for e in lmx.events("worker.exited") if e.model_id == model][-1]
+    logged = [e for e in lmx.log_events("supervisor", "worker.exited") if e["model"] == model][-1]
+    assert event.data["cause"] == logged["cause"] == last["cause"]
+    assert line["exits"][last["cause"]] >= 1
+    assert abs(time.time() - last["at_s"]) < 60
+    return last
+
+
+@pytest.mark.parametrize("model", CASES)
+async def test_each_end_has_its_cause_and_its_code(server: Rig, model: str) -> None:
+    directive, cause, code = CASES[model]
+    before = server.worker(model)
+    async with http() as session:
+        stream = Stream(session, server.url, ask(model, {"tokens": 50, **directive}))
+        await stream.ended()
+        # A process that ends at once may take its last words along.
+        assert ("word " * 3).startswith(stream.text)
+        assert [error["code"] for error in stream.errors] == [code]
+        assert not stream.done
+        await asyncio.to_thread(
+            wait_until, lambda: server.worker(model)["pid"] != before["pid"], "it has ended"
+        )
+        again = Stream(session, server.url, ask(model, QUICKLY))
+        await again.ended()
+        assert again.text == "word " * 3
+    last = await asyncio.to_thread(last_exit, server, model)
+    assert last["cause"] == cause, last
+    after = server.worker(model)
+    assert (after["state"], after["restarts"]) == ("ready", before["restarts"] + 1)
+    assert after["pid"] != before["pid"]
+
+
+async def test_a_kill_from_outside_and_an_operators_are_told_apart(server: Rig) -> None:
+    async with http() as session:
+        for kill, code, cause in (
+            (lambda pid: server.ask(KillModel("by_hand")), "worker_killed", "killed"),
+            (lambda pid: os.kill(pid, signal.SIGKILL), "worker_crashed", "signal"),
+        ):
+            line = await asyncio.to_thread(server.wait_state, "by_hand", "ready")
+            stream = Stream(session, server.url, ask("by_hand", {"tokens": 500, "step_s": 0.02}))
+            await stream.has_text(5)
+            await asyncio.to_thread(kill, line["pid"])
+            await stream.ended()
+            assert [error["code"] for error in stream.errors] == [code]
+            last = await asyncio.to_thread(last_exit, server, "by_hand")
+            assert last["cause"] == cause, last
+
+
+async def test_slow_is_not_hung_where_the_model_may_be_slow(server: Rig) -> None:
+    """A limit is its model's own: this one takes longer for a token than another may."""
+    async with http() as session:
+        stream = Stream(session, server.url, ask("slow", {"tokens": 2, "step_s": 2 * HANG_S}))
+        await stream.ended()
+    assert (stream.text, stream.errors) == ("word " * 2, [])
+
+
+@pytest.mark.parametrize("model", LOADS)
+async def test_a_load_that_ends_badly_says_how(server: Rig, model: str) -> None:
+    _, cause = LOADS[model]
+    async with http() as session:
+        async with asyncio.timeout(30):
+            status, error = await whole(session, server.url, model, QUICKLY)
+    assert (status, error["code"] in ("model_load_failed", "model_quarantined")) == (503, True)
+    line = await asyncio.to_thread(server.wait_state, model, "quarantined")
+    last = await asyncio.to_thread(last_exit, server, model)
+    assert last["cause"] == cause, last
+    assert last["detail"].rstrip(".") in line["problem"]
+    (event,) = [e for e in server.events("model.quarantined") if e.model_id == model]
+    assert event.detail
+
+
+async def test_reset_forgives_a_quarantined_model_through_the_cli(server: Rig) -> None:
+    async with http() as session:
+        await whole(session, server.url, "no_load", QUICKLY)
+        await asyncio.to_thread(server.wait_state, "no_load", "quarantined")
+        loads = len(server.log_events("supervisor", "worker.spawned"))
+        status, error = await whole(session, server.url, "no_load", QUICKLY)
+        assert (status, error["code"]) == (503, "model_quarantined")
+        assert "run `lmx-supervisor" in error["message"]
+        assert len(server.log_events("supervisor", "worker.spawned")) == loads
+        done = await asyncio.to_thread(server.cli, "reset", "no_load")
+        assert (done.returncode, server.worker("no_load")["state"]) == (0, "cold")
+        done = await asyncio.to_thread(server.cli, "load", "no_load")
+        assert (done.returncode, "no tensor lm_head" in done.stderr) == (1, True)
+        assert len(server.log_events("supervisor", "worker.spawned")) > loads

@@ -1,0 +1,310 @@
+"""What must not happen to the others when one thing is wrong: bad models, lost records, odd
+messages, closed terminals, ill-timed commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+from lmx.protocol.messages.control import WorkerHello
+from lmx.protocol.states import WorkerState
+from lmx.protocol.wire.codec import encode
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.protocol.wire.sockets import Role, open_socket
+
+pytestmark = pytest.mark.process
+
+ONE = {"models": [scripted("alpha")]}
+
+
+def kill_supervisor(lmx: Rig) -> None:
+    """End the supervisor as a crash would."""
+    assert lmx.supervisor is not None
+    lmx.supervisor.kill()
+    lmx.supervisor.wait()
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"text_config": [1]}', None])
+def test_a_bad_model_folder_harms_nobody_else(config: str | None) -> None:
+    models = [scripted("alpha"), {"id": "bad", "source": "./bad", "preload": False}]
+    lmx = Rig({"models": models})
+    try:
+        folder = lmx.root / "bad"
+        folder.mkdir()
+        (folder / "model.safetensors").symlink_to(lmx.root / "nowhere")
+        if config is not None:
+            (folder / "config.json").write_text(config)
+        lmx.up()
+        lmx.wait_state("alpha", "ready")
+        done = lmx.cli("load", "bad")
+        assert (done.returncode, str(folder) in done.stderr) == (1, True)
+        assert lmx.worker("alpha")["state"] == "ready"
+    finally:
+        lmx.close()
+
+
+def test_an_option_that_can_not_travel_is_the_models_own_problem() -> None:
+    models = [scripted("alpha"), scripted("odd", preload=False, options={"since": 2**70})]
+    with rig({"models": models}) as lmx:
+        lmx.wait_state("alpha", "ready")
+        assert lmx.cli("load", "odd").returncode == 1
+        assert lmx.worker("alpha")["state"] == "ready"
+
+
+def test_odd_messages_do_not_end_the_supervisor() -> None:
+    with rig(ONE) as lmx:
+        before = lmx.wait_state("alpha", "ready")
+        context = zmq.Context()
+        socket = open_socket(context, Role.CONTROL_CLIENT)
+        socket.connect(RunDirectory(lmx.home / "run").control)
+        assert socket.poll(5000, zmq.POLLOUT)
+        for pid in (-1, 0, 2**40, os.getpid()):
+            hello = WorkerHello("0badbad0", "alpha", pid, WorkerState.READY)
+            socket.send(encode(hello))
+        for frame in (b"", b"\x00" * 50, os.urandom(500), encode(hello)[:-3]):
+            socket.send(frame)
+        after = lmx.worker("alpha")
+        context.destroy(linger=0)
+        assert (after["state"], after["pid"]) == ("ready", before["pid"])
+        # They came over another connection than the question, which may be answered first.
+        wait_until(lambda: lmx.log_events("supervisor", "control.bad_frame"), "it is logged")
+
+
+async def test_lost_records_are_made_up_for() -> None:
+    """A supervisor that died between starting a process and writing it down."""
+    with rig(ONE) as lmx:
+        before = lmx.wait_state("alpha", "ready")
+        url, router = lmx.url, lmx.status()["router"]["pid"]
+        kill_supervisor(lmx)
+        (lmx.home / "state" / "router.json").unlink()
+        for record in (lmx.home / "state" / "workers").iterdir():
+            record.unlink()
+        config = json.loads(json.dumps({**ONE, "server": {"port": int(url.split(":")[2][:-3])}}))
+        lmx.configure(config)
+        lmx.up()
+        after = lmx.wait_state("alpha", "ready")
+        assert (after["pid"], after["instance"]) == (before["pid"], before["instance"])
+        assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
+        async with http() as session:
+            stream = Stream(session, url, ask("alpha", {"tokens": 3}))
+            await stream.ended()
+            assert stream.text == "word " * 3
+        assert len(lmx.lasting()) == 3
+
+
+def test_what_has_no_place_any_more_is_ended() -> None:
+    """The router's address and the models have changed while no supervisor ran."""
+    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
+        old = {name: lmx.wait_state(name, "ready")["pid"] for name in ("alpha", "beta")}
+        router = lmx.status()["router"]["pid"]
+        kill_supervisor(lmx)
+        lmx.configure({"models": [scripted("beta")], "server": {"host": "localhost"}})
+        lmx.up()
+        assert lmx.wait_state("beta", "ready")["pid"] == old["beta"]
+        assert lmx.status()["router"]["pid"] != router
+        assert {process.pid for process in lmx.processes()}.isdisjoint({old["alpha"], router})
+
+
+def test_an_output_that_nobody_reads_any_more_leaves_nothing_behind() -> None:
+    lmx = Rig(ONE)
+    try:
+        reader, writer = os.pipe()
+        lmx.supervisor = subprocess.Popen(
+            [sys.executable, "-m", "lmx.supervisor", "up", "--config", str(lmx.config_path)],
+            stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, env=lmx.environment,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(writer)
+        lmx.wait_serving()
+        os.close(reader)
+        lmx.wait_state("alpha", "ready")
+        lmx.stop(signal.SIGTERM)
+        assert lmx.processes() == []
+    finally:
+        lmx.close()
+
+
+async def test_unload_returns_though_requests_keep_coming() -> None:
+    with rig(ONE) as lmx:
+        first = lmx.wait_state("alpha", "ready")["pid"]
+        async with http() as session:
+            url = lmx.url
+            running = Stream(session, url, ask("alpha", {"tokens": 100, "step_s": 0.02}))
+            await running.has_text(20)
+            unloading = asyncio.create_task(asyncio.to_thread(lmx.cli, "unload", "alpha"))
+            await asyncio.to_thread(lmx.wait_state, "alpha", "draining")
+            late = Stream(session, url, ask("alpha", {"tokens": 3}))
+            done = await unloading
+            assert (done.returncode, f"pid {first} is gone" in done.stdout) == (0, True)
+            await asyncio.gather(running.ended(), late.ended())
+        assert (running.text, running.errors) == ("word " * 100, [])
+        assert (late.text, late.errors) == ("word " * 3, [])
+        assert lmx.wait_state("alpha", "ready")["pid"] != first
+
+
+async def test_unload_is_not_undone_by_a_request_that_waited() -> None:
+    config = {"models": [scripted("slow", preload=False, options={"load_s": 3})]}
+    with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
+        async with http() as session:
+            waiting = Stream(session, lmx.url, ask("slow", {"tokens": 3}))
+            await asyncio.to_thread(lmx.wait_state, "slow", "loading")
+            done = await asyncio.to_thread(lmx.cli, "unload", "slow")
+            assert (done.returncode, "again" in done.stdout) == (0, False)
+            await waiting.ended()
+        assert waiting.status == 503
+        assert lmx.worker("slow")["state"] == "cold"
+        assert len(lmx.log_events("supervisor", "worker.spawned")) == 1
+
+
+async def test_a_source_that_keeps_failing_is_quarantined() -> None:
+    lmx = Rig({"models": [{"id": "torn", "source": "./torn.gguf", "preload": False}]})
+    try:
+        (lmx.root / "torn.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+        lmx.up()
+        codes = []
+        async with http() as session:
+            url = f"{lmx.url}/chat/completions"
+            for _ in range(6):
+                async with session.post(url, json=ask("torn", "hi", stream=False)) as response:
+                    codes.append((response.status, (await response.json())["error"]["code"]))
+        assert {status for status, _ in codes} == {503}
+        assert codes[-1][1] == "model_quarantined"
+        assert len(lmx.log_events("supervisor", "model.fetching")) == 4
+    finally:
+        lmx.close()
+
+
+def test_stop_ends_what_a_dead_supervisor_left() -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        kill_supervisor(lmx)
+        status = lmx.cli("status")
+        assert (status.returncode, "still serves" in status.stderr) == (3, True)
+        assert lmx.cli("stop").returncode == 0
+        assert lmx.processes() == []
+        assert "still serves" not in lmx.cli("status").stderr
+
+
+def test_a_home_that_can_not_be_used_is_said_so() -> None:
+    lmx = Rig(ONE)
+    try:
+        blocked = lmx.root / "file"
+        blocked.touch()
+        lmx.home, home = blocked / "home", lmx.home
+        done = lmx.cli("up", "--config", str(lmx.config_path))
+        lmx.home = home
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert str(blocked) in done.stderr
+        lmx.home.chmod(0o777)
+        done = lmx.cli("up", "--config", str(lmx.config_path))
+        assert (done.returncode, "other users" in done.stderr) == (4, True)
+    finally:
+        lmx.close()
+
+
+def test_a_habitual_hangup_signal_costs_nobody_a_stream() -> None:
+    with rig(ONE) as lmx:
+        before = lmx.wait_state("alpha", "ready")
+        router = lmx.status()["router"]["pid"]
+        for pid in (before["pid"], router):
+            os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+        assert lmx.worker("alpha")["pid"] == before["pid"]
+        assert lmx.status()["router"]["pid"] == router
+
+
+def test_a_load_that_somebody_else_undoes_returns() -> None:
+    config = {"models": [scripted("slow", preload=False, options={"load_s": 10})]}
+    with rig({**config, "timing": {"load_stall_timeout_s": 30}}) as lmx:
+        command = [sys.executable, "-m", "lmx.supervisor", "load", "slow"]
+        loading = subprocess.Popen(
+            command,
+            env=lmx.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lmx.wait_state("slow", "loading")
+        assert lmx.cli("unload", "slow").returncode == 0
+        _, errors = loading.communicate(timeout=20)
+        assert (loading.returncode, "unloaded meanwhile" in errors) == (1, True)
+
+
+def test_stopping_ends_a_fetch_too(smollm2_gguf: Path) -> None:
+    lmx = Rig({"models": [{"id": "imported", "source": str(smollm2_gguf)}]})
+    try:
+        lmx.up()
+        lmx.wait_state("imported", "fetching")
+        fetches = [p for p in lmx.processes() if "lmx.supervisor.fetch.main" in p.cmdline()]
+        assert len(fetches) == 1
+        assert lmx.stop() == 0
+        assert lmx.processes() == []
+        assert list((lmx.home / "models").glob("*/config.json")) == []
+    finally:
+        lmx.close()
+
+
+def test_nothing_is_imported_from_the_working_directory() -> None:
+    lmx = Rig(ONE)
+    try:
+        cwd: Path = lmx.root / "cwd"
+        for module in ("psutil.py", "structlog.py", "orjson.py", "msgpack.py"):
+            (cwd / module).write_text("raise SystemExit('imported from the working directory')")
+        done = lmx.cli("start", "--config", str(lmx.config_path))
+        # `python -m` of the test itself looks there; what it starts must not.
+        assert "imported from the working directory" in done.stderr
+        script = Path(sys.executable).with_name("lmx-supervisor")
+        started = subprocess.run(
+            [script, "start", "--config", str(lmx.config_path)],
+            env=lmx.environment, cwd=cwd, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert started.returncode == 0, started.stderr
+
+        def ready() -> bool:
+            found = subprocess.run(
+                [script, "status", "--json"],
+                env=lmx.environment, cwd=cwd, capture_output=True, check=True,
+            )  # fmt: skip
+            return bool(json.loads(found.stdout)["workers"][0]["state"] == "ready")
+
+        wait_until(ready, "alpha is ready")
+        subprocess.run([script, "stop"], env=lmx.environment, cwd=cwd, check=True)
+    finally:
+        for path in (lmx.root / "cwd").glob("*.py"):
+            path.unlink()
+        lmx.close()
+
+
+def test_a_problem_with_brackets_is_shown_as_it_is() -> None:
+    options: dict[str, Any] = {"load_error": "bad [/INST] in list[str] [bold"}
+    config = {"models": [scripted("odd", options=options)], "restart": {"max_failures": 0}}
+    with rig(config) as lmx:
+        lmx.wait_state("odd", "quarantined")
+        done = lmx.cli("status")
+        assert (done.returncode, options["load_error"] in done.stdout) == (0, True)
+        wait_until(lambda: options["load_error"] in lmx.output.read_text(), "up shows it too")
+
+
+def test_a_drain_survives_the_supervisors_death() -> None:
+    with rig({"models": [scripted("alpha"), scripted("beta")]}) as lmx:
+        for name in ("alpha", "beta"):
+            lmx.wait_state(name, "ready")
+        assert lmx.cli("drain", "alpha").returncode == 0
+        kill_supervisor(lmx)
+        lmx.up()
+        assert lmx.wait_state("beta", "ready")["state"] == "ready"
+        assert lmx.worker("alpha")["state"] == "held"
+        assert lmx.cli("load", "alpha").returncode == 0
+        kill_supervisor(lmx)
+        lmx.up()
+        lmx.wait_state("alpha", "ready")

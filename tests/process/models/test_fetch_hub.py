@@ -1,0 +1,304 @@
+"""The fetch program against a hub on the loopback interface, with everything that can go wrong.
+
+The program runs as the process that it is: the hub client reads its settings when imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fake_hub import FakeHub, Fault, commit_of, fake_hub
+
+from lmx.supervisor.fetch.file import wait_before_retry_s
+
+WEIGHTS = "model.safetensors"
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    WEIGHTS: bytes(range(256)) * 1200,
+    "tokenizer.json": b"{}",
+    "modeling_evil.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle",
+    "model-Q4_K_M.gguf": b"GGUF" * 20_000,
+}
+WANTED = {"config.json", WEIGHTS, "tokenizer.json"}
+TOTAL_BYTES = sum(len(FILES[name]) for name in WANTED)
+PART_BYTES = 160_000
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeHub]:
+    with fake_hub() as hub:
+        hub.add("org/tiny", FILES)
+        hub.add("org/bare", {"config.json": b"{}"})
+        hub.add("org/mute", {name: FILES[name] for name in ("config.json", WEIGHTS)})
+        yield hub
+
+
+@pytest.fixture
+def hub(running: FakeHub) -> Iterator[FakeHub]:
+    running.served.clear()
+    running.asked.clear()
+    yield running
+    running.faults.clear()
+
+
+@dataclass
+class Fetch:
+    """Starts the fetch program with a cache of its own."""
+
+    folder: Path
+    endpoint: str
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def command(self, source: str, *options: str) -> list[str]:
+        models = str(self.folder / "models")
+        return [
+            *(sys.executable, "-m", "lmx.supervisor.fetch.main"),
+            *("--source", source, "--models-dir", models, *options),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        hub = {"HF_HOME": str(self.folder / "hf"), "HF_ENDPOINT": self.endpoint}
+        return {**kept, **hub, **self.extra}
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=self.environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def __call__(self, source: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
+        process = self.start(self.command(source, *options))
+        out, err = process.communicate(timeout=60)
+        assert process.returncode in (0, 1), err
+        return process.returncode, [json.loads(line) for line in out.splitlines()]
+
+    def path(self, source: str, *options: str) -> Path:
+        status, lines = self(source, *options)
+        assert status == 0, lines
+        return Path(lines[-1]["path"])
+
+    def told(self, source: str, *options: str) -> dict[str, Any]:
+        status, lines = self(source, *options)
+        assert status == 1
+        error: dict[str, Any] = lines[-1]["error"]
+        return error
+
+    def error(self, source: str, *options: str) -> tuple[str, str]:
+        told = self.told(source, *options)
+        return told["code"], told["message"]
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, hub: FakeHub) -> Fetch:
+    return Fetch(tmp_path, hub.endpoint)
+
+
+def test_download_then_cache_then_offline(fetch: Fetch, hub: FakeHub) -> None:
+    status, lines = fetch("org/tiny")
+    assert status == 0, lines
+    folder = Path(lines[-1]["path"])
+    assert {path.name for path in folder.iterdir()} == WANTED
+    assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+    assert set(hub.served) == WANTED
+    told = [line for line in lines if line.get("phase") == "download"]
+    assert (told[0]["done_bytes"], told[0]["total_bytes"]) == (0, TOTAL_BYTES)
+    assert (told[-1]["done_bytes"], told[-1]["fraction"]) == (TOTAL_BYTES, 1.0)
+
+    hub.served.clear()
+    assert fetch.path("org/tiny@main") == folder
+    assert fetch.path("org/tiny", f"--revision={commit_of('org/tiny', 'main')}") == folder
+    fetch.extra = {"HF_HUB_OFFLINE": "1"}
+    assert fetch.path("org/tiny") == folder
+    # Nobody listens on port 9 of the loopback interface: as good as no network.
+    fetch.extra = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert fetch.path("org/tiny") == folder
+    assert hub.served.total() == 0
+
+    # What is not whole is not used for want of a network.
+    (folder / "tokenizer.json").unlink()
+    assert "check the network" in fetch.error("org/tiny")[1]
+    fetch.extra = {}
+    assert fetch.path("org/tiny") == folder
+
+
+def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
+    refusals = {
+        "org/gone": ("no repository org/gone", "repo_id"),
+        "org/tiny@v9": ("'v9'", "revision"),
+        "org/bare": ("no *.safetensors", "repo_id"),
+        "org/mute": ("no tokenizer.json", "repo_id"),
+    }
+    for source, (part, param) in refusals.items():
+        told = fetch.told(source)
+        assert (told["code"], told["param"]) == ("model_source_invalid", param), told
+        assert part in told["message"]
+    for fault, part in (
+        (Fault(status=401), "set HF_TOKEN"),
+        (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), "accept its terms"),
+    ):
+        hub.faults["api"] = fault
+        told = fetch.told("org/tiny")
+        assert (told["code"], told["param"]) == ("model_source_invalid", "repo_id"), told
+        assert (part in told["message"], told["retry_after_s"]) == (True, None)
+    for asked, wait_s in (("900", 900), ("Wed, 21 Oct 2026 07:28:00 GMT", 300), (None, 300)):
+        hub.faults["api"] = Fault(status=429, headers={"Retry-After": asked} if asked else {})
+        told = fetch.told("org/tiny")
+        assert (told["code"], told["retry_after_s"]) == ("download_failed", wait_s), told
+        assert f"try again in {wait_s} s" in told["message"]
+    assert hub.served[WEIGHTS] == 0
+
+
+def test_what_is_out_of_order_for_a_moment(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults["api"] = Fault(status=429, headers={"Retry-After": "1"}, times=1)
+    hub.faults[WEIGHTS] = Fault(status=503, times=1)
+    assert fetch.path("org/tiny").is_dir()
+
+
+def test_a_file_that_never_comes(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(status=500)
+    code, message = fetch.error("org/tiny")
+    assert (code, "out of order (500)" in message) == ("download_failed", True), message
+    assert hub.asked[WEIGHTS] == 4
+    fetch.extra = {"HF_HUB_OFFLINE": "1"}
+    assert "HF_HUB_OFFLINE is set" in fetch.error("org/tiny")[1]
+
+
+def test_a_cut_connection_goes_on_where_it_was(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(cut_after_bytes=PART_BYTES)
+    folder = fetch.path("org/tiny")
+    assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+    assert hub.asked[WEIGHTS] > 1
+    assert hub.served[WEIGHTS] < len(FILES[WEIGHTS]) + 2 * PART_BYTES
+
+
+@pytest.mark.parametrize(
+    "wrong", [FILES[WEIGHTS][::-1], FILES[WEIGHTS][:-1], FILES[WEIGHTS] + b"more"]
+)
+def test_what_is_not_what_the_hub_says(fetch: Fetch, hub: FakeHub, wrong: bytes) -> None:
+    hub.faults[WEIGHTS] = Fault(body=wrong)
+    code, message = fetch.error("org/tiny")
+    assert (code, "is not what the hub says" in message) == ("download_failed", True), message
+    snapshots = fetch.folder / "hf" / "hub" / "models--org--tiny" / "snapshots"
+    assert not snapshots.exists()
+    hub.faults.clear()
+    assert (fetch.path("org/tiny") / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+
+
+def test_one_file(fetch: Fetch, hub: FakeHub) -> None:
+    path = fetch.path("org/tiny", "--filename=model-Q4_K_M.gguf")
+    assert path.read_bytes() == FILES["model-Q4_K_M.gguf"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert set(hub.served) == {path.name}
+    for repository, hint in (
+        ("org/tiny", "its GGUF files: model-Q4_K_M.gguf"),
+        ("org/bare", "and no GGUF files: leave filename out to download all of it"),
+    ):
+        told = fetch.told(repository, "--filename=model-Q8_0.gguf")
+        assert (told["code"], told["param"]) == ("model_source_invalid", "filename"), told
+        assert hint in told["message"]
+    for name in ("../secret.gguf", "/etc/passwd", "a//b", "a\\b", "pytorch_model.bin", ""):
+        code, message = fetch.error("org/tiny", f"--filename={name}")
+        assert code == "model_source_invalid", message
+    code, _ = fetch.error(str(fetch.folder), "--filename=config.json")
+    assert code == "model_source_invalid"
+
+
+def test_no_network_and_nothing_in_the_cache(fetch: Fetch) -> None:
+    fetch.extra = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    code, message = fetch.error("org/tiny")
+    assert (code, "check the network" in message) == ("download_failed", True), message
+
+
+def test_sources_that_are_wrong(fetch: Fetch, tmp_path: Path) -> None:
+    assert "neither a path nor" in fetch.error("tiny")[1]
+    assert "has no config.json" in fetch.error(str(tmp_path))[1]
+    assert "is not a folder" in fetch.error(str(tmp_path / "gone"))[1]
+    (tmp_path / "config.json").write_text("{}")
+    assert fetch(str(tmp_path)) == (0, [{"path": str(tmp_path)}])
+
+
+def test_what_libraries_print_does_not_reach_stdout() -> None:
+    code = (
+        "import os; from lmx.supervisor.fetch.main import Outlet; outlet = Outlet();"
+        "print('chatter', flush=True); os.write(1, b'more'); outlet.line({'path': '/x'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == '{"path": "/x"}\n'
+    assert done.stderr == "chatter\nmore"
+
+
+def wait_until_stuck(hub: FakeHub) -> None:
+    deadline = time.monotonic() + 30
+    while hub.served[WEIGHTS] < PART_BYTES:
+        assert time.monotonic() < deadline, "the download did not begin"
+        time.sleep(0.01)
+
+
+def test_sigterm_stops_a_download_and_the_next_goes_on(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=PART_BYTES)
+    process = fetch.start(fetch.command("org/tiny"))
+    wait_until_stuck(hub)
+    # What was sent is on its way for a moment longer.
+    wait_for_part(fetch, PART_BYTES // 2)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "path" not in out
+
+    hub.faults.clear()
+    hub.served.clear()
+    status, lines = fetch("org/tiny")
+    assert status == 0
+    first = next(line for line in lines if line.get("phase") == "download")
+    assert first["total_bytes"] == TOTAL_BYTES
+    assert hub.served[WEIGHTS] <= len(FILES[WEIGHTS]) - PART_BYTES // 2
+
+
+def wait_for_part(fetch: Fetch, size_bytes: int) -> None:
+    blobs = fetch.folder / "hf" / "hub" / "models--org--tiny" / "blobs"
+    deadline = time.monotonic() + 30
+    while not any(part.stat().st_size >= size_bytes for part in blobs.glob("*.incomplete")):
+        assert time.monotonic() < deadline, "nothing of it was written"
+        time.sleep(0.01)
+
+
+def test_it_stops_with_its_parent(fetch: Fetch, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = Fault(wait_after_bytes=PART_BYTES)
+    # A parent that starts the program, tells its pid, and ends when its stdin does.
+    code = (
+        "import subprocess, sys;"
+        "print(subprocess.Popen(sys.argv[1:], stdout=2, stdin=0).pid, flush=True);"
+        "sys.stdin.read()"
+    )
+    parent = fetch.start([sys.executable, "-c", code, *fetch.command("org/tiny")])
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    wait_until_stuck(hub)
+    parent.kill()
+    child.wait(timeout=20)
+
+
+def test_how_long_it_waits_before_it_asks_again() -> None:
+    assert wait_before_retry_s(503, None, 2.0) == 2.0
+    assert wait_before_retry_s(429, "10", 2.0) == 10.0
+    assert wait_before_retry_s(429, "0", 2.0) == 2.0
+    assert wait_before_retry_s(429, "3600", 2.0) is None
+    assert wait_before_retry_s(404, None, 2.0) is None
+    assert wait_before_retry_s(503, "Wed, 21 Oct 2015 07:28:00 GMT", 2.0) == 2.0

@@ -1,0 +1,185 @@
+"""Who may stay in memory and who gives way: eviction, pins, groups, and time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from rig import Rig, Stream, ask, http, rig, scripted, whole
+
+from lmx.protocol.messages.control import PinModel, UnloadModel
+
+pytestmark = pytest.mark.process
+
+WORDS = "word " * 3
+QUICKLY = {"tokens": 3}
+SIZE = "100 MiB"
+"""More than a worker of the scripted engine takes, so that the ledger goes by it."""
+
+
+def model(name: str, **settings: Any) -> dict[str, Any]:
+    return scripted(name, **{"preload": False, "memory_bytes": SIZE, **settings})
+
+
+def unload(lmx: Rig, *models: str) -> None:
+    for name in models:
+        lmx.ask(UnloadModel(name))
+    for name in models:
+        lmx.wait_state(name, "cold")
+
+
+def states(lmx: Rig) -> dict[str, str]:
+    return {line["model"]: line["state"] for line in lmx.status()["workers"]}
+
+
+async def answered(session: aiohttp.ClientSession, url: str, name: str, **settings: Any) -> None:
+    status, answer = await whole(session, url, name, QUICKLY, **settings)
+    assert (status, answer.get("message")) == (200, None), answer
+    assert answer["choices"][0]["message"]["content"] == WORDS
+
+
+@pytest.fixture(scope="class")
+def room_for_two() -> Iterator[Rig]:
+    memory = {"budget_bytes": "250 MiB", "min_residency_s": 0}
+    with rig({"models": [model("a"), model("b"), model("c")], "memory": memory}) as lmx:
+        yield lmx
+
+
+class TestRoomForTwo:
+    """Three models and memory for two of them."""
+
+    async def test_the_least_recently_used_makes_room_and_comes_back(
+        self, room_for_two: Rig
+    ) -> None:
+        async with http() as session:
+            for name in ("a", "b", "c"):
+                await answered(session, room_for_two.url, name)
+            line = await asyncio.to_thread(room_for_two.worker, "a")
+            assert states(room_for_two) == {"a": "cold", "b": "ready", "c": "ready"}
+            assert (line["last_exit"]["cause"], line["exits"]) == ("evicted", {"evicted": 1})
+            (event,) = room_for_two.events("model.evicting")
+            assert (event.model_id, event.data["for_model"]) == ("a", "c")
+            await answered(session, room_for_two.url, "a")
+        assert states(room_for_two) == {"a": "ready", "b": "cold", "c": "ready"}
+        assert room_for_two.status()["supervisor"]["swaps_total"] == 2
+
+    async def test_a_busy_model_is_never_evicted(self, room_for_two: Rig) -> None:
+        await asyncio.to_thread(unload, room_for_two, "a", "b", "c")
+        long = {"tokens": 100, "step_s": 0.03}
+        async with http() as session:
+            url = room_for_two.url
+            busy = [Stream(session, url, ask(name, long)) for name in ("a", "b")]
+            await asyncio.gather(*(stream.has_text(5) for stream in busy))
+            waiting = Stream(session, url, ask("c", QUICKLY))
+            await asyncio.to_thread(room_for_two.wait_state, "c", "queued")
+            assert room_for_two.worker("c")["position"] == 1
+            await waiting.ended()
+            first = min(busy, key=lambda stream: not stream.done)
+            assert first.done, "there was room before anybody had ended"
+            await asyncio.gather(*(stream.ended() for stream in busy))
+        assert {(s.text, s.finish_reason) for s in busy} == {("word " * 100, "stop")}
+        assert waiting.text == WORDS
+
+
+class TestPinned:
+    """Two that are pinned and one that has no room beside them."""
+
+    async def test_everything_is_pinned_is_said_until_one_is_not(self) -> None:
+        models = [model("kept"), model("held", pinned=True, preload=True), model("asked")]
+        memory = {"budget_bytes": "250 MiB", "min_residency_s": 0}
+        with rig({"models": models, "memory": memory}) as lmx:
+            async with http() as session:
+                await answered(session, lmx.url, "kept")
+                await asyncio.to_thread(lmx.ask, PinModel("kept", True))
+                began_s = time.monotonic()
+                status, error = await whole(session, lmx.url, "asked", QUICKLY)
+                assert (status, error["code"]) == (503, "insufficient_memory")
+                assert time.monotonic() - began_s < 5, "it is told at once"
+                for word in ("kept", "held", "pinned", "100 MiB", "250 MiB"):
+                    assert word in error["message"]
+                assert states(lmx) == {"kept": "ready", "held": "ready", "asked": "cold"}
+                done = await asyncio.to_thread(lmx.cli, "unpin", "kept")
+                assert done.returncode == 0, done.stderr
+                await answered(session, lmx.url, "asked")
+            assert states(lmx) == {"kept": "cold", "held": "ready", "asked": "ready"}
+
+
+@pytest.fixture(scope="class")
+def with_keep_alive() -> Iterator[Rig]:
+    models = [
+        model("global"), model("own", keep_alive=0.4), model("asked", keep_alive="forever"),
+        model("stays", keep_alive=-1), model("working"), model("pinned", pinned=True),
+    ]  # fmt: skip
+    with rig({"models": models, "memory": {"keep_alive": "2s"}}) as lmx:
+        yield lmx
+
+
+class TestKeepAlive:
+    """How long what is idle stays: by the request, the model, or for all."""
+
+    async def test_each_goes_at_its_time_and_none_while_it_works(
+        self, with_keep_alive: Rig
+    ) -> None:
+        async with http() as session:
+            url = with_keep_alive.url
+            # Longer than it may idle: it is counted from the end of the request.
+            working = Stream(session, url, ask("working", {"tokens": 50, "step_s": 0.06}))
+            names = ("global", "own", "stays", "pinned")
+            await asyncio.gather(*(answered(session, url, name) for name in names))
+            await asyncio.to_thread(with_keep_alive.wait_state, "own", "cold")
+            assert states(with_keep_alive)["global"] == "ready"
+            await asyncio.to_thread(with_keep_alive.wait_state, "global", "cold")
+            await working.ended()
+            assert (working.text, working.errors) == ("word " * 50, [])
+            assert states(with_keep_alive)["working"] == "ready"
+            await asyncio.to_thread(with_keep_alive.wait_state, "working", "cold")
+        after = {line["model"]: line for line in with_keep_alive.status()["workers"]}
+        assert (after["stays"]["state"], after["pinned"]["state"]) == ("ready", "ready")
+        for name in ("global", "own", "working"):
+            assert after[name]["last_exit"]["cause"] == "expired"
+        assert after["stays"]["expires_in_s"] is None
+
+    async def test_a_requests_word_goes_before_the_models(self, with_keep_alive: Rig) -> None:
+        async with http() as session:
+            await answered(session, with_keep_alive.url, "asked", keep_alive=0)
+            await asyncio.to_thread(with_keep_alive.wait_state, "asked", "cold")
+            await answered(session, with_keep_alive.url, "own", keep_alive="1h")
+            await asyncio.sleep(1.0)  # more than twice its own limit
+            line = await asyncio.to_thread(with_keep_alive.worker, "own")
+            assert (line["state"], 3500 < line["expires_in_s"] <= 3600) == ("ready", True)
+            await answered(session, with_keep_alive.url, "own", keep_alive=0)
+            await asyncio.to_thread(with_keep_alive.wait_state, "own", "cold")
+
+
+@pytest.fixture(scope="class")
+def with_groups() -> Iterator[Rig]:
+    names = ("swap1", "swap2", "alone", "fixed", "free")
+    groups = [
+        {"name": "turns", "models": ["swap1", "swap2"], "swap": True},
+        {"name": "sole", "models": ["alone"], "exclusive": True},
+        {"name": "always", "models": ["fixed"], "persistent": True},
+    ]
+    memory = {"min_residency_s": 0}
+    models = [model(name) for name in names]
+    with rig({"models": models, "groups": groups, "memory": memory}) as lmx:
+        yield lmx
+
+
+class TestGroups:
+    """Rules about what may be loaded together, though memory is ample."""
+
+    async def test_the_rules_hold_without_want_of_memory(self, with_groups: Rig) -> None:
+        async with http() as session:
+            for name in ("fixed", "free", "swap1", "swap2"):
+                await answered(session, with_groups.url, name)
+            here = {"fixed": "ready", "free": "ready"}
+            gone = {"swap1": "cold", "alone": "cold"}
+            assert states(with_groups) == {**here, **gone, "swap2": "ready"}
+            await answered(session, with_groups.url, "alone")
+            assert [n for n, s in states(with_groups).items() if s == "ready"] == ["alone", "fixed"]
+            await answered(session, with_groups.url, "free")
+            assert [n for n, s in states(with_groups).items() if s == "ready"] == ["fixed", "free"]

@@ -1,0 +1,265 @@
+"""lmx-supervisor as scripts use it: exit codes, JSON, start and stop, logs, nothing left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import yaml
+from rig import Rig, rig, scripted, wait_until
+
+pytestmark = pytest.mark.process
+
+ONE = {"models": [scripted("alpha", aliases=["al/ias"])]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_process(number: signal.Signals) -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        assert len(lmx.lasting()) == 3
+        assert lmx.stop(number) == 0
+        assert lmx.processes() == []
+
+
+def test_a_second_interrupt_ends_at_once_even_what_hangs() -> None:
+    config = {**ONE, "timing": {"term_grace_s": 60, "shutdown_grace_s": 60}}
+    with rig(config) as lmx:
+        worker = lmx.wait_state("alpha", "ready")
+        psutil.Process(worker["pid"]).suspend()
+        assert lmx.supervisor is not None
+        lmx.supervisor.send_signal(signal.SIGINT)
+        wait_until(lambda: lmx.log_events("supervisor", "supervisor.stopping"), "it stops")
+        started_s = time.monotonic()
+        assert lmx.stop() == 0
+        assert time.monotonic() - started_s < 15
+
+
+def test_status_is_json_for_scripts_and_a_table_for_people() -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        status = lmx.status()
+        assert set(status) == {"supervisor", "router", "workers"}
+        (worker,) = status["workers"]
+        assert (worker["model"], worker["state"]) == ("alpha", "ready")
+        assert worker["memory_bytes"] > 0
+        assert psutil.pid_exists(worker["pid"])
+        table = lmx.cli("status").stdout
+        for word in ("alpha", "ready", str(worker["pid"]), status["router"]["url"]):
+            assert word in table
+
+
+def test_exit_codes_and_messages() -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        again = lmx.cli("up", "--config", str(lmx.config_path))
+        assert (again.returncode, "running already" in again.stderr) == (5, True)
+        for command in ("load", "unload", "kill", "restart"):
+            unknown = lmx.cli(command, "nobody")
+            assert unknown.returncode == 1
+            assert "no model is named 'nobody'; known: alpha" in unknown.stderr
+        assert lmx.cli("load", "al/ias").returncode == 0
+        back = re.compile(r"; (\d+ MiB came back in [\d.]+ s)$")
+        unloaded = lmx.cli("unload", "alpha")
+        assert (unloaded.returncode, bool(back.search(unloaded.stdout.strip()))) == (0, True)
+        killed = lmx.cli("kill", "alpha")
+        assert (killed.returncode, "no worker process" in killed.stderr) == (1, True)
+        assert lmx.cli("load", "alpha").returncode == 0
+        first = lmx.worker("alpha")["pid"]
+        assert lmx.cli("restart", "alpha").returncode == 0
+        second = lmx.wait_state("alpha", "ready")["pid"]
+        assert second != first
+        # Its memory is measured twice a second.
+        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+        killed = lmx.cli("kill", "alpha")
+        said = back.search(killed.stdout.strip())
+        assert (killed.returncode, said is not None) == (0, True), killed.stdout
+        assert said is not None
+        assert said[1] in [event.detail for event in lmx.events("memory.returned")]
+        lmx.wait_state("alpha", "ready")
+        lmx.stop()
+        for arguments in (["status"], ["status", "--json"], ["stop"], ["kill", "alpha"]):
+            down = lmx.cli(*arguments)
+            assert (down.returncode, "is not running" in down.stderr) == (3, True)
+        lmx.config_path.write_text("server: {port: nine}")
+        wrong = lmx.cli("config", "check", "--config", str(lmx.config_path))
+        assert (wrong.returncode, "server.port" in wrong.stderr) == (4, True)
+        assert lmx.cli("up", "--config", str(lmx.config_path)).returncode == 4
+        assert lmx.cli("frobnicate").returncode == 2
+
+
+def test_a_taken_port_is_said_so() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        lmx = Rig({**ONE, "server": {"port": port}})
+        try:
+            done = lmx.cli("up", "--config", str(lmx.config_path))
+            assert done.returncode == 4
+            assert f"127.0.0.1:{port}" in done.stderr
+            assert "LMX_SERVER_PORT" in done.stderr
+        finally:
+            lmx.close()
+
+
+def test_start_and_stop_in_the_background() -> None:
+    lmx = Rig(ONE)
+    try:
+        done = lmx.cli("start", "--config", str(lmx.config_path))
+        assert done.returncode == 0, done.stderr
+        status = lmx.status()
+        assert status["router"]["url"] in done.stdout
+        lmx.wait_state("alpha", "ready")
+        assert lmx.cli("start", "--config", str(lmx.config_path)).returncode == 5
+        stopped = lmx.cli("stop")
+        assert stopped.returncode == 0
+        assert str(status["supervisor"]["pid"]) in stopped.stdout
+        assert lmx.processes() == []
+        assert lmx.log_events("supervisor", "supervisor.stopped")
+    finally:
+        lmx.close()
+
+
+def test_a_start_that_fails_shows_the_end_of_the_log() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        lmx = Rig({**ONE, "server": {"port": taken.getsockname()[1]}})
+        try:
+            done = lmx.cli("start", "--config", str(lmx.config_path))
+            assert done.returncode == 1
+            assert "can't listen on" in done.stderr
+        finally:
+            lmx.close()
+
+
+def test_logs_of_each_process_and_following_them() -> None:
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        for arguments in ([], ["--router"], ["alpha"], ["al/ias"]):
+            done = lmx.cli("logs", *arguments)
+            assert done.returncode == 0, done.stderr
+            assert all(json.loads(line)["event"] for line in done.stdout.splitlines())
+        missing = lmx.cli("logs", "nobody")
+        assert (missing.returncode, "known: alpha" in missing.stderr) == (1, True)
+        command = [sys.executable, "-m", "lmx.supervisor", "logs", "alpha", "-f", "-n", "1"]
+        follower = subprocess.Popen(command, env=lmx.environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert follower.stdout is not None
+            # The last line there is: from here on it follows.
+            assert json.loads(follower.stdout.readline())["event"] == "worker.loaded"
+            lmx.cli("restart", "alpha")
+            assert json.loads(follower.stdout.readline())["process"] == "worker"
+        finally:
+            follower.kill()
+            follower.wait()
+            follower.stdout.close() if follower.stdout else None
+
+
+def test_run_directory_is_private_and_sockets_go_with_their_owners() -> None:
+    with rig(ONE) as lmx:
+        worker = lmx.wait_state("alpha", "ready")
+        run = lmx.home / "run"
+        assert run.stat().st_mode & 0o777 == 0o700
+        assert (run / f"w-{worker['instance']}").exists()
+        lmx.cli("unload", "alpha")
+        assert not (run / f"w-{worker['instance']}").exists()
+
+
+def test_supervisor_and_router_are_light() -> None:
+    """Neither maps mlx's library, and each stays under 100 MB."""
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        status = lmx.status()
+        for name in ("supervisor", "router"):
+            process = psutil.Process(status[name]["pid"])
+            mapped = {entry.path for entry in process.memory_maps()}
+            heavy = ("mlx", "torch", "transformers", "tokenizers", "numpy")
+            assert not [path for path in mapped if any(word in path for word in heavy)]
+            assert process.memory_info().rss < 100_000_000
+            print(f"{name}: {process.memory_info().rss / 1e6:.0f} MB")
+
+
+def test_a_start_costs_little_beside_the_imports_of_its_libraries() -> None:
+    """From the first process to the first answer over HTTP, supervisor and router one after the
+    other, beside an interpreter that imports what both need: in turns, by the medians, so that
+    neither the machine nor a busy moment decides."""
+    lmx = Rig(ONE | {"server": {"port": free_port()}})
+    took_s: list[float] = []
+    imports_s: list[float] = []
+    try:
+        for _ in range(5):
+            started_s = time.monotonic()
+            subprocess.run(
+                [sys.executable, "-c", "import aiohttp, psutil, pydantic, structlog, yaml, zmq"],
+                check=True,
+            )
+            imports_s.append(time.monotonic() - started_s)
+            started_s = time.monotonic()
+            lmx.up(wait=False)
+            wait_until(lambda: answers(lmx), "an answer")
+            took_s.append(time.monotonic() - started_s)
+            lmx.stop()
+    finally:
+        lmx.close()
+    print(f"first answer after {sorted(took_s)} s, imports {sorted(imports_s)} s")
+    assert statistics.median(took_s) < 6 * statistics.median(imports_s)
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(lmx: Rig) -> bool:
+    """Whether the API answers at all."""
+    port = yaml.safe_load(lmx.config_path.read_text())["server"]["port"]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["lmx.supervisor.cli.main", "lmx.supervisor.cli.foreground", "lmx.router.server.process"],
+)
+def test_what_router_and_supervisor_import(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "print([m for m in ('mlx', 'mlx_vlm', 'transformers', 'huggingface_hub', 'numpy', "
+        "'gguf2mlx', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_path_too_long_for_sockets_is_said_so() -> None:
+    lmx = Rig(ONE)
+    try:
+        environment = {**lmx.environment, "LMX_HOME": str(lmx.home / ("x" * 80))}
+        done = subprocess.run(
+            [sys.executable, "-m", "lmx.supervisor", "up", "--config", str(lmx.config_path)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 4
+        assert "set LMX_HOME to a shorter path" in done.stderr
+    finally:
+        lmx.close()

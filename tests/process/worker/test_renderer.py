@@ -1,0 +1,176 @@
+"""The process that renders chat templates: its limits, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from lmx.worker.templates.renderer import (
+    Renderer,
+    RenderingEndedError,
+    TemplateRefusedError,
+    TextTooLongError,
+)
+
+pytestmark = pytest.mark.process
+
+AMPLE_BYTES = 1 << 30
+DEADLINE_S = 20.0
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LARGE = "{{ 'x' * 4000000000 }}"
+GROWING = (
+    "{% set n = namespace(s='x' * 1000000) %}"
+    "{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def renderer() -> Iterator[Renderer]:
+    made = Renderer(DEADLINE_S)
+    yield made
+    made.close()
+
+
+def test_what_loops_is_ended_and_the_next_is_rendered(renderer: Renderer) -> None:
+    assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
+    first = renderer.pid
+    impatient = Renderer(0.5)
+    try:
+        with pytest.raises(RenderingEndedError, match=r"after 0\.5 s"):
+            impatient.render(ENDLESS, {}, AMPLE_BYTES)
+        assert impatient.pid is None
+    finally:
+        impatient.close()
+    assert renderer.render("{{ a }}", {"a": 2}, AMPLE_BYTES) == "2"
+    assert renderer.pid == first
+
+
+@pytest.mark.parametrize("template", [LARGE, GROWING])
+def test_what_eats_memory_is_ended(renderer: Renderer, template: str) -> None:
+    renderer.render("x", {}, AMPLE_BYTES)
+    pid = renderer.pid
+    with pytest.raises(RenderingEndedError, match="1024 MiB of memory"):
+        renderer.render(template, {}, AMPLE_BYTES)
+    assert renderer.render("x", {}, AMPLE_BYTES) == "x"
+    assert renderer.pid != pid
+
+
+def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
+    """On a Mac no limit holds: then the growth is seen from here."""
+    small = Renderer(DEADLINE_S, 4 << 30)
+    try:
+        small.render("x", {}, AMPLE_BYTES)
+        # The process keeps the limit that it was started with.
+        small._most_memory_bytes = 60 << 20
+        with pytest.raises(RenderingEndedError, match="60 MiB of memory"):
+            small.render(GROWING, {}, AMPLE_BYTES)
+    finally:
+        small.close()
+
+
+def test_too_much_text_is_counted_and_not_sent(renderer: Renderer) -> None:
+    with pytest.raises(TextTooLongError) as caught:
+        renderer.render("{{ 'é' * 1000000 }}", {}, 1_999_999)
+    assert caught.value.text_bytes == 2_000_000
+    assert len(renderer.render("{{ 'é' * 1000000 }}", {}, 2_000_000)) == 1_000_000
+
+
+def test_what_a_template_raises_is_told_in_its_words(renderer: Renderer) -> None:
+    with pytest.raises(TemplateRefusedError, match=r"^roles must alternate$"):
+        renderer.render("{{ raise_exception('roles must alternate') }}", {}, AMPLE_BYTES)
+    with pytest.raises(TemplateRefusedError) as caught:
+        renderer.render("{{ raise_exception('x' * 100000) }}", {}, AMPLE_BYTES)
+    assert len(str(caught.value)) == 2000
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(TemplateRefusedError, match="nested"):
+        renderer.render("x", {"deep": deep}, AMPLE_BYTES)
+    pid = renderer.pid
+    assert renderer.render("x", {}, AMPLE_BYTES) == "x" and renderer.pid == pid
+
+
+def test_a_whole_context_goes_through(renderer: Renderer) -> None:
+    text = "wörd " * 200_000
+    assert renderer.render("{{ text }}!", {"text": text}, AMPLE_BYTES) == text + "!"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_one_that_died_is_replaced(renderer: Renderer, number: signal.Signals) -> None:
+    renderer.render("x", {}, AMPLE_BYTES)
+    pid = renderer.pid
+    assert pid is not None
+    os.kill(pid, number)
+    psutil.Process(pid).wait(DEADLINE_S) if psutil.pid_exists(pid) else None
+    assert renderer.render("x", {}, AMPLE_BYTES) == "x"
+    assert renderer.pid != pid
+
+
+def test_one_that_dies_at_work_fails_that_request_alone(renderer: Renderer) -> None:
+    renderer.render("x", {}, AMPLE_BYTES)
+    pid = renderer.pid
+    assert pid is not None
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(RenderingEndedError, match="broke the process"):
+        renderer.render(ENDLESS, {}, AMPLE_BYTES)
+    assert renderer.render("x", {}, AMPLE_BYTES) == "x"
+
+
+def test_another_thread_can_end_it(renderer: Renderer) -> None:
+    renderer.render("x", {}, AMPLE_BYTES)
+    threading.Timer(0.2, renderer.kill).start()
+    with pytest.raises(RenderingEndedError):
+        renderer.render(ENDLESS, {}, AMPLE_BYTES)
+
+
+def test_one_that_is_stopped_is_replaced() -> None:
+    """It reads nothing: also the sending of a long text has to come to an end."""
+    impatient = Renderer(1.0)
+    try:
+        impatient.render("x", {}, AMPLE_BYTES)
+        assert impatient.pid is not None
+        os.kill(impatient.pid, signal.SIGSTOP)
+        with pytest.raises(RenderingEndedError, match="after 1 s"):
+            impatient.render("{{ text }}", {"text": "x" * 10_000_000}, AMPLE_BYTES)
+        assert impatient.render("x", {}, AMPLE_BYTES) == "x"
+    finally:
+        impatient.close()
+
+
+PARENT = """
+import sys
+from lmx.worker.templates.renderer import Renderer
+renderer = Renderer(1.0)
+renderer.render("x", {}, 100)
+print(renderer.pid, flush=True)
+renderer.render(sys.argv[1], {}, 100)
+"""
+
+
+@pytest.mark.parametrize("template", ["{{ 1 }}", ENDLESS])
+def test_it_ends_with_its_worker(template: str) -> None:
+    """Also while it renders without end, and nobody is left to stop it."""
+    code = PARENT + ("import time; time.sleep(60)" if template != ENDLESS else "")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, template], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        if template == ENDLESS:
+            time.sleep(0.3)  # It is to be at it; a moment less makes the other case of it.
+        parent.kill()
+    gone, alive = psutil.wait_procs([child], DEADLINE_S)
+    assert gone and not alive
+
+
+def test_it_imports_little(renderer: Renderer) -> None:
+    """It stands beside every model: 20 MiB and no more."""
+    renderer.render("x", {}, AMPLE_BYTES)
+    assert renderer.pid is not None
+    assert psutil.Process(renderer.pid).memory_info().rss < 48 << 20

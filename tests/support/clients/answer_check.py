@@ -1,0 +1,58 @@
+"""Holds every answer of a router against what its route says of it: the status, and the shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from lmx.router.http.endpoint import Access, Endpoint, endpoint_of
+from lmx.router.http.errors import http_status
+from lmx.router.schema.answers.errors import Error
+from lmx.router.schema.openapi.errors import error_codes
+
+
+class AnswerCheck:
+    """Looks at each answer before it goes out; ``faults`` are those that are not as described.
+    Streams are looked at by who reads them."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
+        """See ``on_response_prepare`` of aiohttp."""
+        endpoint = endpoint_of(request)
+        fault = self._fault_in(request, endpoint, response)
+        if fault is not None:
+            self.faults.append(f"{request.method} {request.path}: {response.status}: {fault}")
+
+    def _fault_in(
+        self, request: web.Request, endpoint: Endpoint | None, response: web.StreamResponse
+    ) -> str | None:
+        if response.status == 304:
+            return None  # It stands for an answer that was sent before.
+        if request.method == "OPTIONS" and response.status == 204:
+            return None  # Of a browser's question, which is for every route.
+        shape: Any = Error
+        if endpoint is not None:
+            well = [endpoint.status] if endpoint.unwell is None else [200, endpoint.unwell]
+            errors = {
+                http_status(code, operator=endpoint.access is Access.ADMIN)
+                for code in error_codes(endpoint)
+            }
+            if response.status not in {*well, *errors}:
+                return "the status is not described"
+            if response.status in well:
+                shape = endpoint.answer
+        if response.content_type == "text/event-stream":
+            return None if endpoint is not None and endpoint.streams else "a stream"
+        if not isinstance(response, web.Response) or shape is None:
+            same = endpoint is not None and response.content_type == endpoint.media
+            return None if same else f"the type {response.content_type}"
+        assert isinstance(response.body, bytes)
+        try:
+            TypeAdapter(shape).validate_json(response.body)
+        except ValidationError as error:
+            return str(error)
+        return None

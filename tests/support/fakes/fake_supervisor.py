@@ -1,0 +1,93 @@
+"""A supervisor for the CLI's tests: it holds the lock of a home and answers as it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages import control
+from lmx.protocol.wire import codec
+from lmx.protocol.wire.sockets import Role, open_socket
+from lmx.supervisor.state.home import Home
+
+Answers = dict[type[Any], Callable[[Any], Any]]
+
+
+@contextlib.contextmanager
+def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
+    """Answer questions by their type until the end of the block; yields those that came."""
+    home.prepare()
+    # Not a SupervisorLock, which is held until the process ends.
+    lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    asked: list[Any] = []
+    context = zmq.Context()
+    socket = open_socket(context, Role.DATA_SERVER)
+    socket.bind(home.run.control)
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            if not socket.poll(20):
+                continue
+            identity, frame = socket.recv_multipart()[:2]
+            envelope = codec.decode(frame)
+            asked.append(envelope.message)
+            answer = answers.get(type(envelope.message))
+            reply = (
+                answer(envelope.message)
+                if answer is not None
+                else control.Denied(ErrorCode.PROTOCOL_ERROR, "the fake was not told an answer")
+            )
+            if reply is not None:
+                socket.send_multipart([identity, codec.encode(reply, envelope.correlation)])
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        over.set()
+        thread.join(5)
+        context.destroy(linger=0)
+        os.close(lock)
+
+
+def model_line(model: str, state: str = "ready", **values: Any) -> dict[str, Any]:
+    """Return a model's line of a status."""
+    loaded = state in ("ready", "draining")
+    return {
+        "model": model, "aliases": [], "source": "/x", "kind": "chat", "state": state,
+        "pid": 4711 if loaded else None, "instance": f"{model}-1" if loaded else None,
+        "memory_bytes": 2**30 if loaded else 0, "reserved_bytes": 2**31 if loaded else 0,
+        "peak_memory_bytes": 0, "kv_bytes": 0, "context_length": 4096,
+        "requests_active": 0, "requests_queued": 0, "requests_total": 7, "tokens_total": 100,
+        "phase": None, "fraction": None, "loaded_at_s": None, "restarts": 0, "retry_in_s": None,
+        "problem": None, "pinned": False, "idle_s": None, "expires_in_s": None, "position": None,
+        "waiting": 0, "loads_total": 1, "load_s_total": 1.0, "exits": {}, "last_exit": None,
+        **values,
+    }  # fmt: skip
+
+
+def status(*workers: dict[str, Any], **supervisor: Any) -> dict[str, Any]:
+    """Return a status with these models."""
+    return {
+        "supervisor": {
+            "state": "running", "pid": 1, "version": "0.1.0", "epoch": "e1", "uptime_s": 61.0,
+            "memory_bytes": 1, "budget_bytes": 2**33, "reserved_bytes": 2**32, "home": "/h",
+            "missing_bytes": 0, "memory_pressure": "none", "machine_memory_bytes": 2**34,
+            "machine_used_bytes": 2**33, "swaps_total": 0, **supervisor,
+        },
+        "router": {
+            "state": "running", "pid": 2, "port": 8000, "adopted": False, "memory_bytes": 1,
+            "streams": 3, "waiting": 0, "requests_total": 9, "restarts": 0, "url": "http://127.0.0.1:8000/v1",
+        },
+        "workers": list(workers),
+    }  # fmt: skip

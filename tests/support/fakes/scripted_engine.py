@@ -1,0 +1,399 @@
+"""An engine that does what its options and requests say: for tests of everything around it.
+
+``engine="scripted_engine:create"`` in a worker's spec, with this folder on PYTHONPATH. Standard
+library only. Deterministic: a step advances every row by one token, and takes the longest
+``step_s`` of the rows that it advances.
+
+Options (``engine_options``), all optional:
+    load_s            the load takes so long, with progress in ten parts
+    load_error        the load raises this message
+    load_crash        true: the load aborts the process
+    load_hang         true: the load never ends
+    load_exit         the process exits with this status in the load
+    bad_loads         numbers, from 1, of this model's loads that fail; they are counted in a
+                      file beside the model
+    load_permanent    the load raises this message, as an error of the configuration
+    load_memory       true: the load raises MemoryError
+    memory_bytes      what the engine says that it holds
+    grow_bytes_per_token  it says that it holds so much more for each token that it ever made;
+                      shrinking takes half of that back
+    context_length    tokens (bytes of the messages, see below); the spec's, else 4096
+    step_s            of rows that name none; 0
+    children          true: the load starts two processes that ignore SIGTERM and never end, one
+                      of them in a session of its own
+
+The last message may be a JSON object, all of it optional:
+    tokens            how many pieces the answer has; then it ends by itself; 10
+    text              the piece; "word "
+    stop_text         one more piece, the last
+    step_s            a step with this row takes so long
+    encode_s          tokenizing it takes so long
+    prefill_s         prefill takes so long, in chunks of 0.05 s
+    hang_at           the step that makes this token (0: the first) never ends
+    crash_at          it kills the process with SIGKILL
+    abort_at          it aborts the process
+    memory_error_at   it finds no memory for this token
+    grow_mib          so many MiB are taken in prefill and kept for good, 4 of them each 0.05 s
+    raise_at          turning this token into text raises: that row alone fails
+    step_raise_at     the step that makes this token raises: the engine is broken
+    fail_at           in place of this token the engine says that the row has failed
+    form_at           in place of this token the engine says that its form can't be enforced
+    pieces            the pieces themselves, in place of text and tokens
+    again             the pieces when an answer to the same message was made before
+Any other message is answered with a fixed sentence, word by word.
+
+A prompt has a token for each UTF-8 byte of its messages. Rows of one request
+answer alike; a token's logprob is minus its place, over ten. A beam search finds the answer, and
+as many worse ones as it is asked for. The model thinks between <think> and </think>, and calls
+tools in the form json_tools. Nothing is held to a form; what a worker checks of a schema when an
+answer is whole is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.tasks import Detokenize, Detokenized, Tokenize, Tokenized
+from lmx.protocol.states import LoadPhase, StructureKind, ToolChoice
+from lmx.worker.engine import (
+    ConstraintMaker,
+    ConstraintSource,
+    EncodedPrompt,
+    Hypothesis,
+    LoadReporter,
+    ModelFacts,
+    PromptSource,
+    ReasoningMarkers,
+    RowRequest,
+    RowStarted,
+    RowToken,
+    StepOutput,
+    TaskPlan,
+    TokenScores,
+)
+from lmx.worker.schemas.form import schema_forms
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+
+_CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(9999)"
+_EOS = 0
+_RAISES = 1
+_CHUNK_S = 0.05
+_BYTE = 500_000
+"""A prompt's token is this and a byte; smaller ones are pieces of answers."""
+
+
+def create(spec: WorkerSpec) -> ScriptedEngine:
+    """The factory that a spec names."""
+    told = {} if spec.context_length is None else {"context_length": spec.context_length}
+    loads = Path(spec.model_path) / f"loads-{spec.model_id}"
+    return ScriptedEngine({**told, **spec.engine_options}, loads)
+
+
+@dataclass
+class _Row:
+    request: RowRequest
+    tokens: list[int]
+    max_tokens: int
+    step_s: float
+    prefill_s: float
+    grow_mib: int
+    prefill_tokens: int
+    directive: Mapping[str, Any]
+    made: int = 0
+
+
+class _Free:
+    """A constraint that allows everything."""
+
+    def mask(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def fork(self) -> _Free:
+        return self
+
+
+class ScriptedEngine:
+    """See the module's docstring. ``calls`` counts what was asked of it."""
+
+    def __init__(self, options: Mapping[str, Any], loads: Path = Path(os.devnull)) -> None:
+        self._options = options
+        self._loads = loads
+        self._rows: dict[int, _Row] = {}
+        self._grown: list[bytes] = []
+        self._answered: set[str] = set()
+        self._texts = ["", ""]
+        self._token_of: dict[str, int] = {}
+        self._grown_bytes = 0
+        self._peak_bytes = 0
+        self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0, "shrink": 0, "regrow": 0}
+
+    def load(self, advanced: LoadReporter) -> ModelFacts:
+        options = self._options
+        for part in range(1, 11):
+            time.sleep(options.get("load_s", 0) / 10)
+            advanced(LoadPhase.WEIGHTS, part / 10, "")
+        if options.get("children"):
+            for own_session in (False, True):
+                subprocess.Popen([sys.executable, "-c", _CHILD], start_new_session=own_session)
+        if "load_error" in options:
+            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
+        if options.get("bad_loads") and self._count_load() in options["bad_loads"]:
+            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "this load fails, the next may not")
+        if "load_permanent" in options:
+            raise OperationError(ErrorCode.CONFIG_INVALID, options["load_permanent"])
+        if options.get("load_memory"):
+            raise MemoryError
+        if options.get("load_crash"):
+            os.abort()
+        if "load_exit" in options:
+            os._exit(options["load_exit"])
+        if options.get("load_hang"):
+            _hang()
+        advanced(LoadPhase.WARMUP, None, "")
+        return ModelFacts(
+            options.get("context_length", 4096),
+            frozenset({_EOS}),
+            vocabulary_size=1_000_000,
+            reasoning=ReasoningMarkers("<think>", "</think>", -1, -2),
+            tool_parser="json_tools",
+            converses=True,
+        )
+
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        if source.tokens is not None:
+            return EncodedPrompt(source.tokens)
+        if source.text is not None:
+            return EncodedPrompt(_bytes(source.text))
+        contents = [str(message["content"]) for message in source.messages or ()]
+        time.sleep(_directive(contents[-1]).get("encode_s", 0))
+        return EncodedPrompt(_bytes("\0".join(contents)))
+
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        use = source.tool_use
+        if use is not None and use.choice is ToolChoice.REQUIRED:
+            forms = {
+                tool["function"]["name"]: next(
+                    schema_forms(tool["function"]["parameters"], lambda _: True)
+                )
+                for _, tool in use.callable()
+            }
+            checks = {name: form.check for name, form in forms.items() if form.check is not None}
+            return ConstraintMaker(_Free, call_checks=checks) if checks else None
+        if source.structure is None or source.structure.kind is not StructureKind.JSON_SCHEMA:
+            return None
+        form = next(schema_forms(json.loads(source.structure.text), lambda _: True))
+        return ConstraintMaker(_Free, form.check, form.remarks)
+
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> _Texts:
+        return _Texts(self._texts)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._texts[token].encode() if token < _BYTE else bytes([token - _BYTE])
+
+    def can_admit(self) -> bool:
+        return not any(row.prefill_tokens for row in self._rows.values())
+
+    def admit(self, row: RowRequest) -> None:
+        last = _text_of(row.prompt).split("\0")[-1]
+        directive = _directive(last)
+        if last in self._answered and "again" in directive:
+            directive = {**directive, "pieces": directive["again"]}
+        self._answered.add(last)
+        self._rows[row.row_id] = _Row(
+            request=row,
+            tokens=self._script(directive),
+            max_tokens=row.max_tokens,
+            step_s=directive.get("step_s", self._options.get("step_s", 0)),
+            prefill_s=directive.get("prefill_s", 0),
+            grow_mib=directive.get("grow_mib", 0),
+            prefill_tokens=len(row.prompt),
+            directive=directive,
+        )
+
+    def step(self) -> StepOutput:
+        self.calls["step"] += 1
+        decoding = {row_id: row for row_id, row in self._rows.items() if row.prefill_tokens == 0}
+        time.sleep(max((row.step_s for row in decoding.values()), default=0))
+        tokens, found = [], []
+        failed: list[tuple[int, Exception]] = []
+        for row_id, row in decoding.items():
+            if row.made == row.directive.get("fail_at"):
+                failed.append((row_id, RuntimeError("the script says so")))
+                del self._rows[row_id]
+            elif row.made == row.directive.get("form_at"):
+                code = ErrorCode.STRUCTURE_NOT_ENFORCEABLE
+                failed.append((row_id, LmxError(code, "the script says so")))
+                del self._rows[row_id]
+            elif row.request.beam is not None:
+                found.append((row_id, _hypotheses(row)))
+                del self._rows[row_id]
+            else:
+                tokens.append(self._next(row))
+        for row_id, row in decoding.items():
+            if row.made >= row.max_tokens:
+                self._rows.pop(row_id, None)
+        prefill_tokens, started = self._prefill()
+        return StepOutput(tokens, prefill_tokens, started, failed, found)
+
+    def remove(self, row_id: int) -> None:
+        self.calls["remove"] += 1
+        self._rows.pop(row_id, None)
+
+    def plan(self, task: Any) -> TaskPlan:
+        if isinstance(task, Tokenize):
+            source = PromptSource(text=task.text, messages=task.messages)
+            tokens = self.encode(source).tokens
+            pieces = tuple(chr(token - _BYTE) for token in tokens) if task.pieces else ()
+            return TaskPlan(0, reply=Tokenized(task.stream_id, tuple(tokens), 4096, pieces))
+        if isinstance(task, Detokenize):
+            return TaskPlan(0, reply=Detokenized(task.stream_id, _text_of(task.tokens)))
+        raise RequestError(ErrorCode.UNSUPPORTED_VALUE, "This model writes answers.", param="model")
+
+    def compute(self, piece: Any) -> Any:
+        return piece
+
+    def rest(self) -> None:
+        self.calls["rest"] += 1
+
+    def shrink(self) -> None:
+        self.calls["shrink"] += 1
+        self._grown_bytes //= 2
+
+    def regrow(self) -> None:
+        self.calls["regrow"] += 1
+
+    def close(self) -> None:
+        self.calls["close"] = 1
+
+    def memory_bytes(self) -> int:
+        return int(self._options.get("memory_bytes", 0)) + self._grown_bytes
+
+    def peak_memory_bytes(self) -> int:
+        return self._peak_bytes
+
+    def _count_load(self) -> int:
+        with self._loads.open("a+b") as file:
+            file.write(b".")
+            return file.tell()
+
+    def _script(self, directive: Mapping[str, Any]) -> list[int]:
+        pieces = directive["pieces"]
+        tokens = [self._token(piece) for piece in pieces]
+        if (at := directive.get("raise_at")) is not None:
+            tokens[at] = _RAISES
+        return [*tokens, _EOS]
+
+    def _token(self, text: str) -> int:
+        token = self._token_of.get(text)
+        if token is None:
+            token = self._token_of[text] = len(self._texts)
+            self._texts.append(text)
+        return token
+
+    def _prefill(self) -> tuple[int, list[RowStarted]]:
+        found = next(((i, row) for i, row in self._rows.items() if row.prefill_tokens), None)
+        if found is None:
+            return 0, []
+        row_id, row = found
+        if row.grow_mib > 0:
+            time.sleep(_CHUNK_S)
+            self._grown.append(b"x" * min(row.grow_mib, 4) * 1024**2)
+            row.grow_mib -= 4
+            return 1, []
+        if row.prefill_s > 0:
+            time.sleep(min(row.prefill_s, _CHUNK_S))
+            row.prefill_s -= _CHUNK_S
+            return 1, []
+        done, row.prefill_tokens = row.prefill_tokens, 0
+        scores = [_scores(place, None) for place in range(1, done)]
+        return done, [RowStarted(row_id, 0, scores if row.request.prompt_logprobs else ())]
+
+    def _next(self, row: _Row) -> RowToken:
+        at = row.made
+        if at == row.directive.get("hang_at"):
+            _hang()
+        if at == row.directive.get("crash_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at == row.directive.get("abort_at"):
+            os.abort()
+        if at == row.directive.get("memory_error_at"):
+            raise MemoryError("the script says so")
+        if at == row.directive.get("step_raise_at"):
+            raise RuntimeError("the script says so")
+        row.made += 1
+        self._grown_bytes += int(self._options.get("grow_bytes_per_token", 0))
+        self._peak_bytes = max(self._peak_bytes, self.memory_bytes())
+        return RowToken(row.request.row_id, row.tokens[at], _scores(at, row.request.top_logprobs))
+
+
+class _Texts:
+    """A detokenizer whose tokens are whole pieces of text."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def add(self, token: int) -> str:
+        if token == _RAISES:
+            raise ValueError("the script says so")
+        return self._texts[token] if token < _BYTE else chr(token - _BYTE)
+
+    def flush(self) -> str:
+        return ""
+
+
+def _bytes(text: str) -> list[int]:
+    return [_BYTE + byte for byte in text.encode()]
+
+
+def _text_of(tokens: Sequence[int]) -> str:
+    # Any number is taken: a request may send tokens of its own.
+    return bytes((token - _BYTE) % 256 for token in tokens).decode(errors="replace")
+
+
+def _scores(place: int, top: int | None) -> TokenScores:
+    return TokenScores(-place / 10, [(place, -place / 10)] * (top or 0))
+
+
+def _hypotheses(row: _Row) -> list[Hypothesis]:
+    """The answer, and worse ones that are ever shorter."""
+    width = row.request.beam.width if row.request.beam else 1
+    return [
+        Hypothesis(row.tokens[: max(1, len(row.tokens) - place)], -float(place))
+        for place in range(width)
+    ]
+
+
+def _directive(content: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(content)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        words = SENTENCE.split(" ")
+        return {"pieces": [words[0], *(f" {word}" for word in words[1:])]}
+    pieces = list(asked.get("pieces", [asked.get("text", "word ")] * asked.get("tokens", 10)))
+    if "stop_text" in asked:
+        pieces.append(asked["stop_text"])
+    return {**asked, "pieces": pieces}
+
+
+def _hang() -> None:
+    while True:  # The GIL is released, as in a kernel that never returns.
+        time.sleep(0.05)

@@ -1,0 +1,124 @@
+"""Watches one lmx from outside while it is in use: its ledger, and which processes there are.
+
+What it finds wrong is kept, never raised: the test asks for ``wrongs`` in the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import psutil
+from rig import Rig
+
+from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.state.home import Home
+
+_EVERY_S = 0.02
+
+
+class Watch:
+    """A thread that looks every 20 ms, as long as its block lasts.
+
+    It sees what it may never see: more bytes reserved than there are, a worker process that no
+    slot has, two of one model. ``looks`` counts; ``most_bytes`` is the most that was reserved;
+    ``pids`` are all the worker processes that there were.
+    """
+
+    def __init__(self, lmx: Rig) -> None:
+        self._lmx = lmx
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="watch")
+        self._instance_of: dict[tuple[int, float], tuple[str, str] | None] = {}
+        self.looks = 0
+        self.most_bytes = 0
+        self.wrongs: list[str] = []
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+    @property
+    def pids(self) -> set[int]:
+        """Of every worker process that was seen."""
+        return {pid for (pid, _), names in self._instance_of.items() if names is not None}
+
+    def _look_on(self) -> None:
+        try:
+            with ControlClient(Home(self._lmx.home)) as client:
+                while not self._ended.wait(_EVERY_S):
+                    before = client.status()
+                    processes = self._workers()
+                    after = client.status()
+                    self._check_ledger(before)
+                    self._check_ledger(after)
+                    self._check_processes(processes, before, after)
+                    self.looks += 1
+        except Exception as error:
+            self.failure = error  # a watch that saw nothing has proved nothing
+
+    def _check_ledger(self, status: dict[str, Any]) -> None:
+        supervisor = status["supervisor"]
+        reserved_bytes, budget_bytes = supervisor["reserved_bytes"], supervisor["budget_bytes"]
+        self.most_bytes = max(self.most_bytes, reserved_bytes)
+        if reserved_bytes > budget_bytes:
+            self.wrongs.append(f"{reserved_bytes} bytes of {budget_bytes} are reserved")
+        lines = sum(line["reserved_bytes"] for line in status["workers"])
+        if lines > reserved_bytes:
+            self.wrongs.append(f"the workers hold {lines} bytes, of {reserved_bytes} in all")
+
+    def _check_processes(
+        self, processes: list[tuple[str, str]], before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        """A process of neither moment lives without a slot: only one that was spawned after
+        the first and gone before the second could be innocent, and none is so quick."""
+        known = {line["instance"] for status in (before, after) for line in status["workers"]}
+        for model, instance in processes:
+            if instance not in known:
+                self.wrongs.append(f"a process of {model} ({instance}) has no slot")
+        models = [model for model, _ in processes]
+        for model in set(models):
+            if models.count(model) > 1:
+                self.wrongs.append(f"{models.count(model)} processes of {model} live")
+
+    def _workers(self) -> list[tuple[str, str]]:
+        """Return model and instance of each living worker process of this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                key = (process.pid, process.create_time())
+                if key not in self._instance_of:
+                    self._instance_of[key] = self._identify(process)
+                names = self._instance_of[key]
+                if names is not None and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(names)
+            except psutil.Error:
+                continue
+        return found
+
+    def _identify(self, process: psutil.Process) -> tuple[str, str] | None:
+        """Return the names that stand in a worker's command line; None of other processes.
+
+        Between fork and exec it is still the supervisor's: seen as such, it would never be
+        taken for a worker, so that a supervisor's is looked at anew each time.
+        """
+        arguments = process.cmdline()
+        if "lmx.supervisor" in arguments or not arguments:
+            raise psutil.NoSuchProcess(process.pid)
+        if "lmx.worker" not in arguments:
+            return None
+        if process.environ().get("LMX_HOME") != str(self._lmx.home):
+            return None
+        model, instance = arguments[-2:]
+        return model, instance

@@ -1,0 +1,174 @@
+"""Drives an MLX engine as the engine thread does, without threads; and what its models would
+say without it."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.utils import load
+
+from lmx.protocol.messages.specs import LogSpec, PrefixCacheSpec, SpeculationSpec, WorkerSpec
+from lmx.protocol.states import LoadPhase
+from lmx.worker.engine import (
+    Engine,
+    Hypothesis,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+    RowStarted,
+    StepOutput,
+    TokenScores,
+)
+from lmx.worker.factory import make_engine
+
+GREEDY = RowSampling(0.0)
+HOT = RowSampling(1.0, seed=1234)
+WARM_TOP_P = RowSampling(0.8, 0.7, 77)
+
+# So short that a chunk beside decoding rows is always of the least size.
+NO_STALL_S = 1e-6
+
+
+def spec_of(
+    folder: Path,
+    *,
+    context_length: int | None = None,
+    max_decode_stall_s: float = NO_STALL_S,
+    prefix_cache: PrefixCacheSpec | None = None,
+    speculation: SpeculationSpec | None = None,
+    tool_parser: str | None = None,
+) -> WorkerSpec:
+    return WorkerSpec(
+        instance="00000000",
+        model_id="m",
+        model_path=str(folder),
+        run_dir="/nowhere",
+        log=LogSpec("/nowhere"),
+        engine="lmx.worker.mlx.factory:create",
+        engine_options={},
+        memory_limit_bytes=4 << 30,
+        max_rows=4,
+        max_queue=4,
+        context_length=context_length,
+        max_decode_stall_s=max_decode_stall_s,
+        prefix_cache=prefix_cache,
+        speculation=speculation,
+        tool_parser=tool_parser,
+    )
+
+
+class EngineRunner:
+    """An engine, and what its rows made. A row is removed when it has made what was asked."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.phases: list[tuple[LoadPhase, float | None]] = []
+        self.engine: Engine = make_engine(spec)
+        self.facts: ModelFacts = self.engine.load(
+            lambda phase, fraction, _: self.phases.append((phase, fraction))
+        )
+        self.live: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenScores]] = {}
+        self.started: dict[int, RowStarted] = {}
+        self.failed: dict[int, Exception] = {}
+        self.found: dict[int, Sequence[Hypothesis]] = {}
+        self._next_row = 1
+
+    def encode(self, text: str) -> list[int]:
+        source = PromptSource(messages=[{"role": "user", "content": text}])
+        return list(self.engine.encode(source).tokens)
+
+    def admit(
+        self,
+        prompt: str | Sequence[int],
+        sampling: RowSampling = GREEDY,
+        max_tokens: int = 8,
+        **more: Any,
+    ) -> int:
+        while not self.engine.can_admit():
+            self.step()
+        row_id, self._next_row = self._next_row, self._next_row + 1
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        self.engine.admit(RowRequest(row_id, tokens, max_tokens, sampling, **more))
+        self.tokens[row_id], self.scores[row_id] = [], []
+        self.live[row_id] = max_tokens
+        return row_id
+
+    def step(self) -> StepOutput:
+        """EOS is a token like any other here."""
+        output = self.engine.step()
+        for started in output.started:
+            self.started[started.row_id] = started
+        for row_id, token, scores in output.tokens:
+            self.tokens[row_id].append(token)
+            if scores is not None:
+                self.scores[row_id].append(scores)
+            if len(self.tokens[row_id]) == self.live[row_id]:
+                self.remove(row_id)
+        for row_id, error in output.failed:
+            self.failed[row_id] = error
+            del self.live[row_id]
+        for row_id, found in output.found:
+            self.found[row_id] = found
+            del self.live[row_id]
+        return output
+
+    def remove(self, row_id: int) -> None:
+        self.engine.remove(row_id)
+        del self.live[row_id]
+
+    def finish(self) -> None:
+        while self.live:
+            self.step()
+
+    def alone(
+        self,
+        prompt: str | Sequence[int],
+        sampling: RowSampling = GREEDY,
+        max_tokens: int = 8,
+        **more: Any,
+    ) -> list[int]:
+        row_id = self.admit(prompt, sampling, max_tokens, **more)
+        self.finish()
+        return self.tokens[row_id]
+
+    def clear(self) -> None:
+        """Remove what a failed test left behind."""
+        for row_id in list(self.live):
+            self.remove(row_id)
+
+    def text(self, tokens: Iterable[int]) -> str:
+        detokenizer = self.engine.detokenizer(False)
+        return "".join([*map(detokenizer.add, tokens), detokenizer.flush()])
+
+
+class Plain:
+    """A model by itself: one forward over all tokens for each answer, no cache, no batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model, _ = load(str(folder))
+
+    def logits(self, tokens: Sequence[int]) -> mx.array:
+        """Return those after each token, [tokens, vocabulary]."""
+        features = self._model.get_input_embeddings(mx.array([list(tokens)])).to_dict()
+        arguments = {name: value for name, value in features.items() if value is not None}
+        language_model = self._model.language_model
+        output = language_model(
+            mx.array([list(tokens)]), cache=make_prompt_cache(language_model), **arguments
+        )
+        logits: mx.array = getattr(output, "logits", output)[0]
+        return logits
+
+    def logprobs(self, tokens: Sequence[int]) -> mx.array:
+        logits = self.logits(tokens)
+        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+    def likeliest(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """Return the likeliest token in each place of an answer, after those before it. It is
+        the answer itself exactly if that is the greedy one."""
+        logits = self.logits([*prompt, *answer])
+        best = mx.argmax(logits[len(prompt) - 1 : -1], axis=-1)
+        return cast(list[int], best.tolist())

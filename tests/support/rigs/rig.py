@@ -1,0 +1,353 @@
+"""A whole lmx in a folder of its own: real supervisor, router and workers, started and ended
+as a user would, with a check that nothing is left behind.
+
+HOME, TMPDIR and the working directory are folders of the rig too, so that a file written
+anywhere but below LMX_HOME is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import yaml
+
+from lmx.protocol.errors import OperationError
+from lmx.protocol.messages.control import Event, EventList, GetEvents, GetStatus, Status
+from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.state.home import Home
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+QUICK = {
+    "beat_interval_s": 0.2,
+    "beat_timeout_s": 2.0,
+    "stall_timeout_s": 2.0,
+    "start_timeout_s": 20.0,
+    "load_stall_timeout_s": 2.0,
+    "term_grace_s": 3.0,
+    "abort_grace_s": 1.0,
+    "shutdown_grace_s": 3.0,
+}
+"""Short deadlines: a test waits for each of them."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 45.0) -> Any:
+    """Return the first true value of ``condition``; fail after ``deadline_s``."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+def scripted(model_id: str, **settings: Any) -> dict[str, Any]:
+    """Return a model served by the scripted engine; ``options`` are the engine's."""
+    options = settings.pop("options", {})
+    return {
+        "id": model_id,
+        "source": "./stub",
+        "engine": "scripted_engine:create",
+        "engine_options": options,
+        "memory_bytes": "10 MiB",
+        **settings,
+    }
+
+
+class Rig:
+    """One LMX_HOME and what runs in it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="lmx-"))
+        self.home = self.root / "home"
+        self._elsewhere = [self.root / name for name in ("user", "tmp", "cwd")]
+        for folder in (self.home, *self._elsewhere):
+            folder.mkdir()
+        stub = self.root / "stub"
+        stub.mkdir()
+        (stub / "config.json").write_text("{}")
+        self.config_path = self.root / "lmx.yaml"
+        self.configure(config)
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.output = self.root / "up.out"
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Write the configuration; folders are given from the rig's root."""
+        config = json.loads(json.dumps(config))
+        config.setdefault("server", {}).setdefault("port", 0)
+        config["timing"] = {**QUICK, **config.get("timing", {})}
+        for model in config["models"]:
+            if model["source"].startswith("./"):
+                model["source"] = str(self.root / model["source"])
+        self.config_path.write_text(yaml.safe_dump(config))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of everything that runs here."""
+        user, temporary, _ = self._elsewhere
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("LMX_")}
+        return {
+            **kept,
+            "LMX_HOME": str(self.home),
+            "HOME": str(user),
+            "TMPDIR": str(temporary),
+            # Beside what else is looked at when the rig ends: downloads go where they are put.
+            "HF_HOME": str(self.home / "hub"),
+            "PYTHONPATH": str(FAKES),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def up(self, *, wait: bool = True) -> None:
+        """Start a supervisor in the foreground and wait until it serves."""
+        with self.output.open("ab") as output:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-m", "lmx.supervisor", "up", "--config", str(self.config_path)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=self.environment, cwd=self._elsewhere[2], start_new_session=True,
+            )  # fmt: skip
+        if wait:
+            self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Wait until the supervisor answers and its router too."""
+
+        def serving() -> bool:
+            if self.supervisor is not None and self.supervisor.poll() is not None:
+                raise AssertionError(f"the supervisor ended:\n{self.output.read_text()}")
+            try:
+                return bool(self.status()["router"]["memory_bytes"] > 0)
+            except OperationError:
+                return False
+
+        wait_until(serving, "lmx serves", 30)
+
+    def cli(self, *arguments: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+        """Run ``lmx-supervisor`` with arguments."""
+        return subprocess.run(
+            [sys.executable, "-m", "lmx.supervisor", *arguments],
+            env=self.environment, cwd=self._elsewhere[2], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``status --json`` prints, without the CLI: a process for each look costs
+        a second, and tests look all the time. Raises :class:`OperationError`."""
+        found: Status = self.ask(GetStatus())
+        return found.status
+
+    def worker(self, model: str) -> dict[str, Any]:
+        """Return one model's line of the status."""
+        line: dict[str, Any] = next(w for w in self.status()["workers"] if w["model"] == model)
+        return line
+
+    def wait_state(self, model: str, *states: str, deadline_s: float = 45.0) -> dict[str, Any]:
+        """Wait until a model is in one of the states; returns its line."""
+
+        def there() -> dict[str, Any] | None:
+            line = self.worker(model)
+            return line if line["state"] in states else None
+
+        found: dict[str, Any] = wait_until(there, f"{model} is {' or '.join(states)}", deadline_s)
+        return found
+
+    def ask(self, question: Any) -> Any:
+        """Put a question of :mod:`lmx.protocol.messages.control` to the supervisor; returns the
+        reply. Raises :class:`OperationError` with what it says when it denies."""
+        with ControlClient(Home(self.home)) as client:
+            return client.ask(question)
+
+    def events(self, *names: str) -> list[Event]:
+        """Return what happened of these names, oldest first."""
+        listed: EventList = self.ask(GetEvents(0, 2000))
+        return [event for event in listed.events if event.name in names]
+
+    @property
+    def url(self) -> str:
+        """The base URL, as a client of the OpenAI SDK would be given it."""
+        url: str = self.status()["router"]["url"]
+        return url
+
+    def log_events(self, name: str, event: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of one kind, or all, from a log file of this home."""
+        path = self.home / "logs" / f"{name}.log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return [found for found in events if event in (None, found["event"])]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every living process of this home, whoever its parent is."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.environ().get("LMX_HOME") == str(self.home)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def lasting(self) -> list[psutil.Process]:
+        """Return the processes but for those that come and go: what reads model files, and what
+        sees to a silent supervisor."""
+        passing = {"lmx.supervisor.memory.inspect_main", "rescue"}
+        return [each for each in self.processes() if passing.isdisjoint(_command(each))]
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """End the supervisor with a signal and return its exit status."""
+        assert self.supervisor is not None
+        self.supervisor.send_signal(number)
+        status = self.supervisor.wait(20)
+        self.supervisor = None
+        return status
+
+    def close(self) -> None:
+        """End what still runs, and fail if anything is left that should not be."""
+        try:
+            if self.supervisor is not None and self.supervisor.poll() is None:
+                assert self.stop() == 0, self.output.read_text()
+            # A reader of model files ends by itself when its supervisor is killed.
+            wait_until(lambda: len(self.lasting()) == len(self.processes()), "readers are gone")
+            left = [f"{p.pid} {' '.join(p.cmdline())}" for p in self.processes()]
+            assert left == [], f"processes are left: {left}"
+            for folder in self._elsewhere:
+                files = [str(path) for path in folder.rglob("*")]
+                assert files == [], f"files outside LMX_HOME: {files}"
+            sockets = list((self.home / "run").glob("w-*"))
+            assert sockets == [], f"sockets are left: {sockets}"
+        finally:
+            for process in self.processes():
+                process.kill()
+            shutil.rmtree(self.root)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+@contextmanager
+def rig(config: dict[str, Any]) -> Iterator[Rig]:
+    """Run an lmx with a configuration; on a failure, show what it logged."""
+    made = Rig(config)
+    try:
+        made.up()
+        yield made
+    except BaseException:
+        for path in sorted((made.home / "logs").glob("*.log")):
+            print(f"--- {path.name}\n{path.read_text()[-4000:]}")
+        raise
+    finally:
+        made.close()
+
+
+@asynccontextmanager
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client without a total time-out but with one between bytes."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield session
+
+
+def ask(model: str, content: Any, **settings: Any) -> dict[str, Any]:
+    """Return a streaming request; ``content`` may be a scripted engine's directive."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    return {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": text}],
+        **settings,
+    }
+
+
+async def whole(
+    session: aiohttp.ClientSession, url: str, model: str, content: Any, **settings: Any
+) -> tuple[int, dict[str, Any]]:
+    """Return status and answer, or error object, of a request that does not stream."""
+    body = ask(model, content, **{**settings, "stream": False})
+    async with session.post(f"{url}/chat/completions", json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        if "error" in answer:
+            return response.status, {**answer["error"], "headers": dict(response.headers)}
+        return response.status, answer
+
+
+class Stream:
+    """A streamed answer, read in a task of its own: text, errors, and how it ended.
+
+    ``broken``: the connection was lost, or closed before the answer's end. ``comments``: the
+    lines that are no events, with the time at which they came.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+        self.status: int | None = None
+        self.text = ""
+        self.errors: list[dict[str, Any]] = []
+        self.comments: list[tuple[float, str]] = []
+        self.finish_reason: str | None = None
+        self.done = False
+        self.after_error = 0
+        self.broken = False
+        self._task = asyncio.ensure_future(self._run(session, f"{url}/chat/completions", body))
+
+    async def _run(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+        try:
+            await self._read(session, url, body)
+        except aiohttp.ClientError:
+            self.broken = True
+
+    async def _read(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+        async with session.post(url, json=body) as response:
+            self.status = response.status
+            async for line in response.content:
+                if line.startswith(b":"):
+                    self.comments.append((time.monotonic(), line.decode().strip()))
+                if not line.startswith(b"data: "):
+                    continue
+                self.after_error += len(self.errors)
+                data = line[6:].strip()
+                if data == b"[DONE]":
+                    self.done = True
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    self.errors.append(event["error"])
+                    continue
+                for choice in event["choices"]:
+                    self.text += choice["delta"].get("content") or ""
+                    self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    async def has_text(self, length: int, deadline_s: float = 45.0) -> None:
+        """Wait until at least so many characters have come."""
+        end_s = time.monotonic() + deadline_s
+        while len(self.text) < length:
+            assert time.monotonic() < end_s, f"only {self.text!r} came"
+            assert not self._task.done(), f"ended with {self.text!r}, {self.errors}"
+            await asyncio.sleep(0.02)
+
+    async def ended(self, deadline_s: float = 30.0) -> None:
+        """Wait for the end of the connection."""
+        await asyncio.wait_for(asyncio.shield(self._task), deadline_s)
+
+    async def hang_up(self) -> None:
+        """Leave, as a client does that closes its connection."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

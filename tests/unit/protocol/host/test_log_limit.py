@@ -1,0 +1,129 @@
+"""Log files keep to their size, whoever writes, and however much at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lmx.protocol.host import log_limit
+from lmx.protocol.host.log_files import rotated
+from lmx.protocol.host.log_limit import LogLimit, keep_to
+from lmx.router.operators.logs import Place, more_lines
+
+LIMIT = LogLimit(10_000, 2)
+
+
+def test_a_full_file_is_put_aside_and_stays_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    inode = None
+    for turn in "abc":
+        with path.open("ab") as file:
+            file.write(f"{turn * 99}\n".encode() * 100)
+        inode = inode or path.stat().st_ino
+        assert keep_to(path, LIMIT)
+        assert (path.stat().st_size, path.stat().st_ino) == (0, inode)
+    assert len(rotated(path, 1).read_bytes()) == 10_000
+    assert rotated(path, 1).read_text()[0] == "c"
+    assert rotated(path, 2).read_text()[0] == "b"
+    assert not rotated(path, 3).exists()
+    assert not keep_to(tmp_path / "none.log", LIMIT)
+
+
+def test_a_burst_is_cut_to_the_limit_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"".join(b"%09d\n" % number for number in range(50_000)))
+    keep_to(path, LIMIT)
+    kept = rotated(path, 1).read_bytes()
+    assert len(kept) <= LIMIT.max_bytes
+    first, *lines = kept.splitlines()
+    dropped = json.loads(first)
+    assert (dropped["event"], lines[-1]) == ("log.cut", b"000049999")
+    assert dropped["dropped_bytes"] == 10 * int(lines[0])
+
+
+def test_a_disk_without_room_for_the_copy_keeps_the_limit_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a.log"
+    path.write_bytes(b"x" * 12_000)
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(OSError, match="No space"):
+        keep_to(path, LIMIT)
+    assert path.stat().st_size == 12_000
+    with path.open("ab") as file:
+        file.write(b"x" * 12_000)
+    keep_to(path, LIMIT)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.log"]
+    assert path.stat().st_size == 0
+
+
+def test_who_follows_misses_nothing_when_a_file_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("1\n2\n")
+    _, place = more_lines(path, Place(None, 0))
+    lines, place = more_lines(path, place)
+    assert lines == ["1", "2"]
+    with path.open("a") as file:
+        file.write("3\n" + "x" * LIMIT.full_bytes + "\n")
+    keep_to(path, LogLimit(LIMIT.max_bytes, 2))
+    with path.open("a") as file:
+        file.write("4\n")
+    found: list[str] = []
+    for _ in range(5):
+        lines, place = more_lines(path, place)
+        found += [line for line in lines if len(line) == 1]
+    assert found == ["3", "4"]
+
+
+CHATTER = """
+import os, sys, time
+from pathlib import Path
+from lmx.protocol.host.logs import LogFile
+log = LogFile(Path(sys.argv[1]), 1_000_000, 2)
+log.attach()
+log.keep()
+if os.fork() == 0:
+    # What a worker forked: it knows of no limit, and outlives rotations.
+    for _ in range(300):
+        os.write(2, b"c" * 9_999 + b"\\n")
+        time.sleep(0.005)
+    os._exit(0)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    os.write(2, b"n" * 99_999 + b"\\n")   # as native code prints, past Python's streams
+    time.sleep(0.01)
+os.wait()
+time.sleep(0.5)
+"""
+
+
+def test_native_prints_and_forked_children_keep_to_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    env = {**os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", CHATTER, str(path)], env=env, check=False, timeout=60,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0
+    sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
+    assert set(sizes) == {"a.log", "a.log.1", "a.log.2"}
+    assert max(sizes.values()) <= 1_000_000
+
+
+def test_a_limit_is_kept_to_several_times_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"x\n" * 10_000)
+    log_limit.keep_forever(lambda: keep_to(path, LIMIT), "test")
+    end_s = time.monotonic() + 20
+    while path.stat().st_size and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert path.stat().st_size == 0

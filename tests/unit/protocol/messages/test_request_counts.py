@@ -1,0 +1,183 @@
+"""What routers have counted: added up, kept by the supervisor, and taken over."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fake_peers import until
+from hypothesis import given
+from hypothesis import strategies as st
+from router_rig import MODEL, router_rig
+
+from lmx.protocol.messages.control import Denied
+from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
+from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.http.request_record import Record
+from lmx.router.metrics.requests import RequestMetrics, reading_of
+from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.router.counts import RouterCounts
+
+TALLIES = st.lists(
+    st.builds(
+        lambda name, values, used: Tally(name, tuple(values), tuple(values.values()), used),
+        st.sampled_from(["", "a", "b"]),
+        st.dictionaries(st.sampled_from("xyz"), st.integers(0, 1000).map(float)),
+        st.none() | st.floats(0, 100),
+    ),
+    max_size=4,
+)
+
+
+def plain(tallies: Any) -> dict[tuple[str, str], float]:
+    return {(tally.name, name): n for tally in tallies for name, n in tally.by_name().items()}
+
+
+@given(TALLIES, TALLIES)
+def test_sums_and_greatest(one: list[Tally], other: list[Tally]) -> None:
+    total, most = plain(added(one, other)), plain(greatest(one, other))
+    for key, value in plain(added(one)).items():
+        assert total[key] == value + plain(added(other)).get(key, 0.0)
+    for key in total:
+        assert most[key] == max(plain([tally]).get(key, 0.0) for tally in (*one, *other))
+    assert greatest(added(one), greatest(added(one), other)) == greatest(added(one), other)
+
+
+def test_all_that_is_counted_comes_back_as_it_was() -> None:
+    metrics = RequestMetrics(lambda: ("big:1b", "other"))
+    chat = Endpoint("POST", "/v1/models/{id:.+}", None, Access.INFERENCE, "t", "s")  # type: ignore[arg-type]
+    for number in range(5):
+        record = Record("r", time.monotonic() - number, model="big:1b", stream=True)
+        record.prompt_tokens, record.completion_tokens, record.decode_s = 9000, 20, 0.5
+        record.ttft_s, record.gaps_s, record.finish_reason = 0.3, [0.01, 99.0], "stop"
+        metrics.request_ended(record, chat, 200)
+    refused = Record("r", time.monotonic(), model="big:1b", error="queue_full")
+    metrics.request_ended(refused, chat, 429)
+    metrics.request_ended(Record("r", 0.0), None, 404)
+    metrics.rate_limited("key", "tokens")
+    own = metrics.read()
+    after = RequestMetrics(lambda: ("big:1b", "other"))
+    after.begin_with(added(metrics.tallies()))
+    assert same(after.read(), own)
+    assert after.used("big:1b") == metrics.used("big:1b")
+    assert after.last_tokens_per_s("big:1b") == 40.0
+    # And adds up with what is counted from then on.
+    after.request_ended(refused, chat, 429)
+    assert after.read().models["big:1b"].errors["queue_full"] == 2
+    assert after.read().totals.requests == own.totals.requests + 1
+    assert plain(after.tallies())["", "requests"] == 1, "each router tells its own alone"
+    assert reading_of([Tally("", ("http:GET:/a:b:2xx", "of tomorrow:1"), (1.0, 2.0))]).http == {
+        ("GET", "/a:b", "2xx"): 1
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    def shown(reading: Any) -> Any:
+        return (
+            reading.totals,
+            reading.http,
+            reading.limited,
+            {
+                name: (tally.reasons, tally.errors, tally.prompt_tokens, tally.used_at_s, {
+                    measure: (histogram.buckets(), histogram.total)
+                    for measure, histogram in tally.histograms.items()
+                })
+                for name, tally in reading.models.items()
+            },
+        )  # fmt: skip
+
+    return bool(shown(one) == shown(other))
+
+
+# The supervisor's side.
+
+
+class Kept:
+    """A supervisor's counts, with three routers of its own."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.counts = RouterCounts(100.0, {1, 2, 3}.__contains__, self.reply)
+
+    def reply(self, _: Asker, message: Any) -> None:
+        self.replies.append(message)
+
+    def report(self, pid: int, requests: float, now_s: float = 0.0, **fields: Any) -> Any:
+        tallies = (Tally("", ("requests",), (requests,)),)
+        fields.setdefault("usage", ())
+        report = ReportCounts(pid, tallies, **fields)
+        self.counts.answer(Asker(b"r", 1), report, now_s)
+        return self.replies[-1]
+
+
+def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> None:
+    kept = Kept()
+    assert kept.report(1, 5) == CountsKept(1, 100.0, ended=())
+    assert plain(kept.report(2, 1).others) == {("", "requests"): 5}
+    assert plain(kept.report(1, 7).others) == {("", "requests"): 1}
+    kept.counts.router_ended(1)
+    reply = kept.report(2, 2, seen=1)
+    assert (reply.revision, plain(reply.ended), reply.others) == (2, {("", "requests"): 7}, ())
+    assert kept.report(2, 3, seen=2).ended is None, "it has seen it"
+    kept.counts.router_ended(2)
+    assert plain(kept.report(3, 0).ended) == {("", "requests"): 10}
+    assert isinstance(kept.report(4, 9), Denied)
+
+
+def test_a_new_supervisor_hears_what_its_predecessor_knew() -> None:
+    kept = Kept()
+    ended = (Tally("", ("requests",), (40.0,)),)
+    reply = kept.report(1, 2, seen=0, ended=ended, since_s=50.0)
+    assert (reply.since_s, plain(reply.ended)) == (50.0, {("", "requests"): 40})
+    # Two routers tell the same story: it counts once.
+    reply = kept.report(2, 1, seen=0, ended=ended, since_s=50.0)
+    assert plain(reply.ended) == {("", "requests"): 40}
+
+
+def test_the_next_router_inherits_what_was_used_once() -> None:
+    kept = Kept()
+    kept.report(1, 0, 10.0, usage=(KeyUsage("a", 3.0, 50.0, 2),), fresh=True)
+    reply = kept.report(2, 0, 14.0, fresh=True)
+    assert reply.inherited == (KeyUsage("a", 3.0, 50.0, 0, 4.0),)
+    assert reply.elsewhere == (KeyUsage("a", running=2),)
+    kept.report(2, 0, 15.0, usage=(KeyUsage("a", 4.0, 60.0, 0),))
+    kept.counts.router_ended(1)
+    kept.counts.router_ended(2)  # killed: nobody is left
+    reply = kept.report(3, 0, 16.0, fresh=True)
+    assert reply.inherited == (KeyUsage("a", 4.0, 60.0, 0, 1.0),), "2 had inherited from 1"
+    assert reply.elsewhere == ()
+
+
+# The router's side.
+
+
+async def test_a_router_tells_what_it_counts_and_shows_what_it_is_told() -> None:
+    async with router_rig() as rig:
+        kept: list[ReportCounts] = []
+
+        def answer(report: ReportCounts) -> CountsKept:
+            kept.append(report)
+            earlier = (Tally("", ("requests",), (100.0,)), Tally(MODEL, ("reason:stop",), (99.0,)))
+            return CountsKept(2, 1000.0, ended=earlier)
+
+        rig.supervisor.replies[ReportCounts] = answer
+        assert (await rig.chat_json())[0] == 200
+        await until(lambda: kept and plain(kept[-1].tallies).get(("", "requests")))
+        await until(lambda: rig.router.metrics.read().totals.requests == 101)
+        status, answer_json = await rig.admin("GET", "/admin/metrics/json")
+        assert (status, answer_json["total_requests"]) == (200, 101)
+        assert answer_json["per_model"][MODEL]["requests"] == 100
+        assert answer_json["uptime_seconds"] > 10**9
+        seen = len(kept)
+        # A supervisor that has heard of nothing hears all of it, and nothing falls back.
+
+        def answer_anew(report: ReportCounts) -> CountsKept:
+            kept.append(report)
+            return CountsKept(1, 5000.0, ended=())
+
+        rig.supervisor.replies[ReportCounts] = answer_anew
+        rig.supervisor.epoch = "another"
+        await until(lambda: len(kept) > seen)
+        assert (kept[-1].seen, plain(kept[-1].ended)["", "requests"]) == (0, 100)
+        assert kept[-1].since_s == 1000.0
+        assert (await rig.admin("GET", "/admin/metrics/json"))[1]["total_requests"] == 101

@@ -1,0 +1,306 @@
+"""Who may use which route: every one of the table, every way to get a key wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from multidict import CIMultiDict
+from router_rig import chat_body, router_rig, router_spec
+from structlog.testing import capture_logs
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Sampling
+from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.router.http.access import check_access, is_loopback, key_name, own_request
+from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.http.request_record import Record
+from lmx.router.server.routes import ROUTES
+
+ADMIN = "the-admin-key-of-this-test"
+KEYS = ("first-inference-key", "second-inference-key-ключ")
+METRICS_KEY = "a-key-for-metrics-alone"
+OPEN_PATHS = {"/health", "/v1/health", "/status", "/admin/health"}
+
+
+@pytest.fixture
+def spec(tmp_path: Any) -> RouterSpec:
+    return router_spec(
+        RunDirectory(tmp_path),
+        1,
+        host="192.168.1.2",
+        admin_key=ADMIN,
+        api_keys=KEYS,
+        metrics_key=METRICS_KEY,
+    )
+
+
+def verdict(spec: RouterSpec, who: Access, *headers: tuple[str, str]) -> ErrorCode | str | None:
+    """What a request with these headers gets: an error's code, else who asks."""
+    request = Mock(headers=CIMultiDict(headers))
+    try:
+        return check_access(request, who, spec)
+    except RequestError as error:
+        for key in (ADMIN, *KEYS):
+            assert key not in error.message
+        return error.code
+
+
+def bearer(key: str) -> tuple[str, str]:
+    return ("Authorization", f"Bearer {key}")
+
+
+def admin(key: str) -> tuple[str, str]:
+    return ("X-Admin-Key", key)
+
+
+UNKNOWN, FORBIDDEN = ErrorCode.INVALID_AUTHENTICATION, ErrorCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("Authorization", "")],
+        [("Authorization", "Bearer")],
+        [("Authorization", "Bearer  ")],
+        [("Authorization", KEYS[0])],
+        [("Authorization", f"Basic {KEYS[0]}")],
+        [("Authorization", f"Bearer{KEYS[0]}")],
+        [bearer(KEYS[0] + "x")],
+        [bearer(KEYS[0][:-1])],
+        [bearer(KEYS[0].upper())],
+        [bearer(f"{KEYS[0]} {KEYS[1]}")],
+        [bearer("\udcff\udc80")],
+        [bearer("k" * 8000)],
+        [bearer(ADMIN)],
+        [admin(ADMIN)],
+        # One may be what a proxy looked at: several are none.
+        [bearer(KEYS[0]), bearer(KEYS[0])],
+        [bearer("wrong"), bearer(KEYS[0])],
+        # Only what the contract names.
+        [("X-Api-Key", KEYS[0])],
+        [("Api-Key", KEYS[0])],
+    ],
+)
+def test_no_inference_without_one_of_the_keys(
+    spec: RouterSpec, headers: list[tuple[str, str]]
+) -> None:
+    assert verdict(spec, Access.INFERENCE, *headers) is UNKNOWN
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_each_key_opens_inference_and_says_who_asks(
+    spec: RouterSpec, key: str, scheme: str
+) -> None:
+    who = verdict(spec, Access.INFERENCE, ("Authorization", f"{scheme} {key}"))
+    assert who == key_name(key)
+    assert key not in str(who)
+    assert key_name(KEYS[0]) != key_name(KEYS[1])
+
+
+def test_without_api_keys_everybody_may_infer(spec: RouterSpec) -> None:
+    free = replace(spec, api_keys=())
+    assert verdict(free, Access.INFERENCE) is None
+    assert verdict(free, Access.INFERENCE, bearer("anything")) is None
+
+
+@pytest.mark.parametrize("who", [Access.ADMIN, Access.LOCAL])
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ([], UNKNOWN),
+        ([admin("")], UNKNOWN),
+        ([admin("wrong")], UNKNOWN),
+        ([admin(ADMIN + "x")], UNKNOWN),
+        ([admin("\udcffключ")], UNKNOWN),
+        ([admin(KEYS[0])], FORBIDDEN),
+        ([admin(ADMIN), admin(ADMIN)], UNKNOWN),
+        # As Prometheus, and whoever knows one header alone, sends a key.
+        ([bearer(ADMIN)], None),
+        ([bearer(ADMIN), admin("wrong")], UNKNOWN),
+        ([bearer(METRICS_KEY), admin(ADMIN)], None),
+        ([bearer("wrong")], UNKNOWN),
+        ([bearer(KEYS[0])], FORBIDDEN),
+        ([bearer(KEYS[0]), admin("wrong")], UNKNOWN),
+        ([admin(ADMIN)], None),
+        ([admin(ADMIN), bearer(KEYS[1])], None),
+    ],
+)
+def test_the_admin_key_and_nothing_else(
+    spec: RouterSpec, who: Access, headers: list[tuple[str, str]], code: ErrorCode | None
+) -> None:
+    assert verdict(spec, who, *headers) is code
+
+
+def test_the_metrics_key_opens_the_metrics_and_nothing_else(spec: RouterSpec) -> None:
+    for who in (Access.METRICS, Access.LOCAL):
+        assert verdict(spec, who, bearer(METRICS_KEY)) is None
+        assert verdict(spec, who, admin(ADMIN)) is None
+        assert verdict(spec, who, bearer(ADMIN)) is None
+        assert verdict(spec, who, bearer(KEYS[0])) is FORBIDDEN
+        assert verdict(spec, who, bearer(METRICS_KEY + "x")) is UNKNOWN
+        assert verdict(replace(spec, metrics_key=""), who, bearer(METRICS_KEY)) is UNKNOWN
+        assert verdict(replace(spec, metrics_key=""), who) is UNKNOWN
+    assert verdict(spec, Access.ADMIN, bearer(METRICS_KEY)) is FORBIDDEN
+    assert verdict(spec, Access.ADMIN, admin(METRICS_KEY)) is FORBIDDEN
+    assert verdict(spec, Access.INFERENCE, bearer(METRICS_KEY)) is UNKNOWN
+    metrics = {endpoint.path for endpoint in ROUTES if endpoint.access is Access.METRICS}
+    assert metrics == {"/admin/metrics", "/admin/metrics/json"}
+
+
+def test_an_empty_admin_key_opens_nothing(spec: RouterSpec) -> None:
+    none = replace(spec, admin_key="")
+    for headers in ([], [admin("")], [admin(" ")]):
+        assert verdict(none, Access.ADMIN, *headers) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("192.168.1.2", False), ("", False),
+        ("localhost.example.org", False), ("studio.local", False),
+    ],
+)  # fmt: skip
+def test_local_routes_are_open_on_loopback_alone(spec: RouterSpec, host: str, local: bool) -> None:
+    assert is_loopback(host) is local
+    found = verdict(replace(spec, host=host), Access.LOCAL)
+    assert found is (None if local else UNKNOWN)
+
+
+def test_keys_are_compared_in_constant_time_and_all_of_them(
+    spec: RouterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[bytes] = []
+    really = hmac.compare_digest
+
+    def compare(given: bytes, expected: bytes) -> bool:
+        compared.append(expected)
+        return really(given, expected)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for key in (*KEYS, "wrong"):
+        compared.clear()
+        verdict(spec, Access.INFERENCE, bearer(key))
+        assert compared == [key.encode() for key in KEYS]
+
+
+def test_cache_salts_are_each_key_s_own() -> None:
+    def salt(given: str, owner: str | None) -> str:
+        record = Record("req_1", 0.0, owner=owner, asker=owner or "127.0.0.1")
+        request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), record)
+        assert (request.request_id, request.owner) == ("req_1", record.asker)
+        return request.cache_salt
+
+    assert salt("s", "key_a") != salt("s", "key_b")
+    assert salt("s", "key_a") == salt("s", "key_a")
+    assert salt("s", None) == "s"
+    assert salt("", "key_a") == "", "prefixes are shared unless a salt says otherwise"
+
+
+def url_path(endpoint: Endpoint) -> str:
+    return re.sub(r"\{[^}]*\}", "some-id", endpoint.path.replace("{id:.+}", "some-id"))
+
+
+def test_what_is_open_is_health_and_its_description() -> None:
+    found = {endpoint.path for endpoint in ROUTES if endpoint.access is Access.OPEN}
+    assert found >= OPEN_PATHS - {"/admin/health"}
+    described = {"/openapi.json", "/docs", "/admin/health"}
+    assert all(path in OPEN_PATHS | described or path.startswith("/docs") for path in found)
+
+
+def test_every_admin_path_but_its_health_needs_the_admin_key() -> None:
+    for endpoint in ROUTES:
+        if endpoint.path.startswith(("/admin/", "/engines")) and endpoint.path != "/admin/health":
+            metrics = endpoint.path.startswith("/admin/metrics")
+            wanted = Access.METRICS if metrics else Access.ADMIN
+            assert endpoint.access is wanted, endpoint.path
+
+
+async def test_every_route_of_the_table_over_http() -> None:
+    async with router_rig(admin_key=ADMIN, api_keys=(KEYS[0],), host="0.0.0.0") as rig:
+        for endpoint in ROUTES:
+            url = f"{rig.url}{url_path(endpoint)}"
+            for headers, needed in (
+                ({}, {Access.OPEN: None, Access.INFERENCE: 401}),
+                (dict([bearer("wrong")]), {Access.OPEN: None, Access.INFERENCE: 401}),
+                (dict([bearer(KEYS[0])]), {Access.OPEN: None, Access.INFERENCE: None}),
+            ):
+                refused = 403 if headers.get("Authorization") == f"Bearer {KEYS[0]}" else 401
+                expected = needed.get(endpoint.access, refused)
+                if expected is None and endpoint.access is Access.INFERENCE:
+                    continue  # Its handler would run; the next test has one.
+                async with rig.http.request(
+                    endpoint.method, url, headers=headers, allow_redirects=False
+                ) as response:
+                    said = (endpoint.path, headers, response.status)
+                    if expected is None:
+                        assert response.status not in (401, 403), said
+                        continue
+                    assert response.status == expected, said
+                    error = (await response.json())["error"]
+                    assert set(error) == {"message", "type", "param", "code"}
+                    kind = "authentication_error" if expected == 401 else "permission_error"
+                    assert error["type"] == kind
+                    challenge = response.headers.get("WWW-Authenticate")
+                    takes_it = expected == 401 and endpoint.access is Access.INFERENCE
+                    assert challenge == ("Bearer" if takes_it else None)
+        assert not rig.worker.streams
+
+
+async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    answers: list[str] = []
+    with capture_logs() as logs:
+        async with router_rig(admin_key=ADMIN, api_keys=(KEYS[0],)) as rig:
+            for path in ("/v1/chat/completions", "/admin/config/reload", "/nope"):
+                for headers in (
+                    [bearer(KEYS[0])],
+                    [bearer(KEYS[0]), bearer(KEYS[0])],
+                    [bearer(KEYS[0]), admin(KEYS[0])],
+                    [bearer(ADMIN), ("X-Api-Key", KEYS[0])],
+                ):
+                    async with rig.http.post(
+                        f"{rig.url}{path}", json=chat_body(), headers=headers
+                    ) as response:
+                        answers += [await response.text(), str(response.headers)]
+            for line in (
+                f"Authorization: Bearer {KEYS[0]}\x01",
+                f"Authorization: Bearer \x7f{KEYS[0]}\x00",
+                f"Authorization : Bearer {KEYS[0]}",
+                f"X-Admin-Key: {ADMIN}\r\n {ADMIN}",
+                f"{ADMIN}",
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+                writer.write(
+                    f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode()
+                )
+                answers.append((await asyncio.wait_for(reader.read(2000), 5)).decode())
+                writer.close()
+    printed = capfd.readouterr()
+    told = "\n".join([*answers, *map(str, logs), printed.out, printed.err])
+    assert "http.request" in told
+    assert "not valid HTTP" in told
+    for key in (ADMIN, KEYS[0]):
+        assert key not in told
+
+
+async def test_a_worker_is_sent_salts_that_are_each_key_s_own() -> None:
+    async with router_rig(api_keys=KEYS[:1]) as rig:
+        headers = dict([bearer(KEYS[0])])
+        for path, body in (
+            ("/v1/chat/completions", chat_body(cache_salt="s")),
+            ("/v1/chat/completions", chat_body()),
+            ("/v1/completions", {"prompt": "a", "cache_salt": "s"}),
+        ):
+            async with rig.http.post(f"{rig.url}{path}", json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+        own = f"{key_name(KEYS[0])}:s"
+        assert [stream.request.cache_salt for stream in rig.worker.streams] == [own, "", own]

@@ -1,0 +1,295 @@
+"""Limits of requests, tokens and requests at a time: the decisions, and what clients see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, until
+from hypothesis import given
+from hypothesis import strategies as st
+from router_rig import Rig, answer, chat_body, router_rig
+
+from lmx.protocol.errors import ErrorCode, UnavailableError
+from lmx.protocol.messages.counts import KeyUsage
+from lmx.protocol.messages.specs import ApiKey, RateLimits
+from lmx.router.http.access import key_name
+from lmx.router.http.rate_limits import RateLimiter, reset_text
+from lmx.router.http.token_estimate import estimated_tokens
+
+NONE = RateLimits()
+
+
+def limiter(
+    per_key: RateLimits = NONE,
+    own: dict[str, RateLimits] | None = None,
+    total: RateLimits = NONE,
+    refused: Counter[tuple[str, str]] | None = None,
+) -> RateLimiter:
+    """A limiter whose key `a` is called "ci"."""
+    counts: Counter[tuple[str, str]] = Counter() if refused is None else refused
+
+    def note(scope: str, limit: str) -> None:
+        counts[scope, limit] += 1
+
+    return RateLimiter(per_key, own or {}, total, {"a": "ci"}, note)
+
+
+def ask(limits: RateLimiter, asker: str, now_s: float, tokens: float = 0.0) -> Any:
+    """Begin a request and charge its tokens; returns the admission, or the error."""
+    admission = limits.open(asker, now_s)
+    assert admission is not None
+    try:
+        admission.begin(now_s)
+        admission.charge(tokens, now_s)
+    except UnavailableError as error:
+        admission.end(0, now_s)
+        return error
+    return admission
+
+
+def test_nothing_is_measured_where_nothing_is_limited() -> None:
+    assert limiter().open("a", 0.0) is None
+    assert limiter(own={"a": RateLimits(1)}).open("b", 0.0) is None
+
+
+def test_a_minutes_requests_may_come_at_once_and_then_evenly() -> None:
+    limits = limiter(RateLimits(requests_per_minute=3))
+    for _ in range(3):
+        ask(limits, "a", 0.0).end(0, 0.0)
+    error = ask(limits, "a", 0.0)
+    assert (error.code, error.retry_after_s) == (ErrorCode.RATE_LIMIT_EXCEEDED, 20.0)
+    assert error.message == (
+        "Rate limit reached for the key 'ci' on requests per minute: limit 3, used 3, "
+        "requested 1. Try again in 20s."
+    )
+    assert ask(limits, "a", 19.9).code is ErrorCode.RATE_LIMIT_EXCEEDED
+    ask(limits, "a", 20.0).end(0, 20.0)
+    ask(limits, "b", 0.0).end(0, 0.0)  # another key's are its own
+
+
+def test_tokens_are_charged_by_estimate_and_corrected() -> None:
+    limits = limiter(RateLimits(tokens_per_minute=100))
+    first = ask(limits, "a", 0.0, 80.0)
+    error = ask(limits, "a", 0.0, 30.0)
+    assert "tokens per minute: limit 100, used 80, requested 30" in error.message
+    assert error.retry_after_s == pytest.approx(6.0)
+    first.end(20, 0.0)
+    second = ask(limits, "a", 0.0, 80.0)
+    second.end(200, 0.0)  # it took more than anybody thought: a debt
+    assert ask(limits, "a", 60.0, 1.0).code is ErrorCode.RATE_LIMIT_EXCEEDED
+    assert ask(limits, "a", 121.0, 1.0) is not None
+
+
+def test_a_request_larger_than_the_limit_waits_for_a_whole_minutes_tokens() -> None:
+    limits = limiter(RateLimits(tokens_per_minute=100))
+    ask(limits, "a", 0.0, 500.0).end(500, 0.0)
+    assert ask(limits, "a", 240.0, 500.0).code is ErrorCode.RATE_LIMIT_EXCEEDED
+    ask(limits, "a", 300.0, 500.0).end(1, 300.0)
+
+
+def test_a_request_that_is_refused_for_its_tokens_costs_nothing() -> None:
+    limits = limiter(RateLimits(2, 100, 1))
+    assert ask(limits, "a", 0.0, 60.0).end(60, 0.0) is None
+    for _ in range(5):
+        assert "tokens" in ask(limits, "a", 0.0, 60.0).message
+    assert limits.usage(0.0)["a"] == KeyUsage("a", 1.0, 60.0)
+
+
+def test_as_many_at_a_time_as_the_limit_says() -> None:
+    refused: Counter[tuple[str, str]] = Counter()
+    limits = limiter(
+        own={"a": RateLimits(concurrent_requests=1)},
+        total=RateLimits(concurrent_requests=2),
+        refused=refused,
+    )
+    first, second = ask(limits, "a", 0.0), ask(limits, "b", 0.0)
+    assert "the key 'ci' on requests at a time: limit 1" in ask(limits, "a", 0.0).message
+    assert "all keys together on requests at a time" in ask(limits, "c", 0.0).message
+    first.end(0, 0.0)
+    first.end(0, 0.0)
+    assert ask(limits, "a", 0.0).end(0, 0.0) is None
+    second.end(0, 0.0)
+    assert refused == {("key", "concurrent_requests"): 1, ("total", "concurrent_requests"): 1}
+
+
+def test_what_was_used_goes_on_with_the_next_router() -> None:
+    spec = RateLimits(2, 100, 2)
+    before, after = limiter(spec, total=spec), limiter(spec, total=spec)
+    ask(before, "a", 0.0, 50.0)
+    ask(before, "a", 0.0, 10.0).end(10, 0.0)
+    after.inherit(before.usage(0.0).values(), 0.0)
+    after.note_elsewhere(before.usage(0.0), 0.0)
+    assert "requests per minute" in ask(after, "a", 0.0).message
+    assert "all keys together" in ask(after, "b", 0.0).message
+    going = ask(after, "a", 40.0, 30.0)
+    assert "requests at a time: limit 2, used 2" in ask(after, "a", 60.0).message
+    after.note_elsewhere({}, 60.0)
+    assert ask(after, "a", 65.0, 1.0).end(1, 65.0) is None
+    going.end(30, 60.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 400), st.integers(0, 400)),
+        max_size=80,
+    ),
+    st.integers(1, 20),
+    st.integers(1, 300),
+)
+def test_no_minute_has_more_than_twice_the_limit_and_nothing_is_lost(
+    steps: list[tuple[str, float, float, int]], requests: int, tokens: int
+) -> None:
+    """A bucket that holds a minute's worth gives out at most that and what fills in meanwhile."""
+    limits = limiter(RateLimits(requests, tokens), total=RateLimits(2 * requests, 2 * tokens))
+    now_s = 0.0
+    times: dict[str, list[float]] = {name: [] for name in "abc"}
+    for asker, pause_s, estimate, real in steps:
+        now_s += pause_s
+        got = ask(limits, asker, now_s, estimate)
+        if isinstance(got, UnavailableError):
+            assert got.retry_after_s is not None
+            assert got.retry_after_s > 0
+        else:
+            times[asker].append(now_s)
+            got.end(real, now_s)
+        headers = limits.open(asker, now_s).headers(now_s)  # type: ignore[union-attr]
+        assert 0 <= int(headers["x-ratelimit-remaining-requests"]) <= requests
+        assert 0 <= int(headers["x-ratelimit-remaining-tokens"]) <= tokens
+    for served in times.values():
+        assert all(
+            sum(start <= at < start + 60.0 for at in served) <= 2 * requests for start in served
+        )
+    # Whatever happened, all is free again after a quiet time.
+    quiet_s = now_s + 60.0 * (2 + 80 * 400 / tokens)
+    assert limits.usage(quiet_s) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.12, "120ms"), (1, "1s"), (8.2, "9s"), (360, "6m0s"), (3723, "1h2m3s")],
+)
+def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert reset_text(seconds) == text
+
+
+def test_tokens_are_estimated_from_text_and_limits() -> None:
+    text = "word " * 80
+    assert estimated_tokens({"messages": [{"role": "x", "content": text}]}) == 400 / 4 + 0.25
+    assert estimated_tokens({"prompt": [1, 2, 3], "max_tokens": 10, "n": 4}) == 43
+    assert estimated_tokens({"input": "ß" * 40, "max_tokens": "many"}) == 80 / 4 + 1
+    image = {"image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    assert estimated_tokens({"messages": [image]}) == 256
+
+
+# With a router.
+
+LIMITS = RateLimits(requests_per_minute=2, tokens_per_minute=1000)
+A, B = "key-a-0123456789", "key-b-0123456789"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def post(rig: Rig, key: str, **fields: Any) -> tuple[int, dict[str, str], Any]:
+    url = f"{rig.url}/v1/chat/completions"
+    async with rig.http.post(url, json=chat_body(**fields), headers=bearer(key)) as response:
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, headers, await response.read()
+
+
+async def test_every_answer_has_the_headers_and_a_refusal_says_when() -> None:
+    keys = (ApiKey(A, "ci"), ApiKey(B))
+    async with router_rig(api_keys=keys, key_limits=LIMITS) as rig:
+        status, headers, _ = await post(rig, A, max_tokens=100)
+        assert status == 200
+        assert headers["x-ratelimit-limit-requests"] == "2"
+        assert headers["x-ratelimit-remaining-requests"] == "1"
+        assert headers["x-ratelimit-reset-requests"] == "30s"
+        assert headers["x-ratelimit-limit-tokens"] == "1000"
+        status, headers, _ = await post(rig, A, stream=True)
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        status, headers, body = await post(rig, A)
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (429, "0")
+        assert 25 <= int(headers["retry-after"]) <= 30
+        assert b'"code":"rate_limit_exceeded"' in body
+        assert b"the key 'ci' on requests per minute" in body
+        assert (await post(rig, B))[0] == 200
+        models = f"{rig.url}/v1/models"
+        async with rig.http.get(models, headers=bearer(A)) as response:
+            assert response.status == 200, "only what makes a model work is limited"
+            assert not any(name.lower().startswith("x-ratelimit") for name in response.headers)
+        text = (await rig.http.get(f"{rig.url}/metrics")).text()
+        assert 'lmx_rate_limited_requests_total{limit="requests",scope="key"} 1.0' in await text
+
+
+async def test_real_usage_takes_the_estimates_place() -> None:
+    async with router_rig(total_limits=RateLimits(tokens_per_minute=1000)) as rig:
+        async with rig.chat(max_tokens=900, stream=True) as response:
+            left = int(response.headers["x-ratelimit-remaining-tokens"])
+            assert left < 110, "a stream's headers go out before it is known what it takes"
+            await response.read()
+        async with rig.chat(max_tokens=900) as response:
+            assert int(response.headers["x-ratelimit-remaining-tokens"]) > 950
+        async with rig.chat(max_tokens=900) as response:
+            assert response.status == 200, "the answer before had a few tokens only"
+        async with rig.chat(max_tokens=5000) as response:
+            assert response.status == 429
+            assert "all keys together on tokens per minute" in await response.text()
+
+
+async def test_a_request_at_a_time_and_a_client_that_leaves() -> None:
+    begun = asyncio.Event()
+
+    async def slow(stream: FakeStream) -> None:
+        await stream.accept()
+        begun.set()
+        await asyncio.Event().wait()
+
+    one = RateLimits(concurrent_requests=1)
+    async with router_rig(slow, key_limits=one) as rig:
+        first = asyncio.create_task(post(rig, A))
+        await begun.wait()
+        status, headers, _ = await post(rig, A)
+        assert (status, headers["retry-after"]) == (429, "1")
+        first.cancel()
+        rig.worker.script = answer
+        await until(lambda: not rig.router.limiter.usage(0.0))
+        assert (await post(rig, A))[0] == 200
+
+
+async def test_a_job_that_goes_on_after_its_time_out_counts_until_its_end() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(stream: FakeStream) -> None:
+        await stream.accept()
+        await go_on.wait()
+        await stream.finish("late", tokens=5)
+
+    limits = RateLimits(tokens_per_minute=1000, concurrent_requests=1)
+    async with router_rig(slow, key_limits=limits, sync_timeout_s=0.2) as rig:
+        assert (await post(rig, A, max_tokens=500))[0] == 504
+        assert (await post(rig, A))[0] == 429
+        go_on.set()
+        await until(lambda: all(used.running == 0 for used in rig.router.limiter.usage(0).values()))
+        (used,) = rig.router.limiter.usage(0.0).values()
+        assert used.tokens < 100
+
+
+async def test_the_worker_hears_whose_turn_it_is() -> None:
+    seen: list[str] = []
+
+    async def told(stream: FakeStream) -> None:
+        seen.append(stream.request.owner)
+        await answer(stream)
+
+    async with router_rig(told, api_keys=(A, B)) as rig:
+        await post(rig, A)
+        await post(rig, B)
+    assert seen == [key_name(A), key_name(B)]
+    async with router_rig(told) as rig:
+        await post(rig, A)
+    assert seen[2] == "127.0.0.1"

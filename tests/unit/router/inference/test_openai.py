@@ -1,0 +1,194 @@
+"""The official client library against the router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+from fake_peers import FakeStream
+from openai.types.chat import ChatCompletionToolParam, ParsedFunctionToolCall
+from router_rig import MODEL, TEXTS, Rig, answer, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
+from lmx.protocol.states import DeltaKind, FinishReason
+
+TEXT = "".join(TEXTS)
+
+
+@asynccontextmanager
+async def sdk(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=10
+    ) as client:
+        yield client
+
+
+async def test_whole_and_streamed_answers() -> None:
+    async with router_rig() as rig, sdk(rig) as client:
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}]
+        )
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert whole.choices[0].message.content == TEXT
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == 12
+    assert whole._request_id is not None
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == TEXT
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_errors_are_the_library_s_own() -> None:
+    async with router_rig() as rig, sdk(rig) as client:
+        with pytest.raises(openai.NotFoundError) as not_found:
+            await client.chat.completions.create(
+                model="gpt-9", messages=[{"role": "user", "content": "hi"}]
+            )
+        assert not_found.value.code == "model_not_found"
+        assert not_found.value.param == "model"
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], temperature=3
+            )
+        assert bad.value.param == "temperature"
+
+
+async def test_an_error_in_a_stream_is_raised_after_the_text() -> None:
+    async def fail(fake: FakeStream) -> None:
+        await fake.accept()
+        await fake.say("so far")
+        await fake.fail(ErrorCode.ENGINE_ERROR, "no kernel")
+
+    async with router_rig(fail) as rig, sdk(rig) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        seen = []
+        with pytest.raises(openai.APIError, match="no kernel") as caught:
+            async for chunk in stream:
+                seen.append(chunk.choices[0].delta.content)  # noqa: PERF401 - kept when it raises
+        assert seen == ["", "so far"]
+        assert caught.value.code == "engine_error"
+
+
+async def test_leaving_a_stream_and_going_on() -> None:
+    async def endless(fake: FakeStream) -> None:
+        await fake.accept()
+        while not fake.cancelled:
+            await fake.say_within_credit("x")
+
+    async with router_rig(endless) as rig, sdk(rig) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        async for chunk in stream:
+            if chunk.choices[0].delta.content == "x":
+                break
+        await stream.close()
+        rig.worker.script = answer
+        models = await client.models.list()
+        assert [model.id for model in models.data] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}]
+        )
+        assert whole.choices[0].message.content == TEXT
+
+
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+async def two_callers(fake: FakeStream) -> None:
+    """Two answers in turns, one of them a call whose arguments come in pieces."""
+    await fake.accept()
+    call = DeltaKind.TOOL_CALL
+    await fake.send_deltas(
+        Delta(0, "I'd ", 1, 1, logprobs=(TokenLogprob(b"I'd ", -0.5, 5),)),
+        Delta(0, "", 1, 0, call, ToolCallPart(0, "call_1", "get_weather")),
+        Delta(0, '{"ci', 1, 0, call, ToolCallPart(0)),
+        Delta(0, "guess", 1, 1, logprobs=(TokenLogprob(b"guess", -1.5, 6),)),
+        Delta(0, 'ty":"大阪"}', 1, 0, call, ToolCallPart(0)),
+    )
+    await fake.end_choice(1)
+    await fake.end_choice(0, FinishReason.TOOL_CALLS)
+    await fake.finish()
+
+
+async def test_the_library_s_own_accumulator_gets_what_it_gets_unstreamed() -> None:
+    async with router_rig(two_callers) as rig, sdk(rig) as client:
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], tools=[WEATHER], n=2,
+            logprobs=True,
+        )  # fmt: skip
+        async with client.chat.completions.stream(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], tools=[WEATHER], n=2,
+            logprobs=True,
+        ) as stream:  # fmt: skip
+            joined = await stream.get_final_completion()
+    calls = whole.choices[0].message.tool_calls
+    assert calls is not None
+    assert calls[0].type == "function"
+    assert calls[0].function.arguments == '{"city":"大阪"}'
+    assert whole.choices[1].message.content == "I'd guess"
+    for mine, theirs in zip(whole.choices, joined.choices, strict=True):
+        assert mine.finish_reason == theirs.finish_reason
+        assert (mine.message.content or "") == (theirs.message.content or "")
+        assert [call.to_dict() for call in mine.message.tool_calls or ()] == [
+            {
+                name: value
+                for name, value in call.to_dict().items()
+                if name in ("id", "type", "function")
+            }
+            for call in _without_parsed(theirs.message.tool_calls or ())
+        ]
+    entries = joined.choices[1].logprobs
+    assert entries is not None
+    assert entries.content is not None
+    assert [entry.token for entry in entries.content] == ["I'd ", "guess"]
+    assert whole.choices[1].logprobs is not None
+    assert whole.choices[1].logprobs.content == entries.content
+
+
+def _without_parsed(calls: Iterable[ParsedFunctionToolCall]) -> Iterable[ParsedFunctionToolCall]:
+    for call in calls:
+        call.function.__dict__.pop("parsed_arguments", None)
+        yield call
+
+
+async def test_completions_whole_and_streamed() -> None:
+    async def go_on(fake: FakeStream) -> None:
+        await fake.accept()
+        top = (TopLogprob(b" b", -0.5, 2),)
+        await fake.send_deltas(Delta(0, " b", 1, logprobs=(TokenLogprob(b" b", -0.5, 2, top),)))
+        await fake.finish(tokens=1)
+
+    async with router_rig(go_on) as rig, sdk(rig) as client:
+        whole = await client.completions.create(model=MODEL, prompt=["a", "c"], logprobs=1)
+        stream = await client.completions.create(
+            model=MODEL, prompt=[[1, 2]], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [(choice.index, choice.text) for choice in whole.choices] == [(0, " b"), (1, " b")]
+    assert whole.choices[1].logprobs is not None
+    assert whole.choices[1].logprobs.top_logprobs == [{" b": -0.5}]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 14
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == " b"
+    assert chunks[-1].usage is not None

@@ -1,0 +1,180 @@
+"""What a stream shows while its request waits for a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from fake_peers import FakeStream, cold, until
+from router_rig import TEXTS, Rig, answer, chat_body, data_lines, joined_text, knows, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquired, Denied, ModelView
+from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.router.http.sse import EventStream
+from lmx.router.inference.answering import telling
+
+LOADED = "0000000b"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 0.05)
+    monkeypatch.setattr("lmx.router.inference.answering.INTERVAL_S", 0.01)
+
+
+async def publish(rig: Rig, *models: ModelView) -> None:
+    await rig.supervisor.publish(*models)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+
+
+def weights(fraction: float) -> ModelView:
+    return cold(
+        "big",
+        SlotState.OCCUPIED,
+        worker=WorkerState.LOADING,
+        phase=LoadPhase.WEIGHTS,
+        fraction=fraction,
+    )
+
+
+async def line_of(response: aiohttp.ClientResponse) -> str:
+    """The next line that is not empty."""
+    async with asyncio.timeout(5):
+        while not (line := (await response.content.readline()).strip()):
+            assert not response.content.at_eof()
+    return line.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", chat_body(model="big")),
+        ("/v1/completions", {"model": "big", "prompt": "hi"}),
+        ("/v1/completions", {"model": "big", "prompt": ["hi", "there"]}),
+    ],
+)
+async def test_comments_tell_of_the_load_and_the_answer_is_the_same(
+    path: str, fields: dict[str, Any]
+) -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big", SlotState.QUEUED, position=2))
+        async with rig.http.post(f"{rig.url}{path}", json={**fields, "stream": True}) as response:
+            assert response.status == 200
+            assert response.headers["X-Request-Id"]
+            assert await line_of(response) == ": big waits for memory, 2nd in line"
+            await publish(rig, weights(0.4))
+            assert await line_of(response) == ": big is loading: weights 40%"
+            await publish(rig, weights(0.8))
+            assert await line_of(response) == ": big is loading: weights 80%"
+            await rig.supervisor.reply(0, Acquired("big", LOADED))
+            raw = await response.content.read()
+        waited = data_lines(raw.lstrip(b"\n"))
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+        at_once = await rig.post_events(path, **fields)
+    assert waited[-1] == "[DONE]"
+    assert [shape(line) for line in sorted(waited)] == [shape(line) for line in sorted(at_once)]
+    timings = [json.loads(line).get("timings") for line in waited[:-1]]
+    assert next(filter(None, timings))["load_s"] > 0.05
+
+
+def shape(line: str) -> Any:
+    """A chunk without what differs between two answers."""
+    if line == "[DONE]":
+        return line
+    return json.dumps(json.loads(line)["choices"])
+
+
+async def test_a_change_is_told_once_and_silence_is_broken_by_pings() -> None:
+    async with router_rig(ping_interval_s=0.1) as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, weights(0.4))
+        async with rig.chat(model="big", stream=True) as response:
+            lines = [await line_of(response) for _ in range(4)]
+            assert lines == [": big is loading: weights 40%", ": ping", ": ping", ": ping"]
+            await rig.supervisor.reply(0, Acquired("big", LOADED))
+            assert joined_text(data_lines(await rest(response))) == "".join(TEXTS)
+
+
+async def rest(response: aiohttp.ClientResponse) -> bytes:
+    return (await response.content.read()).lstrip(b"\n")
+
+
+async def test_an_error_after_the_headers_is_an_event() -> None:
+    async with router_rig() as rig:
+        await publish(rig, weights(0.4))
+        async with rig.chat(model="big", stream=True) as response:
+            assert (await line_of(response)).startswith(": big is loading")
+            await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOAD_FAILED, "bad weights"))
+            lines = data_lines(await rest(response))
+        assert [json.loads(line)["error"]["code"] for line in lines] == ["model_load_failed"]
+        await until(lambda: rig.router.traffic.under_way == 0)
+
+
+async def test_an_error_that_comes_soon_keeps_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 5.0)
+    async with router_rig() as rig:
+        await publish(rig, weights(0.4))
+        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.INSUFFICIENT_MEMORY, "too big")
+        async with rig.chat(model="big", stream=True) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "insufficient_memory"
+
+
+async def test_a_worker_that_takes_its_time_to_refuse_still_gets_its_status() -> None:
+    async def refuse_late(fake: FakeStream) -> None:
+        await asyncio.sleep(0.3)  # several times the quiet at the beginning of a stream
+        await fake.refuse(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
+
+    async with router_rig(refuse_late) as rig, rig.chat(stream=True) as response:
+        assert response.status == 400
+
+
+async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alone() -> None:
+    async with router_rig() as rig:
+        await publish(rig, weights(0.4))
+        async with rig.chat(model="big", stream=True) as response:
+            await line_of(response)
+            response.close()
+        await until(lambda: rig.router.room.waiting("big") == 0)
+        await until(lambda: rig.router.traffic.under_way == 0)
+        worker = rig.add_worker(LOADED, answer)
+        other = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: len(rig.supervisor.acquires) == 2)
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert (await other)[0] == 200
+        assert len(worker.streams) == 1
+
+
+async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> None:
+    class Stuck:
+        is_open = False
+        opening = False
+        cancelled = False
+
+        async def open(self) -> None:
+            self.opening = True
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled = True
+
+    stuck, over = Stuck(), asyncio.Event()
+
+    async def wait() -> None:
+        async with telling(cast(EventStream, stuck), lambda: "big is loading", 5.0):
+            await until(lambda: stuck.opening)
+            over.set()
+        raise AssertionError("half of the headers are out")
+
+    request = asyncio.create_task(wait())
+    await over.wait()
+    await asyncio.sleep(0)  # it waits for its writer now
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await until(lambda: stuck.cancelled)

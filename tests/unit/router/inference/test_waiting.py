@@ -1,0 +1,458 @@
+"""Requests for models that are not ready: one question, one line, deadlines, ways out of it."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
+from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquire, Acquired, Denied, ModelView, RouterBeat, Withdraw
+from lmx.protocol.messages.tasks import Embed
+from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
+from lmx.router.workers.dispatch import _PAUSES_S
+
+LOADED = "0000000b"
+
+
+async def publish(rig: Rig, *models: ModelView) -> None:
+    """Have these models, and wait until the router knows."""
+    await rig.supervisor.publish(*models)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+
+
+def loading(fraction: float | None = None, **fields: Any) -> ModelView:
+    return cold(
+        "big",
+        SlotState.OCCUPIED,
+        worker=WorkerState.LOADING,
+        phase=LoadPhase.WEIGHTS,
+        fraction=fraction,
+        **fields,
+    )
+
+
+def _always(reply: Acquired, _question: Acquire) -> Acquired:
+    return reply
+
+
+def waiting(rig: Rig) -> int:
+    return rig.router.room.waiting("big")
+
+
+async def test_a_hundred_requests_for_a_cold_model_share_one_acquire() -> None:
+    async with router_rig() as rig:
+        worker = rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(100)]
+        await until(lambda: waiting(rig) == 100 and rig.supervisor.acquires)
+        beats = rig.supervisor.count(RouterBeat)
+        await until(lambda: rig.supervisor.count(RouterBeat) > beats + 1)
+        beat = [seen for seen in rig.supervisor.seen if isinstance(seen, RouterBeat)][-1]
+        assert (beat.waiting, beat.streams, beat.requests_total) == (100, 0, 0)
+        question = rig.supervisor.acquires[0][2]
+        assert question.model_id == "big"
+        assert rig.spec.load_wait_s - 1 < question.wait_s <= rig.spec.load_wait_s
+        assert 0 <= question.waited_s < 1
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        answers = await asyncio.gather(*requests)
+        assert {status for status, _ in answers} == {200}
+        assert rig.supervisor.count(Acquire) == 1
+        assert len(worker.streams) == 100
+        # The next one asks anew: nothing is remembered that the snapshot does not say.
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+        assert (await rig.chat_json(model="big"))[0] == 200
+        assert rig.supervisor.count(Acquire) == 2
+
+
+async def test_those_who_wait_are_released_in_the_order_of_their_arrival() -> None:
+    async with router_rig() as rig:
+        worker = rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        requests = []
+        for number in range(10):
+            requests.append(asyncio.create_task(rig.chat_json(model="big", max_tokens=number + 1)))
+            await until(lambda: waiting(rig) == len(requests))
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        await asyncio.gather(*requests)
+    assert [stream.request.max_tokens for stream in worker.streams] == list(range(1, 11))
+
+
+async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big", SlotState.QUEUED, position=3, max_waiting=2))
+        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(2)]
+        await until(lambda: waiting(rig) == 2)
+        async with rig.chat(model="big", stream=True) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (429, "queue_full")
+            assert response.headers["Retry-After"] == "30"
+            assert "3rd in line" in error["message"]
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_last_client_that_leaves_frees_its_place_and_takes_the_question_back(
+    stream: bool,
+) -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big", max_waiting=1))
+        request = asyncio.create_task(rig.chat_json(model="big", stream=stream))
+        await until(lambda: waiting(rig) == 1)
+        assert (await rig.chat_json(model="big"))[0] == 429
+        request.cancel()
+        await until(lambda: waiting(rig) == 0)
+        await until(lambda: rig.supervisor.count(Withdraw) == 1)
+        other = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: len(rig.supervisor.acquires) == 2)
+        # What was asked before comes to nothing, also when it is answered after all.
+        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert (await other)[0] == 200
+        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (1, 2)
+
+
+async def test_the_question_stays_while_others_wait() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        leaving = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 1)
+        staying = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 2 and rig.supervisor.acquires)
+        leaving.cancel()
+        await until(lambda: waiting(rig) == 1)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        assert (await staying)[0] == 200
+        assert (rig.supervisor.count(Withdraw), len(rig.supervisor.acquires)) == (0, 1)
+
+
+async def test_each_request_waits_as_long_as_it_may_and_is_told_where_it_stood() -> None:
+    async with router_rig(load_wait_s=0.3) as rig:
+        await publish(rig, loading(0.4))
+        first = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 1)
+        second = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 2)
+        status, body = await first
+        assert (status, body["error"]["code"]) == (503, "model_loading")
+        assert "big is loading: weights 40%" in body["error"]["message"]
+        assert "1st of 2 in line" in body["error"]["message"]
+        status, body = await second
+        assert (status, body["error"]["code"]) == (503, "model_loading")
+        await until(lambda: waiting(rig) == 0)
+
+
+async def test_the_supervisor_is_asked_again_while_requests_wait() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        await rig.supervisor.reply(0, Denied(ErrorCode.MODEL_LOADING, "not yet"))
+        await until(lambda: len(rig.supervisor.acquires) == 2)
+        assert rig.supervisor.acquires[1][2].waited_s > rig.supervisor.acquires[0][2].waited_s
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert (await request)[0] == 200
+
+
+async def test_a_denied_acquire_is_the_answer_of_all_who_wait() -> None:
+    async with router_rig() as rig:
+        await publish(rig, cold("big", SlotState.QUARANTINED))
+        rig.supervisor.acquire_reply = lambda _: Denied(
+            ErrorCode.MODEL_QUARANTINED, "crashed 4 times", retry_after_s=30
+        )
+        async with rig.chat(model="big", stream=True) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "30"
+            assert (await response.json())["error"]["code"] == "model_quarantined"
+        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.MODEL_DRAINED, "drained")
+        status, body = await rig.chat_json(model="big")
+        assert (status, body["error"]["code"]) == (503, "model_drained")
+        assert rig.supervisor.count(Acquire) == 2
+
+
+async def test_load_time_is_in_the_timings() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        await asyncio.sleep(0.2)  # the duration of the load is what is measured
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        _, body = await request
+    assert 0.2 <= body["timings"]["load_s"] <= body["timings"]["first_token_s"]
+
+
+# Workers on their way out.
+
+
+async def refuse(fake: FakeStream) -> None:
+    await fake.refuse(ErrorCode.MODEL_UNLOADED, "draining")
+
+
+async def test_a_request_that_meets_workers_on_their_way_out_tries_again() -> None:
+    refusals = 3
+
+    async def third_time_lucky(fake: FakeStream) -> None:
+        nonlocal refusals
+        refusals -= 1
+        await (refuse(fake) if refusals >= 0 else answer(fake))
+
+    async with router_rig(third_time_lucky) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert status == 200
+        assert body["choices"][0]["message"]["content"] == "".join(TEXTS)
+        waits = [question.waited_s for _, _, question in rig.supervisor.acquires]
+        assert len(waits) == 3
+        assert waits[-1] >= sum(_PAUSES_S[:3]), "it keeps its place"
+
+
+async def test_the_attempts_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._PAUSES_S", (0.0, 0.01, 0.01))
+    async with router_rig(refuse) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "model_unloaded")
+        assert len(rig.worker.streams) == 4
+
+
+async def test_a_request_that_comes_back_is_not_refused_for_those_behind_it() -> None:
+    gives_way = asyncio.Event()
+
+    async def first_too_late(fake: FakeStream) -> None:
+        if len(rig.others[0].streams) > 1:
+            await answer(fake)
+            return
+        await gives_way.wait()
+        await refuse(fake)
+
+    async with router_rig() as rig:
+        worker = rig.add_worker(LOADED, first_too_late)
+        await publish(rig, cold("big", max_waiting=1))
+        first = asyncio.create_task(rig.chat_json(model="big", max_tokens=1))
+        await until(lambda: rig.supervisor.acquires)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        await until(lambda: worker.streams)
+        second = asyncio.create_task(rig.chat_json(model="big", max_tokens=2))
+        await until(lambda: waiting(rig) == 1)
+        gives_way.set()
+        await until(lambda: waiting(rig) == 2 or first.done())
+        # For the next one it is full as before.
+        assert (await rig.chat_json(model="big"))[0] == 429
+        await rig.supervisor.reply(1, Acquired("big", LOADED))
+        assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+        assert [stream.request.max_tokens for stream in worker.streams] == [1, 1, 2]
+
+
+async def test_a_worker_without_a_verdict_is_asked_once_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._ACCEPT_DEADLINE_S", 0.1)
+
+    async def silent(fake: FakeStream) -> None:
+        pass
+
+    async with router_rig(silent) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert len(rig.worker.streams) == 2
+
+
+@pytest.mark.parametrize(("crashes", "status"), [(1, 200), (2, 500)])
+async def test_a_request_that_no_worker_had_taken_survives_one_crash(
+    crashes: int, status: int
+) -> None:
+    """Of another request, most likely; were it its own, it must not go on crashing workers."""
+    instances = [f"0000010{number}" for number in range(3)]
+    seen = asyncio.Queue[str]()
+
+    async def silent(fake: FakeStream) -> None:
+        seen.put_nowait("")
+
+    async with router_rig() as rig:
+        for number, instance in enumerate(instances):
+            rig.add_worker(instance, silent if number < crashes else answer)
+        await publish(rig, ready("big", instances[0]))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        for number in range(crashes):
+            await asyncio.wait_for(seen.get(), 10)
+            following = Acquired("big", instances[number + 1])
+            rig.supervisor.acquire_reply = partial(_always, following)
+            await publish(rig, ready("big", instances[number + 1]))
+            await rig.supervisor.exited(instances[number], "big", ExitCause.CRASH, "status 1")
+        assert (await request)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "status"),
+    [
+        (ExitCause.HANG, "worker_hung", 500),
+        (ExitCause.CRASH, "worker_crashed", 500),
+        (ExitCause.OUT_OF_MEMORY, "worker_out_of_memory", 503),
+    ],
+)
+async def test_a_request_that_its_worker_was_preparing_is_not_tried_on_another(
+    cause: ExitCause, code: str, status: int
+) -> None:
+    """Those that waited behind it are."""
+    begun = asyncio.Event()
+
+    async def hang(fake: FakeStream) -> None:
+        if fake.request.max_tokens == 1:
+            await fake.prepare()
+            begun.set()
+
+    async with router_rig() as rig:
+        first = rig.add_worker("00000100", hang)
+        second = rig.add_worker("00000101", answer)
+        await publish(rig, ready("big", "00000100"))
+
+        async def ask_for_trouble() -> tuple[int, Any, Any]:
+            async with rig.chat(model="big", max_tokens=1) as response:
+                return response.status, response.headers, await response.json()
+
+        bad = asyncio.create_task(ask_for_trouble())
+        await begun.wait()
+        good = asyncio.create_task(rig.chat_json(model="big", max_tokens=2))
+        await until(lambda: len(first.streams) == 2)
+        rig.supervisor.acquire_reply = partial(_always, Acquired("big", "00000101"))
+        link = rig.router.workers.link_to("00000100")
+        await until(lambda: any(stream.preparing for stream in link._streams.values()))
+        await publish(rig, ready("big", "00000101"))
+        await rig.supervisor.exited("00000100", "big", cause, "no token for 120 s")
+        found, headers, body = await bad
+        assert (found, body["error"]["code"]) == (status, code)
+        assert (headers["X-Should-Retry"], headers.get("Retry-After")) == ("false", None)
+        assert (await good)[0] == 200
+        assert [stream.request.max_tokens for stream in second.streams] == [2]
+
+
+async def test_a_request_without_a_verdict_is_not_asked_again_once_its_worker_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._ACCEPT_DEADLINE_S", 0.3)
+
+    async def begin(fake: FakeStream) -> None:
+        await fake.prepare()
+
+    async with router_rig(begin) as rig:
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, INSTANCE)
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "worker_lost")
+        assert len(rig.worker.streams) == 1
+
+
+async def test_no_attempt_is_made_after_the_deadline() -> None:
+    async def late(fake: FakeStream) -> None:
+        await asyncio.sleep(0.3)  # longer than the request may wait
+        await refuse(fake)
+
+    async with router_rig(late, load_wait_s=0.2) as rig:
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "model_unloaded")
+        assert len(rig.worker.streams) == 1
+
+
+async def test_what_another_worker_would_not_change_is_final() -> None:
+    async def drained(fake: FakeStream) -> None:
+        await fake.refuse(ErrorCode.MODEL_DRAINED, "an operator drained it")
+
+    async with router_rig(drained) as rig:
+        status, body = await rig.chat_json()
+        assert (status, body["error"]["code"]) == (503, "model_drained")
+        assert not rig.supervisor.acquires
+
+
+# The supervisor.
+
+
+async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.supervisor.waiting_room._SILENCE_GRACE_S", 0.3)
+    async with router_rig() as rig:
+        await publish(rig, ready(MODEL, INSTANCE), cold("big"))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.supervisor.acquires)
+        rig.supervisor.answers_beats = False
+        # Told after five silent beats and the grace, before the load's own deadline.
+        status, body = await asyncio.wait_for(request, 3)
+        assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+        assert not rig.router.supervisor.alive
+        async with rig.chat(model="big") as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["error"]["code"] == "supervisor_unavailable"
+        assert (await rig.chat_json())[0] == 200
+        rig.supervisor.answers_beats = True
+        await until(lambda: rig.router.supervisor.alive)
+
+
+async def test_who_waits_asks_the_next_supervisor() -> None:
+    async with router_rig() as rig:
+        rig.add_worker(LOADED, answer)
+        await publish(rig, cold("big"))
+        requests = [asyncio.create_task(rig.chat_json(model="big")) for _ in range(3)]
+        await until(lambda: waiting(rig) == 3)
+        await rig.supervisor.stop()
+        await until(lambda: not rig.router.supervisor.alive)
+        late = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 4)
+        rig.supervisor = FakeSupervisor(rig.context, rig.run_dir)
+        rig.supervisor.acquire_reply = lambda question: Acquired(question.model_id, LOADED)
+        await rig.supervisor.publish(cold("big"))
+        answers = await asyncio.gather(*requests, late)
+        assert {status for status, _ in answers} == {200}
+        assert rig.supervisor.acquires[0][2].waited_s > 0.5
+
+
+async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever() -> None:
+    async with router_rig(load_wait_s=0.2) as rig:
+        await publish(rig, cold("big"))
+        status, body = await asyncio.wait_for(rig.chat_json(model="big"), 3)
+    assert (status, body["error"]["code"]) == (503, "model_loading")
+
+
+async def test_the_end_of_the_router_ends_the_waiting() -> None:
+    async with router_rig() as rig:
+        await publish(rig, cold("big"))
+        request = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: waiting(rig) == 1)
+        await rig.router.stop(grace_s=0.0)
+        status, body = await request
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_who_comes_back_to_a_router_that_ends_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.workers.dispatch._PAUSES_S", (0.5, 0.5))
+    async with router_rig(refuse) as rig:
+        request = asyncio.create_task(rig.chat_json())
+        await until(lambda: rig.worker.streams and not rig.router.workers.open_streams)
+        await rig.router.stop(grace_s=0.0)
+        status, body = await request
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_tasks_wait_in_the_same_room() -> None:
+    async with router_rig() as rig:
+        await publish(rig, cold("big"))
+        request = asyncio.create_task(rig.post_json("/v1/embeddings", model="big", input="x"))
+        await until(lambda: waiting(rig) == 1)
+        worker = rig.add_worker(LOADED, answer)
+        await until(lambda: rig.supervisor.acquires)
+        await rig.supervisor.reply(0, Acquired("big", LOADED))
+        await until(lambda: worker.tasks)
+        assert isinstance(worker.tasks[0], Embed)
+        request.cancel()

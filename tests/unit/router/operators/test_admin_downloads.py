@@ -1,0 +1,366 @@
+"""Downloads over HTTP: begin, list, look at, follow, cancel; and what is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_peers import until
+from router_rig import Rig, data_lines, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Denied
+from lmx.protocol.messages.inventory import (
+    Available,
+    AvailableModel,
+    CancelDownload,
+    Downloads,
+    DownloadView,
+    GetAvailable,
+    GetDownloads,
+    StartDownload,
+)
+from lmx.protocol.states import DownloadStatus
+
+PATH = "/admin/models/download"
+REPO = "mlx-community/Llama-3.2-8B-Instruct-4bit"
+KEY = {"X-Admin-Key": "test-admin-key"}
+RUNS = DownloadView(
+    download_id="dl_abc123xyz",
+    repo_id=REPO,
+    revision=None,
+    filename=None,
+    status=DownloadStatus.DOWNLOADING,
+    total_bytes=8_589_934_592,
+    downloaded_bytes=2_147_483_648,
+    speed_bytes_per_s=5_650_000.0,
+    started_s=1_708_012_345.0,
+)
+COMPLETED = replace(
+    RUNS,
+    status=DownloadStatus.COMPLETED,
+    downloaded_bytes=8_589_934_592,
+    speed_bytes_per_s=0.0,
+    ended_s=1_708_012_445.0,
+    model_id="llama-3.2-8b",
+)
+FAILED = replace(
+    RUNS,
+    status=DownloadStatus.FAILED,
+    ended_s=1_708_012_400.0,
+    error_code=ErrorCode.DOWNLOAD_FAILED,
+    error="the connection was lost",
+)
+
+
+def tells(rig: Rig, *views: DownloadView) -> None:
+    """Each question gets the next view, and the last one again and again."""
+    left = list(views)
+
+    def answer(question: GetDownloads) -> Downloads | Denied:
+        if question.download_id not in (None, RUNS.download_id):
+            return Denied(ErrorCode.NOT_FOUND, "there is no such download")
+        return Downloads((left.pop(0) if len(left) > 1 else left[0],))
+
+    rig.supervisor.replies[GetDownloads] = answer
+
+
+def asked(rig: Rig, kind: type) -> list[Any]:
+    return [message for message in rig.supervisor.seen if type(message) is kind]
+
+
+async def test_a_download_begins() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[StartDownload] = replace(
+            RUNS, status=DownloadStatus.STARTING, downloaded_bytes=0
+        )
+        status, body = await rig.admin("POST", PATH, repo_id=REPO)
+        assert asked(rig, StartDownload) == [StartDownload(REPO, None, None)]
+        assert status == 200
+        assert body == {
+            "download_id": "dl_abc123xyz",
+            "repo_id": REPO,
+            "revision": "main",
+            "filename": None,
+            "estimated_size_bytes": 8589934592,
+            "status": "downloading",
+            "progress_percent": 0.0,
+            "downloaded_bytes": 0,
+            "speed_mbps": 45.2,
+            "started_at": 1708012345.0,
+            "ended_at": None,
+            "model_id": None,
+            "error": None,
+        }
+        wanted = {"repo_id": REPO, "filename": "a/b.gguf", "revision": "v2"}
+        await rig.admin("POST", PATH, **wanted)
+        assert asked(rig, StartDownload)[1] == StartDownload(REPO, "v2", "a/b.gguf")
+        for revision in ("main", None):
+            await rig.admin("POST", PATH, repo_id=REPO, filename=None, revision=revision)
+            assert asked(rig, StartDownload)[-1] == StartDownload(REPO, None, None)
+
+
+@pytest.mark.parametrize("param", ["repo_id", "revision", "filename", None])
+async def test_a_source_that_turns_out_bad_has_one_error_wherever_it_is_told(
+    param: str | None,
+) -> None:
+    async with router_rig() as rig:
+        view = replace(FAILED, error_code=ErrorCode.MODEL_SOURCE_INVALID, error="why", param=param)
+        rig.supervisor.replies[StartDownload] = view
+        rig.supervisor.replies[GetDownloads] = Downloads((view,))
+        _, begun = await rig.admin("POST", PATH, repo_id=REPO)
+        _, later = await rig.admin("GET", f"{PATH}/{view.download_id}")
+        assert later["error"] == begun["error"]
+        assert begun["error"]["type"] == "not_found_error"
+        assert begun["error"]["param"] == (param or "repo_id")
+
+
+async def test_who_begins_one_is_told_when_the_hub_takes_requests_again() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[StartDownload] = replace(FAILED, retry_after_s=900.0)
+        async with rig.http.post(
+            f"{rig.url}{PATH}", json={"repo_id": REPO}, headers={"X-Admin-Key": rig.spec.admin_key}
+        ) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "900")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "shown", "param"),
+    [
+        (ErrorCode.MODEL_SOURCE_INVALID, 404, "not_found_error", "repo_id"),
+        (ErrorCode.INSUFFICIENT_DISK, 507, "insufficient_disk", None),
+        (ErrorCode.DOWNLOAD_FAILED, 503, "download_failed", None),
+    ],
+)
+async def test_one_that_fails_at_once_is_an_error(
+    code: ErrorCode, status: int, shown: str, param: str | None
+) -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[StartDownload] = replace(FAILED, error_code=code, error="why")
+        got, body = await rig.admin("POST", PATH, repo_id=REPO)
+    error = body["error"]
+    assert (got, error["code"], error["param"], error["message"]) == (status, shown, param, "why")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"filename": "x"}, "repo_id"),
+        ({"repo_id": ["x"]}, "repo_id"),
+        ({"repo_id": "a/b", "filename": 1}, "filename"),
+        ({"repo_id": "a/b", "revision": ""}, "revision"),
+    ],
+)
+async def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
+    async with router_rig() as rig:
+        status, answer = await rig.admin("POST", PATH, **body)
+        assert not rig.supervisor.count(StartDownload)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_downloads_are_listed_shown_and_cancelled() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[GetDownloads] = Downloads((RUNS, FAILED))
+        status, body = await rig.admin("GET", PATH)
+        assert (status, body["count"]) == (200, 2)
+        assert [each["status"] for each in body["downloads"]] == ["downloading", "failed"]
+        assert body["downloads"][1]["error"] == {
+            "message": "the connection was lost",
+            "type": "server_error",
+            "param": None,
+            "code": "download_failed",
+        }
+        tells(rig, COMPLETED)
+        status, body = await rig.admin("GET", f"{PATH}/dl_abc123xyz")
+        assert (status, body["model_id"], body["progress_percent"]) == (200, "llama-3.2-8b", 100)
+        assert asked(rig, GetDownloads)[-1] == GetDownloads("dl_abc123xyz")
+        for method, path in [("GET", f"{PATH}/nope"), ("GET", f"{PATH}/nope/progress")]:
+            status, body = await rig.admin(method, path)
+            assert (status, body["error"]["code"]) == (404, "not_found_error")
+        rig.supervisor.replies[CancelDownload] = replace(RUNS, status=DownloadStatus.CANCELLED)
+        status, body = await rig.admin("DELETE", f"{PATH}/dl_abc123xyz")
+        assert (status, body["status"]) == (200, "cancelled")
+        assert asked(rig, CancelDownload) == [CancelDownload("dl_abc123xyz")]
+
+
+# Progress.
+
+
+async def follow(rig: Rig) -> list[dict[str, Any]]:
+    url = f"{rig.url}{PATH}/dl_abc123xyz/progress"
+    async with rig.http.get(url, headers=KEY) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        return [json.loads(line) for line in data_lines(await response.read())]
+
+
+async def test_progress_is_followed_to_the_end_by_several() -> None:
+    half = replace(RUNS, downloaded_bytes=4_294_967_296, speed_bytes_per_s=5_262_500.0)
+    first = {
+        "download_id": "dl_abc123xyz",
+        "status": "downloading",
+        "progress_percent": 25.0,
+        "downloaded_bytes": 2147483648,
+        "speed_mbps": 45.2,
+    }
+    last = {
+        "download_id": "dl_abc123xyz",
+        "status": "completed",
+        "progress_percent": 100,
+        "model_id": "llama-3.2-8b",
+    }
+    async with router_rig() as rig:
+        tells(rig, RUNS, RUNS, half, COMPLETED)
+        events = await follow(rig)
+        tells(rig, RUNS)
+        followers = [asyncio.create_task(follow(rig)) for _ in range(3)]
+        await until(lambda: rig.supervisor.count(GetDownloads) >= 7)
+        tells(rig, COMPLETED)
+        assert [await one for one in followers] == [[first, last]] * 3
+    second = {**first, "progress_percent": 50.0, "downloaded_bytes": 4294967296, "speed_mbps": 42.1}
+    assert events == [first, second, last]
+    assert isinstance(events[2]["progress_percent"], int)
+
+
+@pytest.mark.parametrize(
+    ("view", "status"),
+    [
+        (FAILED, "failed"),
+        (replace(FAILED, status=DownloadStatus.INTERRUPTED), "interrupted"),
+    ],
+)
+async def test_a_bad_end_has_its_error(view: DownloadView, status: str) -> None:
+    async with router_rig() as rig:
+        tells(rig, view)
+        events = await follow(rig)
+    assert events == [
+        {
+            "download_id": "dl_abc123xyz",
+            "status": status,
+            "progress_percent": 25.0,
+            "downloaded_bytes": 2147483648,
+            "error": {
+                "message": "the connection was lost",
+                "type": "server_error",
+                "param": None,
+                "code": "download_failed",
+            },
+        }
+    ]
+
+
+async def test_while_nothing_comes_there_are_comments_and_the_size_may_be_unknown() -> None:
+    async with router_rig(ping_interval_s=0.2) as rig:
+        tells(rig, replace(RUNS, total_bytes=None, status=DownloadStatus.STARTING))
+        url = f"{rig.url}{PATH}/dl_abc123xyz/progress"
+        async with rig.http.get(url, headers=KEY) as response:
+            event = json.loads((await response.content.readline()).removeprefix(b"data: "))
+            assert (event["status"], event["progress_percent"]) == ("downloading", 0.0)
+            await response.content.readline()
+            assert (await response.content.readline()).startswith(b":")
+
+
+async def test_progress_outlives_a_supervisor_that_is_replaced() -> None:
+    async with router_rig() as rig:
+        tells(rig, RUNS)
+        following = asyncio.create_task(follow(rig))
+        await until(lambda: rig.supervisor.count(GetDownloads))
+        rig.supervisor.replies[GetDownloads] = lambda _: None
+        before = rig.supervisor.count(GetDownloads)
+        await until(lambda: rig.supervisor.count(GetDownloads) > before)
+        # Its successor has not heard the question that is in flight: it is asked again.
+        tells(rig, COMPLETED)
+        rig.supervisor.epoch = "another"
+        events = await following
+    assert [event["status"] for event in events] == ["downloading", "completed"]
+
+
+async def test_progress_ends_with_an_error_when_the_supervisor_is_gone() -> None:
+    async with router_rig() as rig:
+        tells(rig, RUNS)
+        following = asyncio.create_task(follow(rig))
+        await until(lambda: rig.supervisor.count(GetDownloads))
+        await rig.supervisor.stop()
+        events = await following
+    assert events[-1]["error"]["code"] == "supervisor_unavailable"
+
+
+async def test_a_router_that_ends_says_so() -> None:
+    async with router_rig() as rig:
+        tells(rig, RUNS)
+        following = asyncio.create_task(follow(rig))
+        await until(lambda: rig.supervisor.count(GetDownloads))
+        rig.router.traffic.close()
+        events = await following
+    assert events[-1]["error"]["code"] == "shutting_down"
+
+
+async def test_a_follower_that_leaves_is_forgotten() -> None:
+    async with router_rig() as rig:
+        tells(rig, RUNS)
+        url = f"{rig.url}{PATH}/dl_abc123xyz/progress"
+        tasks = len(asyncio.all_tasks())
+        async with aiohttp.ClientSession() as session, session.get(url, headers=KEY) as response:
+            await response.content.readline()
+            assert len(asyncio.all_tasks()) > tasks
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+
+
+# The disk.
+
+
+async def test_what_is_on_disk_is_an_array() -> None:
+    models = (AvailableModel(REPO, "/cache/models--x", 8_589_934_592, 1_771_151_400.7),)
+    async with router_rig() as rig:
+        rig.supervisor.replies[GetAvailable] = Available(models)
+        status, body = await rig.admin("GET", "/admin/models/available")
+    assert status == 200
+    assert body == [
+        {
+            "repo_id": REPO,
+            "local_path": "/cache/models--x",
+            "size_bytes": 8589934592,
+            "downloaded_at": "2026-02-15T10:30:00",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/status"),
+        ("GET", "/admin/models"),
+        ("GET", "/admin/memory"),
+        ("POST", "/admin/models/load"),
+        ("POST", "/admin/models/unload"),
+        ("POST", PATH),
+        ("GET", PATH),
+        ("GET", f"{PATH}/x/progress"),
+        ("DELETE", f"{PATH}/x"),
+        ("DELETE", "/admin/models/x"),
+        ("GET", "/admin/models/available"),
+        ("GET", "/engines"),
+        ("POST", "/engines"),
+        ("DELETE", "/engines/x"),
+        ("GET", "/engines/x/status"),
+    ],
+)
+async def test_nothing_of_it_is_done_without_the_key(method: str, path: str) -> None:
+    async with router_rig(api_keys=("inference-key-1234",)) as rig:
+        before = len(rig.supervisor.seen)
+        headers: list[tuple[dict[str, str], int]] = [
+            ({}, 401),
+            ({"X-Admin-Key": "another-key-1234"}, 401),
+            ({"X-Admin-Key": "inference-key-1234"}, 403),
+            ({"Authorization": "Bearer inference-key-1234"}, 403),
+        ]
+        for given, status in headers:
+            url = f"{rig.url}{path}"
+            async with rig.http.request(method, url, headers=given) as response:
+                assert response.status == status
+        seen = {type(message).__name__ for message in rig.supervisor.seen[before:]}
+        assert seen <= {"RouterBeat"}

@@ -1,0 +1,289 @@
+"""POST /admin/models/load and /unload, DELETE /admin/models/{id}."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from admin_lines import GIB, last_exit, status_line, told_status
+from fake_peers import cold, ready, until
+from router_rig import Rig, knows, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import (
+    Acquire,
+    Acquired,
+    Denied,
+    Done,
+    GetStatus,
+    LoadModel,
+    Status,
+    UnloadModel,
+    Withdraw,
+)
+from lmx.protocol.messages.inventory import Deleted, DeleteModel
+from lmx.protocol.states import SlotState
+from lmx.router.supervisor import queries
+
+LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
+TINY = "org/tiny"
+
+
+@asynccontextmanager
+async def admin_rig(**fields: Any) -> AsyncIterator[Rig]:
+    """One cold model, ``org/tiny``."""
+    async with router_rig(**fields) as rig:
+        rig.supervisor.replies = {
+            LoadModel: Done("loading"),
+            UnloadModel: Done("unloading", 4711),
+            GetStatus: Status(
+                told_status(
+                    status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(4711, 3 * GIB))
+                )
+            ),
+        }
+        await publish(rig, cold(TINY, aliases=("t",)))
+        yield rig
+
+
+async def publish(rig: Rig, *models: Any) -> None:
+    await rig.supervisor.publish(*models)
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+
+
+def asked(rig: Rig, kind: type) -> list[Any]:
+    return [message for message in rig.supervisor.seen if type(message) is kind]
+
+
+async def becomes_ready(rig: Rig, model_id: str = TINY, **fields: Any) -> None:
+    """What a supervisor does once it has loaded a model."""
+    await until(lambda: rig.supervisor.acquires)
+    await rig.supervisor.publish(ready(model_id, "0000000b", **fields))
+    await rig.supervisor.reply(0, Acquired(model_id, "0000000b"))
+
+
+# Load.
+
+
+@pytest.mark.parametrize("name", [TINY, "t", f"owner/{TINY}"])
+async def test_a_load_answers_once_the_model_is_ready(name: str) -> None:
+    async with admin_rig() as rig:
+        loading = asyncio.create_task(
+            rig.admin("POST", LOAD, model_id=name, max_context_length=2048, gpu_layers=-1)
+        )
+        await until(lambda: rig.supervisor.count(Acquire))
+        assert not loading.done()
+        await becomes_ready(rig, context_length=2048)
+        status, body = await loading
+        assert asked(rig, LoadModel) == [LoadModel(TINY, 2048)]
+    assert status == 200
+    took_ms = body.pop("time_to_load_ms")
+    assert 0 < took_ms < 5000
+    assert body == {
+        "success": True,
+        "model_id": TINY,
+        "memory_after_load_gb": 64.0,
+        "context_length": 2048,
+        "gpu_layers": -1,
+    }
+
+
+async def test_a_repository_that_nobody_served_is_loaded_under_its_own_name() -> None:
+    async with admin_rig() as rig:
+        loading = asyncio.create_task(rig.admin("POST", LOAD, model_id="org/new"))
+        await until(lambda: rig.supervisor.count(LoadModel))
+        assert asked(rig, LoadModel) == [LoadModel("org/new", None)]
+        await rig.supervisor.publish(cold(TINY), cold("org/new", source="org/new"))
+        await becomes_ready(rig, "org/new")
+        status, body = await loading
+    assert (status, body["model_id"], body["gpu_layers"]) == (200, "org/new", None)
+
+
+@pytest.mark.parametrize(
+    ("denied", "status", "param"),
+    [
+        (Denied(ErrorCode.MODEL_NOT_FOUND, "no", "model"), 404, "model_id"),
+        (Denied(ErrorCode.INVALID_VALUE, "no", "context_length"), 400, "max_context_length"),
+        (Denied(ErrorCode.INSUFFICIENT_MEMORY, "no"), 507, None),
+        (Denied(ErrorCode.INSUFFICIENT_DISK, "no"), 507, None),
+        (Denied(ErrorCode.MODEL_SOURCE_INVALID, "no"), 400, "model_id"),
+        (Denied(ErrorCode.MODEL_LOAD_FAILED, "no", retry_after_s=7.0), 503, None),
+    ],
+)
+@pytest.mark.parametrize("at", ["at once", "while it loads"])
+async def test_what_the_supervisor_denies_is_told(
+    denied: Denied, status: int, param: str | None, at: str
+) -> None:
+    async with admin_rig() as rig:
+        if at == "at once":
+            rig.supervisor.replies[LoadModel] = denied
+        else:
+            rig.supervisor.acquire_reply = lambda _: denied
+        got, body = await rig.admin("POST", LOAD, model_id=TINY, max_context_length=64)
+    error = body["error"]
+    assert (got, error["code"], error["param"]) == (status, denied.code.value, param)
+    if status == 400:
+        assert error["type"] == "invalid_request_error"
+
+
+async def test_too_little_memory_is_503_to_who_only_asks_and_507_to_operators() -> None:
+    async with admin_rig() as rig:
+        rig.supervisor.acquire_reply = lambda _: Denied(ErrorCode.INSUFFICIENT_MEMORY, "no")
+        assert (await rig.chat_json(model=TINY))[0] == 503
+        assert (await rig.admin("POST", LOAD, model_id=TINY))[0] == 507
+
+
+async def test_a_load_that_takes_too_long_is_503_and_goes_on() -> None:
+    async with admin_rig(load_wait_s=0.3) as rig:
+        status, body = await rig.admin("POST", LOAD, model_id=TINY)
+        assert (status, body["error"]["code"]) == (503, "model_loading")
+        assert not rig.supervisor.count(UnloadModel)
+
+
+async def test_who_leaves_does_not_stop_the_load() -> None:
+    async with admin_rig() as rig:
+        loading = asyncio.create_task(rig.admin("POST", LOAD, model_id=TINY))
+        await until(lambda: rig.supervisor.count(Acquire))
+        loading.cancel()
+        # The supervisor keeps what an operator ordered: LoadModel is not taken back.
+        await until(lambda: rig.supervisor.count(Withdraw))
+        assert not rig.supervisor.count(UnloadModel)
+        assert rig.router.room.all_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"max_context_length": 5}, "missing_required_parameter", "model_id"),
+        ({"model_id": 5}, "invalid_type", "model_id"),
+        ({"model_id": ""}, "invalid_value", "model_id"),
+        ({"model_id": "x" * 600}, "invalid_value", "model_id"),
+        ({"model_id": "a", "max_context_length": "5"}, "invalid_type", "max_context_length"),
+        ({"model_id": "a", "max_context_length": 0}, "invalid_value", "max_context_length"),
+        ({"model_id": "a", "max_context_length": True}, "invalid_type", "max_context_length"),
+        ({"model_id": "a", "gpu_layers": 1.5}, "invalid_type", "gpu_layers"),
+        ({"model_id": "a", "gpu_layers": -2}, "invalid_value", "gpu_layers"),
+    ],
+)
+async def test_a_wrong_field_is_named(body: dict[str, Any], code: str, param: str) -> None:
+    async with admin_rig() as rig:
+        status, answer = await rig.admin("POST", LOAD, **body)
+        assert not rig.supervisor.count(LoadModel)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param)
+
+
+# Unload.
+
+
+async def test_an_unload_answers_once_the_worker_is_gone() -> None:
+    async with admin_rig() as rig:
+        await publish(rig, ready(TINY, "0000000b"))
+        unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
+        await until(lambda: rig.supervisor.count(UnloadModel))
+        await asyncio.sleep(0)
+        assert not unloading.done()
+        await rig.supervisor.publish(cold(TINY))
+        status, body = await unloading
+    assert (status, body) == (
+        200,
+        {
+            "success": True,
+            "model_id": TINY,
+            "memory_freed_gb": 3.0,
+            "memory": last_exit(4711, 3 * GIB)["memory"],
+        },
+    )
+
+
+async def test_an_unload_whose_memory_is_not_measured_in_time_says_what_was_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queries, "_MEMORY_S", 0.3)
+    async with admin_rig() as rig:
+        line = status_line(TINY, memory_bytes=4 * GIB, last_exit=last_exit(1, GIB))
+        rig.supervisor.replies[GetStatus] = Status(told_status(line))
+        await publish(rig, ready(TINY, "0000000b"))
+        unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
+        await until(lambda: rig.supervisor.count(UnloadModel))
+        await rig.supervisor.publish(cold(TINY))
+        status, body = await unloading
+    assert (status, body["memory_freed_gb"], body["memory"]) == (200, 4.0, None)
+
+
+async def test_one_that_is_loaded_again_at_once_was_unloaded() -> None:
+    async with admin_rig() as rig:
+        await publish(rig, ready(TINY, "0000000b"))
+        unloading = asyncio.create_task(rig.admin("POST", UNLOAD, model_id=TINY))
+        await until(lambda: rig.supervisor.count(UnloadModel))
+        await rig.supervisor.publish(ready(TINY, "0000000c"))
+        assert (await unloading)[0] == 200
+
+
+@pytest.mark.parametrize("slot", [SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED])
+async def test_what_is_not_loaded_is_409(slot: SlotState) -> None:
+    async with admin_rig() as rig:
+        await publish(rig, cold(TINY, slot))
+        status, body = await rig.admin("POST", UNLOAD, model_id=TINY)
+        assert not rig.supervisor.count(UnloadModel)
+    assert (status, body["error"]["code"]) == (409, "model_not_loaded")
+    assert body["error"]["param"] == "model_id"
+
+
+async def test_an_unknown_model_is_404_and_a_slow_end_504() -> None:
+    async with admin_rig(load_wait_s=0.2) as rig:
+        status, body = await rig.admin("POST", UNLOAD, model_id="nope")
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+        assert body["error"]["param"] == "model_id"
+        await publish(rig, ready(TINY, "0000000b"))
+        status, body = await rig.admin("POST", UNLOAD, model_id=TINY)
+    assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+
+
+# Delete.
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("org/tiny", DeleteModel("org/tiny", False)),
+        ("org%2Ftiny", DeleteModel("org/tiny", False)),
+        ("tiny?force=true", DeleteModel("tiny", True)),
+        ("tiny?force=0", DeleteModel("tiny", False)),
+        ("a/b:c@d", DeleteModel("a/b:c@d", False)),
+        ("download%2Ftiny", DeleteModel("download/tiny", False)),
+    ],
+)
+async def test_a_model_is_deleted(path: str, question: DeleteModel) -> None:
+    async with admin_rig() as rig:
+        rig.supervisor.replies[DeleteModel] = lambda one: Deleted(one.model_id, 1610612736)
+        status, body = await rig.admin("DELETE", f"/admin/models/{path}")
+        assert asked(rig, DeleteModel) == [question]
+    assert (status, body) == (
+        200,
+        {"success": True, "model_id": question.model_id, "freed_bytes": 1610612736},
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.MODEL_LOADED, 409),
+        (ErrorCode.NOT_DELETABLE, 409),
+        (ErrorCode.MODEL_NOT_FOUND, 404),
+    ],
+)
+async def test_a_delete_that_is_denied(code: ErrorCode, status: int) -> None:
+    async with admin_rig() as rig:
+        rig.supervisor.replies[DeleteModel] = Denied(code, "no", "model")
+        got, body = await rig.admin("DELETE", "/admin/models/tiny")
+    assert (got, body["error"]["code"], body["error"]["param"]) == (status, code.value, "model_id")
+
+
+async def test_force_is_a_boolean() -> None:
+    async with admin_rig() as rig:
+        status, body = await rig.admin("DELETE", "/admin/models/tiny?force=perhaps")
+        assert not rig.supervisor.count(DeleteModel)
+    assert (status, body["error"]["param"]) == (400, "force")

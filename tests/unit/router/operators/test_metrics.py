@@ -1,0 +1,416 @@
+"""What is counted of requests, what Prometheus and dashboards are shown of it, and of models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, cold, ready, until
+from metric_lint import problems
+from prometheus_client.parser import text_string_to_metric_families
+from promtool import check_metrics, obtain_promtool
+from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquire, GetStatus, Status
+from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
+from lmx.protocol.states import DownloadStatus, ExitCause, FinishReason, SlotState
+from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.http.request_record import CLIENT_LEFT, Record
+from lmx.router.metrics.exposition import Scrape, exposition
+from lmx.router.metrics.requests import NONE, REASONS, Histogram, RequestMetrics
+from lmx.router.operators.metrics import metrics as metrics_handler
+
+KEY = {"X-Admin-Key": "test-admin-key"}
+
+STATUS: dict[str, Any] = {
+    "supervisor": {
+        "budget_bytes": 1000,
+        "reserved_bytes": 700,
+        "missing_bytes": 5,
+        "memory_pressure": "soft",
+        "swaps_total": 4,
+    },
+    "router": {"restarts": 1},
+    "workers": [
+        {
+            "model": MODEL,
+            "state": "ready",
+            "memory_bytes": 300,
+            "reserved_bytes": 400,
+            "peak_memory_bytes": 350,
+            "kv_bytes": 25,
+            "kv_capacity_bytes": 100,
+            "requests_active": 2,
+            "requests_queued": 3,
+            "prompt_tokens_total": 90,
+            "cached_tokens_total": 60,
+            "drafted_tokens_total": 8,
+            "accepted_tokens_total": 5,
+            "loads_total": 6,
+            "load_s_total": 1.5,
+            "restarts": 2,
+            "exits": {"crash": 2, "hang": 1, "evicted": 4},
+        },
+        {
+            "model": "big",
+            "state": "queued",
+            "memory_bytes": 0,
+            "kv_bytes": 0,
+            "kv_capacity_bytes": None,
+        },
+    ],
+}
+DOWNLOAD = DownloadView(
+    "d1", "org/x", None, None, DownloadStatus.DOWNLOADING, 10, 5, 1.0, 1700000000.0
+)
+
+CHAT = Endpoint("POST", "/v1/chat/completions", metrics_handler, Access.INFERENCE, "Chat", "Answer")
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Every sample by name and label values, as Prometheus reads them."""
+    return {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def scrape(rig: Rig, path: str = "/metrics") -> str:
+    async with rig.http.get(f"{rig.url}{path}", headers=KEY) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        return await response.text()
+
+
+async def figures(rig: Rig) -> Any:
+    async with rig.http.get(f"{rig.url}/admin/metrics/json", headers=KEY) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def counted(rig: Rig, requests: int) -> Any:
+    """The figures once so many requests have ended: an answer is there before its end is."""
+    await until(lambda: rig.router.metrics.read().totals.requests == requests)
+    return await figures(rig)
+
+
+# From the supervisor's status.
+
+
+async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[GetStatus] = Status(STATUS)
+        rig.supervisor.replies[GetDownloads] = Downloads((DOWNLOAD,))
+        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("big", SlotState.QUEUED))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        waiting = asyncio.create_task(rig.chat_json(model="big"))
+        await until(lambda: rig.router.room.waiting("big") == 1)
+        found = samples(await scrape(rig))
+        admin = samples(await scrape(rig, "/admin/metrics"))
+        assert {key[0] for key in admin} == {key[0] for key in found}
+        assert rig.supervisor.count(Acquire) == 1, "metrics wake nothing"
+        waiting.cancel()
+    expected = {
+        ("lmx_supervisor_up",): 1,
+        ("lmx_memory_budget_bytes",): 1000,
+        ("lmx_memory_reserved_bytes",): 700,
+        ("lmx_memory_missing_bytes",): 5,
+        ("lmx_memory_pressure",): 1,
+        ("lmx_evictions_total",): 4,
+        ("lmx_router_restarts_total",): 1,
+        ("lmx_model_memory_bytes", MODEL): 300,
+        ("lmx_model_reserved_bytes", MODEL): 400,
+        ("lmx_model_peak_bytes", MODEL): 350,
+        ("lmx_model_loaded", MODEL): 1,
+        ("lmx_model_loaded", "big"): 0,
+        ("lmx_model_state", MODEL, "ready"): 1,
+        ("lmx_model_state", MODEL, "cold"): 0,
+        ("lmx_model_state", "big", "queued"): 1,
+        ("lmx_model_loads_total", MODEL): 6,
+        ("lmx_model_load_duration_seconds_sum", MODEL): 1.5,
+        ("lmx_model_load_duration_seconds_count", MODEL): 6,
+        ("lmx_worker_restarts_total", MODEL): 2,
+        ("lmx_worker_exits_total", "crash", MODEL): 2,
+        ("lmx_worker_exits_total", "killed", MODEL): 0,
+        ("lmx_watchdog_kills_total", MODEL): 1,
+        ("lmx_model_unloads_total", MODEL, "evicted"): 4,
+        ("lmx_model_unloads_total", MODEL, "expired"): 0,
+        ("lmx_num_requests_running", MODEL): 2,
+        ("lmx_num_requests_waiting", MODEL): 3,
+        ("lmx_num_requests_waiting", "big"): 1,
+        ("lmx_kv_cache_usage_perc", MODEL): 0.25,
+        ("lmx_kv_cache_capacity_bytes", MODEL): 100,
+        ("lmx_prefix_cache_queries_total", MODEL): 90,
+        ("lmx_prefix_cache_hits_total", MODEL): 60,
+        ("lmx_spec_decode_num_draft_tokens_total", MODEL): 8,
+        ("lmx_spec_decode_num_accepted_tokens_total", MODEL): 5,
+        ("lmx_downloads", "downloading"): 1,
+        ("lmx_downloads", "failed"): 0,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert ("lmx_kv_cache_usage_perc", "big") not in found
+    assert found["process_resident_memory_bytes",] > 1_000_000
+
+
+async def test_without_a_supervisor_metrics_are_what_the_router_knows() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(ready(MODEL, INSTANCE, memory_bytes=77))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        await rig.chat_json()
+        await counted(rig, 1)
+        began_s = time.monotonic()
+        early = samples(await scrape(rig))
+        assert time.monotonic() - began_s < 1.0, "also while it lives and does not answer"
+        rig.supervisor.answers_beats = False
+        await until(lambda: not rig.router.supervisor.alive)
+        found = samples(await scrape(rig))
+    assert early["lmx_supervisor_up",] == found["lmx_supervisor_up",] == 0
+    assert found["lmx_model_loaded", MODEL] == 1
+    assert found["lmx_model_memory_bytes", MODEL] == 77
+    assert found["lmx_requests_total",] == 1
+    assert ("lmx_memory_budget_bytes",) not in found
+
+
+# Of requests.
+
+
+async def test_requests_are_counted_once_and_as_they_ended() -> None:
+    async def script(stream: FakeStream) -> None:
+        await stream.accept(prompt_tokens=7)
+        match len(rig.worker.streams):
+            case 1:
+                await stream.say("a")
+                await stream.say("b")
+                await stream.finish("c", tokens=3, reason=FinishReason.LENGTH)
+            case 2:
+                await stream.say("a")
+                await stream.fail(ErrorCode.ENGINE_ERROR, "broken")
+
+    async with router_rig(script) as rig:
+        await rig.chat_json()
+        await rig.chat_events()
+        assert (await rig.chat_json(model="nobody"))[0] == 404
+        assert (await rig.chat_json(messages=[]))[0] == 400
+        async with rig.http.get(f"{rig.url}/nowhere/{'x' * 30}") as response:
+            assert response.status == 404
+        leaving = asyncio.create_task(rig.chat_json())
+        await rig.worker.stream(2)
+        leaving.cancel()
+        body = await counted(rig, 5)
+        found = samples(await scrape(rig))
+    assert found["lmx_requests_total",] == 5
+    assert found["lmx_errors_total",] == 3
+    assert found["lmx_stream_requests_total",] == 1
+    assert found["lmx_request_success_total", "length", MODEL] == 1
+    assert found["lmx_request_success_total", "abort", MODEL] == 1
+    assert found["lmx_request_success_total", "stop", MODEL] == 0
+    assert found["lmx_request_errors_total", "engine_error", MODEL] == 1
+    assert found["lmx_request_errors_total", "model_not_found", NONE] == 1
+    assert found["lmx_generation_tokens_total", MODEL] == 4, "one of an answer that was cut off"
+    assert found["lmx_prompt_tokens_cached_total", MODEL] == 4
+    assert found["lmx_time_to_first_token_seconds_count", MODEL] == 2
+    assert found["lmx_e2e_request_latency_seconds_count", MODEL] == 1
+    assert found["lmx_request_duration_seconds_count", MODEL] == 3
+    assert found["lmx_request_queue_time_seconds_sum", MODEL] == pytest.approx(0.01)
+    assert found["lmx_request_prefill_time_seconds_sum", MODEL] == pytest.approx(0.02)
+    assert found["lmx_request_decode_time_seconds_sum", MODEL] == pytest.approx(0.5)
+    assert found["lmx_request_generation_tokens_bucket", "2.0", MODEL] == 1
+    assert found["lmx_request_generation_tokens_bucket", "5.0", MODEL] == 2
+    assert found["lmx_http_requests_total", "POST", "/v1/chat/completions", "4xx"] == 3
+    assert found["lmx_http_requests_total", NONE, NONE, "4xx"] == 1
+    assert not [key for key in found if "x" * 30 in key or "nobody" in key]
+    # Dashboards are shown the same.
+    assert body.pop("uptime_seconds") > 0
+    total_prompt = found["lmx_prompt_tokens_total", MODEL]
+    assert body == {
+        "total_requests": 5,
+        "total_errors": 3,
+        "total_stream_requests": 1,
+        "total_prompt_tokens": total_prompt,
+        "total_completion_tokens": 4,
+        "per_model": {MODEL: {"requests": 3, "errors": 1, "completion_tokens": 4}},
+    }
+
+
+async def test_a_model_that_leaves_takes_its_series_with_it_and_totals_stay() -> None:
+    async with router_rig() as rig:
+        assert (await rig.chat_json())[0] == 200
+        before = await counted(rig, 1)
+        await rig.supervisor.publish(ready("other", INSTANCE))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        after = await figures(rig)
+        text = await scrape(rig)
+    assert list(before["per_model"]) == [MODEL]
+    assert list(after["per_model"]) == ["other"]
+    assert after["total_completion_tokens"] == before["total_completion_tokens"] == 5
+    assert MODEL not in text
+
+
+async def test_polls_are_no_requests() -> None:
+    async with router_rig() as rig:
+        for _ in range(3):
+            await scrape(rig)
+            await figures(rig)
+            async with rig.http.get(f"{rig.url}/health") as response:
+                assert response.status == 200
+        found = samples(await scrape(rig))
+    assert not [key for key in found if key[0] == "lmx_http_requests_total"]
+
+
+def counting(*models: str) -> RequestMetrics:
+    return RequestMetrics(lambda: models)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason", "code"),
+    [
+        ({"finish_reason": "stop"}, 200, "stop", None),
+        ({"finish_reason": "stop,length"}, 200, "length", None),
+        ({"finish_reason": "stop,tool_calls"}, 200, "tool_calls", None),
+        ({}, 200, "stop", None),
+        ({"error": CLIENT_LEFT}, 499, "abort", None),
+        ({"error": "worker_hung"}, 200, None, "worker_hung"),
+        ({"error": "queue_full"}, 429, None, "queue_full"),
+        ({"error": "made up"}, 500, None, "internal_server_error"),
+        ({}, 500, None, "internal_server_error"),
+    ],
+)
+def test_a_request_ends_well_or_with_one_error(
+    fields: dict[str, Any], status: int, reason: str | None, code: str | None
+) -> None:
+    metrics = counting(MODEL)
+    metrics.request_ended(Record("r", time.monotonic(), model=MODEL, **fields), CHAT, status)
+    tally = metrics.read().models[MODEL]
+    assert dict(tally.reasons) == ({} if reason is None else {reason: 1})
+    assert dict(tally.errors) == ({} if code is None else {code: 1})
+
+
+def test_how_fast_the_last_answer_came() -> None:
+    metrics = counting(MODEL)
+    assert metrics.last_tokens_per_s(MODEL) is None
+    for tokens in (10, 30):
+        record = Record("r", 0.0, model=MODEL, completion_tokens=tokens, decode_s=2.0)
+        metrics.request_ended(record, CHAT, 200)
+    metrics.request_ended(Record("r", 0.0, model=MODEL, error="queue_full"), CHAT, 429)
+    assert metrics.last_tokens_per_s(MODEL) == 15.0
+
+
+def test_models_that_come_and_go_leave_nothing_behind() -> None:
+    present: list[str] = []
+    metrics = RequestMetrics(lambda: present)
+    for number in range(50):
+        present[:] = [f"m{number}"]
+        metrics.request_ended(Record("r", 0.0, model=f"m{number}"), CHAT, 200)
+    metrics.request_ended(Record("r", 0.0), CHAT, 404)
+    assert len(metrics._models) <= 2
+    assert set(metrics.read().models) == {"m49", NONE}
+
+
+def test_a_value_is_in_the_bucket_whose_bound_it_does_not_exceed() -> None:
+    histogram = Histogram((0.5, 1.0, 2.0))
+    histogram.add((0.1, 0.5, 0.50001, 2.0, 99.0))
+    assert histogram.buckets() == [("0.5", 2), ("1.0", 3), ("2.0", 4), ("+Inf", 5)]
+    copied = histogram.copy()
+    histogram.add((1.0,))
+    assert (copied.count, histogram.count) == (5, 6)
+    assert copied.total == pytest.approx(102.10001)
+
+
+def test_an_end_costs_little_beside_its_tokens() -> None:
+    """64 tokens cost a router milliseconds; what is counted of them at the end must be lost in
+    that. The bound is wide for busy machines: it takes a hundredth of it on an idle one."""
+    metrics = counting(MODEL)
+    took_s = []
+    for _ in range(200):
+        record = Record("r", time.monotonic(), model=MODEL, completion_tokens=64, decode_s=1.0)
+        record.gaps_s = [0.013] * 63
+        began_s = time.perf_counter()
+        metrics.request_ended(record, CHAT, 200)
+        took_s.append(time.perf_counter() - began_s)
+    print(f"{sorted(took_s)[100] * 1e6:.0f} us for one request of 64 tokens")
+    assert sorted(took_s)[100] < 0.002
+
+
+# The text.
+
+
+def full_text() -> str:
+    """An exposition with every family, and every series that there can be of one model."""
+    metrics = counting(MODEL, "big")
+    for reason in REASONS:
+        record = Record("r", time.monotonic() - 1, model=MODEL, stream=True, finish_reason=reason)
+        record.prompt_tokens, record.cached_tokens, record.completion_tokens = 10, 5, 20
+        record.load_s, record.queue_s, record.prefill_s, record.decode_s = 0.1, 0.2, 0.3, 0.4
+        record.ttft_s, record.gaps_s = 0.6, [0.01, 0.02, 500.0]
+        metrics.request_ended(record, CHAT, 200)
+    for code in ErrorCode:
+        metrics.request_ended(Record("r", 0.0, model=MODEL, error=code.value), CHAT, 500)
+    metrics.request_ended(Record("r", 0.0), CHAT, 404)
+    metrics.request_ended(Record("r", 0.0), None, 404)
+    metrics.rate_limited("key", "requests")
+    return exposition(
+        Scrape("1.2.3", True, STATUS, {"big": 1}, Downloads((DOWNLOAD,)), metrics.read())
+    ).decode()
+
+
+def test_the_full_text_keeps_to_prometheus_rules() -> None:
+    text = full_text()
+    assert problems(text) == []
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in ("lmx_request_duration_seconds", "lmx_inter_token_latency_seconds"):
+        assert families[name].type == "histogram"
+    assert all(family.samples for family in families.values()), "every family is tried here"
+    assert "_created" not in text
+
+
+def test_promtool_finds_nothing_either() -> None:
+    promtool = obtain_promtool()
+    if promtool is None:
+        pytest.skip("no promtool on the PATH, and no Debian package of it to be had")
+    assert check_metrics(promtool, full_text()) == ""
+    assert check_metrics(promtool, "# TYPE a gauge\na 1\n") != "", "it does find what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# HELP a x\n# TYPE a counter\na 1\n", "_total"),
+        ("# HELP a_total x\n# TYPE a_total gauge\na_total 1\n", "_total"),
+        ("# TYPE a gauge\na 1\n", "no help"),
+        ("# HELP a_ms x\n# TYPE a_ms gauge\na_ms 1\n", "base unit"),
+        ("# HELP a x\n# TYPE a gauge\na 1\na 2\n", "twice"),
+        ("# HELP a x\n# TYPE a gauge\na 1\nb 2\n", "outside"),
+        ('# HELP a x\n# TYPE a histogram\na_bucket{le="1.0"} 1\na_count 1\na_sum 1\n', "bounds"),
+        (
+            '# HELP a x\n# TYPE a histogram\na_bucket{le="1.0"} 2\na_bucket{le="+Inf"} 1\n'
+            "a_count 1\na_sum 1\n",
+            "go down",
+        ),
+        ('# HELP a x\n# TYPE a gauge\na{b="1"c="2"} 1\n', "can't be read"),
+    ],
+)
+def test_our_own_rules_find_what_is_wrong(text: str, words: str) -> None:
+    assert any(words in problem for problem in problems(text)), problems(text)
+
+
+def test_labels_are_bounded() -> None:
+    odd = {"model": MODEL, "state": "ready", "exits": {"never heard of": 3}}
+    scraped = Scrape("1", True, {"workers": [odd]}, {}, None, counting(MODEL).read())
+    causes = {
+        key[1]
+        for key in samples(exposition(scraped).decode())
+        if key[0] == "lmx_worker_exits_total"
+    }
+    assert causes == {cause.value for cause in ExitCause}
+
+
+def test_a_label_may_hold_anything() -> None:
+    odd = 'a"b\\c\nd'
+    status = {"workers": [{"model": odd, "state": "ready", "memory_bytes": 1}]}
+    text = exposition(Scrape("1", True, status, {}, None, counting(odd).read())).decode()
+    assert problems(text) == []
+    assert samples(text)["lmx_model_memory_bytes", odd] == 1

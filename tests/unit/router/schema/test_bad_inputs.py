@@ -1,0 +1,301 @@
+"""Bad input of every kind that makes other servers hang, die or pretend: a 4xx that says what is
+wrong, and a server that goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from router_rig import MODEL, Rig, chat_body, router_rig
+
+from lmx.protocol.errors import RequestError
+from lmx.protocol.messages.data import Generate
+from lmx.protocol.wire.codec import decode, encode
+from lmx.router.http.body import parse_object
+from lmx.router.schema.requests.chat import ChatRequest, parse_chat
+from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
+from lmx.router.schema.requests.tasks import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+    parse_detokenize,
+    parse_embedding,
+    parse_rerank,
+    parse_score,
+    parse_tokenize,
+    reranking_of,
+)
+from lmx.router.schema.requests.unsupported import CHAT, COMPLETION
+from lmx.router.server.routes import ROUTES
+
+CHAT_PATH = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def part(**fields: Any) -> bytes:
+    return body(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, fields]}])
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(chat_body(**fields)).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": "a"} | fields).encode()
+
+
+NOT_BASE64 = "data:image/png;base64,@@@"
+CONTENT = "messages[0].content[1].type"
+MIB = 2**20
+
+# What is sent, the status, the code, the path.
+TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
+    "five stops": (body(stop=list("abcde")), 400, "invalid_value", "stop"),
+    "a stop that is a number": (body(stop=5), 400, "invalid_type", "stop"),
+    "stops that are numbers": (body(stop=[5]), 400, "invalid_type", "stop[0]"),
+    "an empty stop": (body(stop=""), 400, "invalid_value", "stop"),
+    "a negative limit": (body(max_tokens=-1), 400, "invalid_value", "max_tokens"),
+    "no tokens": (body(max_tokens=0), 400, "invalid_value", "max_tokens"),
+    "two limits": (
+        body(max_tokens=1, max_completion_tokens=2), 400, "invalid_value", "max_tokens"),
+    "no messages": (body(messages=[]), 400, "invalid_value", "messages"),
+    "no conversation": (
+        b'{"model": "%b"}' % MODEL.encode(), 400, "missing_required_parameter", "messages"),
+    "messages as text": (body(messages="hi"), 400, "invalid_type", "messages"),
+    "a role that there is not": (
+        body(messages=[{"role": "robot", "content": "x"}]), 400, "invalid_value",
+        "messages[0].role"),
+    "empty content": (
+        body(messages=[{"role": "user", "content": []}]), 400, "invalid_value",
+        "messages[0].content"),
+    "no content": (
+        body(messages=[{"role": "user"}]), 400, "missing_required_parameter",
+        "messages[0].content"),
+    "a tool's answer to nothing": (
+        body(messages=[{"role": "tool", "content": "42"}]), 400, "missing_required_parameter",
+        "messages[0].tool_call_id"),
+    "no answers": (body(n=0), 400, "invalid_value", "n"),
+    "half an answer": (body(n=1.5), 400, "invalid_type", "n"),
+    "too many answers": (body(n=129), 400, "invalid_value", "n"),
+    "fewer made than given": (body(n=3, best_of=2), 400, "invalid_value", "best_of"),
+    "an unknown model": (body(model="gpt-9"), 404, "model_not_found", "model"),
+    "a model that is a number": (body(model=5), 400, "invalid_type", "model"),
+    "a path as a model": (body(model="../../etc/passwd"), 404, "model_not_found", "model"),
+    "hot": (body(temperature=2.5), 400, "invalid_value", "temperature"),
+    "infinite": (
+        body(temperature=0).replace(b": 0}", b": 1e999}"), 400, "invalid_value", "temperature"),
+    "not a number": (
+        body(temperature=0).replace(b": 0}", b": NaN}"), 400, "invalid_json", None),
+    "a seed beyond 64 bits": (body(seed=2**64), 400, "invalid_value", "seed"),
+    "a bias on no token": (body(logit_bias={"a": 1}), 400, "invalid_value", "logit_bias.a"),
+    "too many top logprobs": (
+        body(logprobs=True, top_logprobs=21), 400, "invalid_value", "top_logprobs"),
+    "top logprobs of nothing": (body(top_logprobs=2), 400, "invalid_value", "top_logprobs"),
+    "an unknown choice of tools": (
+        body(tools=[TOOL], tool_choice="perhaps"), 400, "invalid_value", "tool_choice"),
+    "a choice of no tool": (
+        body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        400, "invalid_value", "tool_choice.function.name"),
+    "a choice without tools": (body(tool_choice="required"), 400, "invalid_value", "tool_choice"),
+    "parameters that are no schema": (
+        body(tools=[{"type": "function", "function": {"name": "f", "parameters": "x"}}]),
+        400, "invalid_type", "tools[0].function.parameters"),
+    "an unknown form": (
+        body(response_format={"type": "yaml"}), 400, "invalid_value", "response_format.type"),
+    "a form without its schema": (
+        body(response_format={"type": "json_schema"}), 400, "missing_required_parameter",
+        "response_format.json_schema"),
+    "a schema that is none": (
+        body(response_format={"type": "json_schema", "json_schema": {"schema": 5}}),
+        400, "invalid_type", "response_format.json_schema.schema"),
+    "a number no schema can hold": (
+        body(tools=[{"type": "function", "function": {"name": "f", "parameters": {"x": 10**40}}}]),
+        400, "invalid_value", "tools[0].function.parameters.x"),
+    "a bad image": (
+        part(type="image_url", image_url={"url": NOT_BASE64}), 400, "unsupported_value", CONTENT),
+    "an image without a source": (part(type="image_url"), 400, "unsupported_value", CONTENT),
+    "audio": (
+        part(type="input_audio", input_audio={"data": "@", "format": "wav"}),
+        400, "unsupported_value", CONTENT),
+    "audio by address": (
+        part(type="audio_url", audio_url={"url": "http://x/a.mp3"}), 400, "unsupported_value",
+        CONTENT),
+    "plain audio": (part(type="audio", audio="http://x"), 400, "unsupported_value", CONTENT),
+    "video by address": (
+        part(type="video_url", video_url={"url": "x"}), 400, "unsupported_value", CONTENT),
+    "plain video": (part(type="video", video="http://x"), 400, "unsupported_value", CONTENT),
+    "inline video": (
+        part(type="input_video", input_video={"data": "@", "format": "mp4"}),
+        400, "unsupported_value", CONTENT),
+    "usage of no stream": (
+        body(stream_options={"include_usage": True}), 400, "invalid_value", "stream_options"),
+    "20,000 deep": (
+        b'{"messages": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400, "invalid_json", None),
+    "a key twice": (
+        body(temperature=0).replace(b': 0}', b': 0, "temperature": 1}'), 400, "invalid_json",
+        None),
+    "half a surrogate pair": (
+        body(user="x").replace(b'"x"', b'"\\ud800"'), 400, "invalid_json", None),
+    "not UTF-8": (body(user="x").replace(b'"x"', b'"\xff"'), 400, "invalid_json", None),
+    "nothing": (b"", 400, "invalid_json", None),
+    "a list": (b"[]", 400, "invalid_type", None),
+    "a word": (b'"hi"', 400, "invalid_type", None),
+    "null": (b"null", 400, "invalid_type", None),
+    "a form": (b"model=x&prompt=y", 400, "invalid_json", None),
+    "50 MB": (b'{"messages": "' + b"x" * 50 * MIB + b'"}', 413, "request_too_large", None),
+}  # fmt: skip
+
+COMPLETIONS: dict[str, tuple[bytes, int, str, str | None]] = {
+    "no prompt": (completion(prompt=None), 400, "invalid_type", "prompt"),
+    "an empty list": (completion(prompt=[]), 400, "invalid_value", "prompt"),
+    "a number": (completion(prompt=5), 400, "invalid_type", "prompt"),
+    "an object": (completion(prompt={}), 400, "invalid_type", "prompt"),
+    "mixed": (completion(prompt=["a", 5]), 400, "invalid_type", "prompt[1]"),
+    "no such token": (completion(prompt=[1, -1]), 400, "invalid_value", "prompt[1]"),
+    "a huge token": (completion(prompt=[10**30]), 400, "invalid_value", "prompt[0]"),
+    "too many prompts": (completion(prompt=["a"] * 129), 400, "invalid_value", "prompt"),
+    "too many answers": (completion(prompt=["a"] * 65, n=2), 400, "invalid_value", "n"),
+    "a suffix": (completion(suffix="x"), 400, "unsupported_value", "suffix"),
+    "too many logprobs": (completion(logprobs=6), 400, "invalid_value", "logprobs"),
+}
+
+
+async def post(rig: Rig, path: str, data: bytes) -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json"}
+    async with rig.http.post(f"{rig.url}{path}", data=data, headers=headers) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize(
+    ("paths", "table"),
+    [((CHAT_PATH, "/v3/chat/completions"), TABLE), (("/v1/completions",), COMPLETIONS)],
+)
+async def test_the_table(
+    paths: tuple[str, ...], table: dict[str, tuple[bytes, int, str, str | None]]
+) -> None:
+    wrong: list[object] = []
+    async with router_rig() as rig:
+        for path in paths:
+            for what, (data, *expected) in table.items():
+                status, answer = await post(rig, path, data)
+                error = answer.get("error", {})
+                if [status, error.get("code"), error.get("param")] != expected:
+                    wrong.append((path, what, status, answer))
+                elif len(error["message"]) > 400 or error["type"] != "invalid_request_error":
+                    wrong.append((path, what, "words", error))
+        assert not wrong
+        assert not rig.worker.streams
+        assert (await rig.chat_json())[0] == 200
+
+
+async def test_what_others_refuse_or_ignore_works() -> None:
+    async with router_rig() as rig:
+        status, answer = await rig.post_json("/v1/completions", model=MODEL, prompt=["a", "b"])
+        assert (status, len(answer["choices"])) == (200, 2)
+        status, _ = await rig.chat_json(user="\0", metadata={"\0": "é"}, stop=["\0"])
+        assert status == 200
+
+
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1.5, 10**19, 10**300, float("inf"), "", "x", "\0", "9" * 5000, [],
+    [[]], [None], [10**30], {}, {"": None}, {"a": {"b": [float("inf")]}}, {"type": "x"},
+)  # fmt: skip
+
+
+async def test_odd_values_in_every_field_over_http() -> None:
+    async with router_rig() as rig:
+        for path, known in (
+            (CHAT_PATH, {*ChatRequest.model_fields, *CHAT}),
+            (
+                "/v1/completions",
+                {"logprobs", *CompletionRequest.model_fields, *COMPLETION}
+                - {*ChatRequest.model_fields, *CHAT},
+            ),
+        ):
+            for name in sorted(known):
+                for value in ODD:
+                    sent = chat_body(prompt="a") | {name: value}
+                    # As JSON has it: Python writes Infinity.
+                    data = json.dumps(sent).replace("Infinity", "1e999").encode()
+                    async with rig.http.post(
+                        f"{rig.url}{path}", data=data, headers={"Content-Type": "application/json"}
+                    ) as response:
+                        answer = await response.read()
+                        said = (path, name, str(value)[:40], answer[:200])
+                        assert response.status in (200, 400, 404), said
+                        if response.status == 400:
+                            assert json.loads(answer)["error"]["param"].startswith(name), said
+        assert (await rig.chat_json())[0] == 200
+
+
+def _score_of(body: dict[str, Any]) -> tuple[Any, Any]:
+    wanted = parse_score(body)
+    return wanted, reranking_of(wanted)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, Any]]] = [
+    (ChatRequest, parse_chat, chat_body()),
+    (CompletionRequest, parse_completion, {"prompt": "a"}),
+    (EmbeddingRequest, parse_embedding, {"input": "a"}),
+    (RerankRequest, parse_rerank, {"query": "a", "documents": ["b"]}),
+    (ScoreRequest, _score_of, {"text_1": "a", "text_2": ["b"]}),
+    (TokenizeRequest, parse_tokenize, {"prompt": "a"}),
+    (DetokenizeRequest, parse_detokenize, {"tokens": [1]}),
+]
+
+
+def names_of(schema: type[BaseModel]) -> list[str]:
+    return sorted({"messages", "tools", *schema.model_fields})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_json_in_any_fields_can_be_sent_to_a_worker_or_is_refused(data: st.DataObject) -> None:
+    schema, parse, valid = data.draw(st.sampled_from(SCHEMAS))
+    given_fields = data.draw(st.dictionaries(st.sampled_from(names_of(schema)), JSON, max_size=3))
+    try:
+        _, work = parse(valid | given_fields)
+    except RequestError as error:
+        assert error.param
+        assert len(error.message) < 400
+        return
+    for one in work if isinstance(work, tuple) else (work,):
+        assert decode(encode(one, 1)).message == one
+
+
+@given(JSON, JSON)
+def test_what_a_worker_is_sent_of_free_objects_survives_the_wire(kwargs: Any, schema: Any) -> None:
+    text = json.dumps(
+        chat_body(
+            chat_template_kwargs={"a": kwargs},
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"p": schema}}}],
+        )
+    ).replace("Infinity", "1e999")
+    try:
+        _, generate = parse_chat(parse_object(text.encode()))
+    except RequestError as error:
+        assert error.param is None or error.param.startswith(("chat_template_kwargs", "tools[0]"))
+        return
+    sent = decode(encode(generate, 1)).message
+    assert isinstance(sent, Generate)
+    assert sent.template_kwargs == {"a": kwargs}
+
+
+def test_every_route_that_takes_a_body_is_known_here() -> None:
+    ours = {schema for schema, _, _ in SCHEMAS}
+    named = {endpoint.request for endpoint in ROUTES if endpoint.access == "inference"}
+    assert {model for model in named if model is not None} <= ours

@@ -1,0 +1,362 @@
+"""The HTTP surface apart from answers: bodies, errors, ids, models, health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+from fake_peers import cold, ready, until
+from router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, knows, router_rig
+from yarl import URL
+
+from lmx.protocol.states import SlotState, WorkerState
+from lmx.router.inference import chat
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def post_raw(rig: Rig, data: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    async with rig.http.post(
+        f"{rig.url}/v1/chat/completions", data=data, headers=headers or JSON
+    ) as response:
+        return response.status, await response.json()
+
+
+async def test_bad_bodies() -> None:
+    async with router_rig() as rig:
+        for data, code, words in [
+            (b"", "invalid_json", "empty"),
+            (b'{"a": nope}', "invalid_json", "line 1 column 8"),
+            (b"[1]", "invalid_type", "an array"),
+            (b"\xff{}", "invalid_json", "UTF-8"),
+            (b'{"temperature": NaN}', "invalid_json", "line 1 column 17"),
+            (b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "invalid_json", "nested deeper"),
+        ]:
+            status, body = await post_raw(rig, data)
+            assert (status, body["error"]["code"]) == (400, code), data[:30]
+            assert words in body["error"]["message"]
+            assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert not rig.worker.streams
+
+
+async def test_only_json_is_taken() -> None:
+    async with router_rig() as rig:
+        async with rig.http.post(
+            f"{rig.url}/v1/chat/completions", data=b"{}", skip_auto_headers=("Content-Type",)
+        ) as response:
+            assert response.status == 415
+            assert "the request has none" in (await response.json())["error"]["message"]
+        for content_type in ("text/plain", "application/x-www-form-urlencoded"):
+            status, body = await post_raw(rig, b"{}", {"Content-Type": content_type})
+            assert (status, body["error"]["code"]) == (415, "unsupported_media_type")
+        status, body = await post_raw(
+            rig, b"{}", {"Content-Type": "application/json; charset=utf-8"}
+        )
+        assert (status, body["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_20_mb_body_is_413_and_the_client_sees_it(chunked: bool) -> None:
+    size_bytes = 20_000_000
+
+    async def pieces() -> Any:
+        for _ in range(200):
+            yield b" " * (size_bytes // 200)
+
+    async with router_rig() as rig:
+        status, body = await post_raw(rig, pieces() if chunked else b" " * size_bytes)
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+        assert str(rig.spec.body_limit_bytes) in body["error"]["message"]
+
+
+async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_came() -> None:
+    async with router_rig() as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: 20000000\r\n\r\n"
+        )
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+
+async def test_a_compressed_body_is_limited_by_what_it_expands_to() -> None:
+    import gzip
+
+    async with router_rig() as rig:
+        headers = JSON | {"Content-Encoding": "gzip"}
+        status, _ = await post_raw(rig, gzip.compress(b" " * 20_000_000), headers)
+        assert status == 413
+        status, body = await post_raw(rig, b"not gzip at all", headers)
+        assert (status, body["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_trickling_body_holds_only_its_own_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.http.body.READ_DEADLINE_S", 0.2)
+    async with router_rig() as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert (await rig.chat_json())[0] == 200
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_unknown_paths_and_methods() -> None:
+    async with router_rig() as rig:
+        for path in ("/nope", "/"):
+            async with rig.http.get(f"{rig.url}{path}") as response:
+                body = await response.json()
+                assert (response.status, body["error"]["code"]) == (404, "not_found_error")
+                assert body["error"]["type"] == "not_found_error"
+                assert "/docs" in body["error"]["message"]
+        async with rig.http.get(f"{rig.url}/v1/chat/completions") as response:
+            body = await response.json()
+            assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
+            assert response.headers["Allow"] == "POST"
+            assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("HEAD", "/v1/models", 200, None),
+        ("HEAD", "/health", 200, None),
+        ("HEAD", "/nope", 404, None),
+        ("HEAD", "/v1/chat/completions", 405, "POST"),
+        ("OPTIONS", "/v1/chat/completions", 405, "POST"),
+        ("OPTIONS", "/v1/models", 405, "GET,HEAD"),
+        ("PUT", "/v3/models/org/x", 405, "GET,HEAD"),
+        ("POST", "/v1/models", 405, "GET,HEAD"),
+        ("GET", "/tokenize", 405, "POST"),
+        ("PATCH", "/v1/rerank", 405, "POST"),
+        ("GET", "/", 404, None),
+        ("GET", "//v1/models", 404, None),
+        ("GET", "/v1/models/", 404, None),
+        ("POST", "/v1/chat/completions/", 404, None),
+        ("GET", "/v1/%2e%2e/etc/passwd", 404, None),
+    ],
+)
+async def test_methods_and_paths(method: str, path: str, status: int, allow: str | None) -> None:
+    async with (
+        router_rig() as rig,
+        rig.http.request(method, URL(f"{rig.url}{path}", encoded=True)) as response,
+    ):
+        assert (response.status, response.headers.get("Allow")) == (status, allow)
+        assert "Access-Control-Allow-Origin" not in response.headers
+        text = await response.text()
+        assert bool(text) is (method != "HEAD")
+        if text:
+            assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_request_id_round_trip() -> None:
+    async with router_rig() as rig:
+        own = {"X-Request-Id": "my-id-1"}
+        url = f"{rig.url}/v1/chat/completions"
+        async with rig.http.post(url, json=chat_body(), headers=own) as response:
+            assert response.headers["X-Request-Id"] == "my-id-1"
+        async with rig.http.post(url, json=chat_body(stream=True), headers=own) as response:
+            assert response.headers["X-Request-Id"] == "my-id-1"
+            await response.read()
+        assert [s.request.request_id for s in rig.worker.streams] == ["my-id-1", "my-id-1"]
+        for path, status in [("/nope", 404), ("/v1/chat/completions", 405)]:
+            async with rig.http.get(f"{rig.url}{path}", headers=own) as response:
+                assert (response.status, response.headers["X-Request-Id"]) == (status, "my-id-1")
+        unfit = {"X-Request-Id": "has a space"}
+        async with rig.http.get(f"{rig.url}/v1/models", headers=unfit) as response:
+            assert response.headers["X-Request-Id"].startswith("req_")
+        big = JSON | own
+        async with rig.http.post(url, data=b" " * 2_000_000, headers=big) as response:
+            assert (response.status, response.headers["X-Request-Id"]) == (413, "my-id-1")
+
+
+async def test_an_unexpected_exception_is_a_500_that_leaks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def explode(_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    async with router_rig() as rig:
+        monkeypatch.setattr(chat, "parse_chat", explode)
+        async with rig.chat() as response:
+            body = await response.json()
+            request_id = response.headers["X-Request-Id"]
+        assert (response.status, body["error"]["code"]) == (500, "internal_server_error")
+        assert request_id in body["error"]["message"]
+        assert "secret" not in str(body)
+
+
+async def test_an_unexpected_exception_in_a_stream_is_an_error_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def explode(*_: object) -> bytes:
+        raise RuntimeError("secret detail")
+
+    async with router_rig() as rig:
+        monkeypatch.setattr("lmx.router.rendering.chunks.ChunkWriter.last", explode)
+        async with rig.chat(stream=True) as response:
+            lines = data_lines(await response.read())
+        assert "internal_server_error" in lines[-1]
+        assert "secret" not in lines[-1]
+
+
+async def test_an_unknown_model_is_404_with_the_known_ones() -> None:
+    async with router_rig() as rig:
+        status, body = await rig.chat_json(model="gpt-9")
+        async with rig.http.get(f"{rig.url}/v1/models/gpt-9") as response:
+            assert response.status == 404
+            same = await response.json()
+    assert status == 404
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (body["error"]["param"], body["error"]["code"]) == ("model", "model_not_found")
+    assert MODEL in body["error"]["message"]
+    assert same == body
+
+
+async def test_models() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(
+            ready(
+                MODEL,
+                INSTANCE,
+                context_length=4096,
+                created_s=5,
+                aliases=("tiny", "auto"),
+                source="owner/tiny",
+            ),
+            cold("big", SlotState.FETCHING, source="/private/models/big"),
+        )
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        for prefix in ("/v1", "/v3"):
+            async with rig.http.get(f"{rig.url}{prefix}/models") as response:
+                listed = await response.json()
+            assert listed["object"] == "list"
+            first, second = listed["data"]
+            assert (first["id"], first["object"], first["created"]) == (MODEL, "model", 5)
+            assert (first["state"], first["context_length"]) == ("ready", 4096)
+            assert first["modalities"] == ["text"]
+            assert second["state"] == "fetching"
+            assert (first["owned_by"], second["owned_by"]) == ("owner", "lmx")
+            assert "/private" not in str(listed)
+            for name in (MODEL, MODEL.replace("/", "%2F"), "tiny"):
+                async with rig.http.get(f"{rig.url}{prefix}/models/{name}") as response:
+                    assert (response.status, await response.json()) == (200, first)
+
+
+async def get_health(rig: Rig, path: str = "/health") -> tuple[int, Any]:
+    async with rig.http.get(f"{rig.url}{path}") as response:
+        return response.status, await response.json()
+
+
+async def test_health_when_all_is_well() -> None:
+    async with router_rig() as rig:
+        for path in ("/health", "/v1/health", "/status"):
+            status, body = await get_health(rig, path)
+            assert (status, body["status"], body["reason"]) == (200, "healthy", None)
+            assert body["version"] == "1.2.3"
+            assert body["engines"] == {"loaded": 1, "unloaded": 0, "total": 1}
+            assert set(body["system"]) == {
+                "uptime_seconds",
+                "memory_usage_mb",
+                "cpu_usage_percent",
+            }
+            assert body["engines_summary"] == [
+                {"engine_id": MODEL, "status": "loaded", "state": "ready"}
+            ]
+            assert isinstance(body["timestamp"], int)
+
+
+@pytest.mark.parametrize(
+    ("slot", "status"),
+    [
+        (SlotState.COLD, 200),
+        (SlotState.QUEUED, 200),
+        (SlotState.FETCHING, 200),
+        (SlotState.BACKOFF, 200),
+        (SlotState.OCCUPIED, 200),
+        (SlotState.QUARANTINED, 503),
+        (SlotState.HELD, 503),
+    ],
+)
+async def test_health_follows_what_can_be_served(slot: SlotState, status: int) -> None:
+    async with router_rig() as rig:
+        loading = {"worker": WorkerState.LOADING} if slot is SlotState.OCCUPIED else {}
+        await rig.supervisor.publish(cold("m", slot, problem="crashed 4 times", **loading))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        got, body = await get_health(rig)
+        assert got == status
+        assert body["engines"] == {"loaded": 0, "unloaded": 1, "total": 1}
+        if status == 503:
+            assert "crashed 4 times" in body["reason"]
+
+
+async def test_health_without_supervisor_or_models_is_503() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish()
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["reason"]) == (503, "no model is configured")
+        rig.supervisor.answers_beats = False
+        await until(lambda: not rig.router.supervisor.alive)
+        status, body = await get_health(rig)
+        assert status == 503
+        assert "supervisor" in body["reason"]
+
+
+async def test_health_is_degraded_while_nothing_can_be_loaded() -> None:
+    async with router_rig() as rig:
+        why = "the machine is short of memory"
+        await rig.supervisor.publish(ready(MODEL, INSTANCE), cold("m"), no_loads=why)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["status"], body["reason"]) == (200, "degraded", why)
+        await rig.supervisor.publish(cold("m"), no_loads=why)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await get_health(rig)
+        assert (status, body["status"], why in body["reason"]) == (503, "unhealthy", True)
+        await rig.supervisor.publish(ready(MODEL, INSTANCE))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        rig.supervisor.answers_beats = False
+        await until(lambda: not rig.router.supervisor.alive)
+        status, body = await get_health(rig)
+        assert (status, body["status"]) == (503, "degraded"), "what is loaded answers on"
+
+
+async def test_a_worker_is_told_how_long_a_request_may_wait_for_memory() -> None:
+    async with router_rig(load_wait_s=7.0) as rig:
+        await rig.chat_json()
+        (stream,) = rig.worker.streams
+        assert 0.0 < (stream.request.memory_wait_s or 0.0) <= 7.0
+
+
+async def test_requests_on_kept_connections_are_refused_while_ending() -> None:
+    async with router_rig() as rig:
+        await rig.chat_json()
+        rig.router.traffic.close()
+        async with rig.chat() as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "shutting_down"
+            assert int(response.headers["Retry-After"]) >= 1
+            assert response.headers["Connection"] == "close"
+
+
+async def test_a_hundred_idle_and_half_sent_connections_hold_nothing() -> None:
+    async with router_rig() as rig:
+        idle = [socket.create_connection(("127.0.0.1", rig.spec.port)) for _ in range(100)]
+        for connection in idle[:50]:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        assert (await asyncio.wait_for(rig.chat_json(), 5))[0] == 200
+        for connection in idle:
+            connection.close()

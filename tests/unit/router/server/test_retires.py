@@ -1,0 +1,80 @@
+"""A router that another one replaces: what is under way is answered, nothing new is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fake_peers import FakeStream
+from router_rig import MODEL, data_lines, joined_text, router_rig
+
+from lmx.protocol.messages.control import Event, EventList, GetEvents
+from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
+from lmx.protocol.states import DownloadStatus
+
+
+async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections() -> None:
+    release = asyncio.Event()
+
+    async def slow(fake: FakeStream) -> None:
+        await fake.accept()
+        await fake.say("so far")
+        await release.wait()
+        await fake.finish(" and the end")
+
+    async with router_rig(slow) as rig, aiohttp.ClientSession() as other:
+        async with other.get(f"{rig.url}/health") as response:
+            await response.read()
+            assert "Connection" not in response.headers
+        response = await rig.chat(stream=True)
+        await rig.worker.stream()
+        port = int(rig.url.rpartition(":")[2])
+        retiring = asyncio.create_task(rig.router.retire())
+        # The rig's listener is closed with its only router: no connection is taken any more.
+        async with asyncio.timeout(5):
+            while await asyncio.to_thread(connects, port):
+                await asyncio.sleep(0.02)
+        async with other.get(f"{rig.url}/health") as kept:
+            assert (kept.status, kept.headers["Connection"]) == (200, "close")
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await other.get(f"{rig.url}/health")
+        assert not retiring.done()
+        release.set()
+        lines = data_lines(await response.read())
+        assert (joined_text(lines), lines[-1]) == ("so far and the end", "[DONE]")
+        await asyncio.wait_for(retiring, 5)
+
+
+FOLLOWED = {
+    "/admin/events": EventList("e", 1, (Event(1, 0.0, "worker.ready", MODEL, "", {}),)),
+    "/admin/logs/router?lines=1": None,
+    "/admin/models/download/dl_1/progress": Downloads(
+        (DownloadView("dl_1", "a/b", None, None, DownloadStatus.DOWNLOADING, 100, 50, 1.0, 0.0),)
+    ),
+}
+
+
+@pytest.mark.parametrize("path", FOLLOWED)
+async def test_who_follows_something_does_not_hold_it_up(path: str) -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies = {
+            GetEvents: FOLLOWED["/admin/events"],
+            GetDownloads: FOLLOWED["/admin/models/download/dl_1/progress"],
+        }
+        log_file = Path(rig.spec.logs_dir) / "router.log"
+        log_file.write_text("a line\n")
+        headers = {"X-Admin-Key": rig.spec.admin_key}
+        async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
+            assert response.status == 200
+            assert (await response.content.readline()).strip()
+            await asyncio.wait_for(rig.router.retire(), 3)
+            await asyncio.wait_for(rig.router.stop(grace_s=60.0), 3)
+            await response.read()
+
+
+def connects(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,142 @@
+"""Clients that send slowly, not at all, or never read: each holds its own connection and nothing
+else. No speeds are asserted, only that others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+from fake_peers import FakeStream, until
+from router_rig import Rig, answer, chat_body, router_rig
+
+from lmx.router.server import connections, process
+from lmx.router.server.connections import most_connections
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+ANSWER_DEADLINE_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def connected(rig: Rig, count: int) -> AsyncIterator[list[Connection]]:
+    """So many connections, closed at the end."""
+    async with contextlib.AsyncExitStack() as closing:
+        opened: list[Connection] = []
+        for _ in range(count):
+            pair = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+            closing.callback(pair[1].transport.abort)
+            opened.append(pair)
+        yield opened
+
+
+async def answers_others(rig: Rig) -> None:
+    for fields in ({}, {"stream": True}):
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            async with rig.chat(**fields) as response:
+                assert response.status == 200
+                await response.read()
+
+
+async def test_connections_that_trickle_idle_or_hang_starve_nobody() -> None:
+    async with router_rig() as rig, connected(rig, 900) as opened:
+        headers, bodies, idle = opened[:300], opened[300:600], opened[600:]
+        for _, writer in headers:
+            writer.write(HEAD[:40])
+        for _, writer in bodies:
+            writer.write(HEAD + b"Content-Length: 500\r\n\r\n{")
+        await until(lambda: rig.router.traffic.under_way == 300, 20)
+        await answers_others(rig)
+        # One more byte of each, while others ask.
+        asking = asyncio.create_task(answers_others(rig))
+        for at, (_, writer) in enumerate([*headers, *bodies]):
+            writer.write(b" " if at >= 300 else HEAD[40:41])
+        await asking
+        # Half open: the client says that it sends no more, and stays.
+        for _, writer in idle:
+            writer.write_eof()
+        await answers_others(rig)
+
+
+async def test_clients_that_never_read_their_stream_starve_nobody() -> None:
+    async def flood(stream: FakeStream) -> None:
+        await stream.accept()
+        if stream.request.max_tokens == 1:
+            await stream.finish("done", tokens=1)
+            return
+        with contextlib.suppress(asyncio.CancelledError):
+            while not stream.cancelled:
+                await stream.say_within_credit("x" * 10_000)
+
+    body = orjson.dumps(chat_body(stream=True))
+    async with router_rig(flood) as rig, connected(rig, 10) as opened:
+        for _, writer in opened:
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: len(rig.worker.streams) == 10, 20)
+        for _ in range(5):
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                assert (await rig.chat_json(max_tokens=1))[0] == 200
+
+
+async def closed_at_last(connection: Connection) -> bytes:
+    async with asyncio.timeout(ANSWER_DEADLINE_S):
+        return await connection[0].read()
+
+
+async def test_headers_that_never_end_and_idle_connections_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "_KEEPALIVE_S", 0.3)
+    async with router_rig() as rig, connected(rig, 3) as (silent, trickling, kept):
+        kept[1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        ends = [asyncio.create_task(closed_at_last(one)) for one in (silent, trickling, kept)]
+
+        async def trickle() -> None:
+            trickling[1].write(HEAD + b"X-Slow: ")
+            while True:
+                trickling[1].write(b"a")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(trickle())
+        assert await ends[0] == b""
+        assert await ends[1] == b""
+        assert (await ends[2]).startswith(b"HTTP/1.1 200")
+        task.cancel()
+        await answers_others(rig)
+
+
+async def test_one_connection_too_many_is_told_so_and_those_that_are_there_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "open_files_limit", lambda: 40)
+    most = most_connections(40)
+    async with router_rig(answer) as rig, connected(rig, most - 1) as opened:
+        server = rig.router._runner.server
+        assert server is not None
+        assert (await rig.chat_json())[0] == 200  # On the last connection that there is.
+        await until(lambda: len(server.connections) == most)
+        async with connected(rig, 20) as late:
+            for one in late:
+                said = await closed_at_last(one)
+                assert said.startswith(b"HTTP/1.1 429 ")
+                assert b"Retry-After: 5" in said
+                assert b'"queue_full"' in said
+        assert (await rig.chat_json())[0] == 200
+        opened[0][1].close()
+        await until(lambda: len(server.connections) < most)
+        async with connected(rig, 1) as ((reader, writer),):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("open_files", "most"), [(65_536, 65_152), (2048, 1664), (256, 64), (2**31, 2**31 - 384)]
+)
+def test_descriptors_are_kept_back_for_all_else(open_files: int, most: int) -> None:
+    assert most_connections(open_files) == most
+    assert connections.open_files_limit() > 0

@@ -1,0 +1,114 @@
+"""What operators use: the global limit, the admin key, the reload."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, until
+from router_rig import Rig, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Denied, GetStatus, ReloadConfig, Reloaded, Status
+from lmx.router.http.access import is_loopback
+
+KEY = {"X-Admin-Key": "test-admin-key"}
+RELOAD = "/admin/config/reload"
+
+
+async def accept_only(stream: FakeStream) -> None:
+    await stream.accept()
+
+
+async def ask(
+    rig: Rig, method: str, path: str, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    async with rig.http.request(method, f"{rig.url}{path}", headers=headers or {}) as response:
+        is_json = response.content_type == "application/json"
+        return response.status, await (response.json() if is_json else response.text())
+
+
+# The limit of requests at a time.
+
+
+async def test_more_requests_than_the_limit_are_429_and_operators_get_through() -> None:
+    async with router_rig(accept_only, max_requests=2) as rig:
+        rig.supervisor.replies = {
+            ReloadConfig: Reloaded((), ()),
+            GetStatus: Status({"workers": []}),
+        }
+        held = [asyncio.create_task(rig.chat_json()) for _ in range(2)]
+        await rig.worker.stream(1)
+        async with rig.chat() as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            error = (await response.json())["error"]
+            assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+        assert (await ask(rig, "GET", "/v1/models"))[0] == 429
+        for path in ("/health", "/metrics"):
+            assert (await ask(rig, "GET", path))[0] == 200
+        assert (await ask(rig, "POST", RELOAD, KEY))[0] == 200
+        assert rig.router.traffic.under_way == 2
+        held.pop().cancel()
+        await until(lambda: rig.router.traffic.under_way == 1)
+        assert (await ask(rig, "GET", "/v1/models"))[0] == 200
+        held.pop().cancel()
+
+
+# The key.
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", RELOAD), ("GET", "/admin/metrics")])
+@pytest.mark.parametrize("given", [None, "", "test-admin-ke", "test-admin-keyy", "Test-admin-key"])
+async def test_admin_routes_need_the_key(method: str, path: str, given: str | None) -> None:
+    async with router_rig() as rig:
+        headers = {} if given is None else {"X-Admin-Key": given}
+        status, body = await ask(rig, method, path, headers)
+        assert (status, body["error"]["code"]) == (401, "invalid_authentication")
+        assert body["error"]["type"] == "authentication_error"
+        assert "test-admin-key" not in str(body)
+        assert not rig.supervisor.count(ReloadConfig)
+
+
+async def test_no_key_in_the_spec_opens_nothing() -> None:
+    async with router_rig(admin_key="") as rig:
+        assert (await ask(rig, "POST", RELOAD, {"X-Admin-Key": ""}))[0] == 401
+
+
+# Reload.
+
+
+async def test_a_reload_says_what_changed() -> None:
+    async with router_rig() as rig:
+        rig.supervisor.replies[ReloadConfig] = Reloaded(("models", "memory"), ("added tiny",))
+        status, body = await ask(rig, "POST", RELOAD, KEY)
+    assert status == 200
+    assert body == {"success": True, "updated": ["models", "memory"], "changes": ["added tiny"]}
+
+
+async def test_a_bad_configuration_is_a_400_with_all_that_is_wrong() -> None:
+    problems = "memory.soft_line: must be below 1\nmodels[0].id: missing"
+    async with router_rig() as rig:
+        rig.supervisor.replies[ReloadConfig] = Denied(ErrorCode.CONFIG_INVALID, problems)
+        status, body = await ask(rig, "POST", RELOAD, KEY)
+    assert (status, body["error"]["code"]) == (400, "config_invalid")
+    assert body["error"]["message"] == problems
+
+
+async def test_a_reload_without_a_supervisor_is_503() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.stop()
+        status, body = await ask(rig, "POST", RELOAD, KEY)
+    assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.0.0.2", True),
+        ("0.0.0.0", False), ("::", False), ("192.168.1.4", False), ("mac.local", False),
+    ],
+)  # fmt: skip
+def test_metrics_are_open_on_loopback_alone(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

@@ -1,0 +1,331 @@
+"""Which model answers a request: by name, by route, and the next one where the first can't."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_peers import cold, ready, until
+from hypothesis import given
+from hypothesis import strategies as st
+from router_rig import INSTANCE, MODEL, Rig, answer, chat_body, data_lines, knows, router_rig
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
+from lmx.protocol.messages.control import Acquire, Acquired, Denied, ModelView, Route, Snapshot
+from lmx.protocol.states import ModelKind, SlotState, WorkerState
+from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
+from lmx.router.supervisor.routing import ROUTE_NAMES, candidates, leading_to, ranked, route_models
+from lmx.router.workers.fallback import NOT_LOADED, first_loaded
+
+CHAT, EMBEDDING = ModelKind.CHAT, ModelKind.EMBEDDING
+
+A = ready("a", "00000001", kind=CHAT, needed_bytes=10)
+B = cold("b", kind=CHAT, needed_bytes=20)
+C = cold("c", kind=CHAT, needed_bytes=5)
+E = cold("e", kind=EMBEDDING, needed_bytes=1)
+SICK = cold("sick", SlotState.QUARANTINED, kind=CHAT)
+
+
+def directory(
+    *models: ModelView, default: str | None = None, free: int = 0, **routes: tuple[str, ...]
+) -> Directory:
+    listed = tuple(Route(name, ids) for name, ids in routes.items())
+    return Directory.of(Snapshot("e", 1, default, models, routes=listed, free_bytes=free))
+
+
+def ids(models: tuple[ModelView, ...]) -> list[str]:
+    return [model.model_id for model in models]
+
+
+def chosen(known: Directory, name: str | None, kind: ModelKind | None = CHAT) -> list[str]:
+    return ids(candidates(known, name, kind))
+
+
+@pytest.mark.parametrize(
+    ("listed", "free", "order"),
+    [
+        ((B, A), 100, ["a", "b"]),  # What is ready goes first, the first listed of several.
+        ((A, replace(A, model_id="a2")), 0, ["a", "a2"]),
+        ((B, C), 100, ["b", "c"]),  # Both fit.
+        ((B, C), 10, ["c", "b"]),  # The second alone does.
+        ((B, C), 20, ["b", "c"]),
+        ((B, C), 0, ["b", "c"]),  # Neither does: others have to go for the first.
+        ((B, replace(C, needed_bytes=None)), 0, ["c", "b"]),  # It may fit.
+        ((SICK, B), 0, ["b"]),
+        ((cold("held", SlotState.HELD), B), 0, ["b"]),
+        ((SICK, cold("held", SlotState.HELD)), 0, ["sick"]),  # Its error is the answer.
+        ((C, replace(B, slot=SlotState.OCCUPIED, worker=WorkerState.LOADING)), 0, ["b", "c"]),
+        ((C, replace(B, slot=SlotState.OCCUPIED, worker=WorkerState.STOPPING)), 0, ["c", "b"]),
+    ],
+)
+def test_the_order_of_a_route(listed: tuple[ModelView, ...], free: int, order: list[str]) -> None:
+    assert ids(ranked(listed, free)) == order
+
+
+def test_the_four_names_mean_all_chat_models_the_default_first() -> None:
+    known = directory(B, E, C, SICK, default="c", free=100)
+    for name in ROUTE_NAMES:
+        assert chosen(known, name) == ["c", "b"]
+    assert chosen(directory(B, E, C, free=100), "auto") == ["b", "c"]
+    assert chosen(directory(B, replace(C, kind=None), free=100), "auto") == ["b", "c"]
+
+
+def test_a_configured_route_lists_its_own_and_skips_what_is_not_there() -> None:
+    known = directory(A, B, C, E, free=100, code=("gone", "c", "e"), mine=("b",), none=("gone",))
+    assert chosen(known, "code") == ["c"]
+    assert chosen(known, "code", EMBEDDING) == ["e"]
+    assert chosen(known, "code", None) == ["c", "e"]
+    assert chosen(known, "mine") == ["b"]
+    assert chosen(known, "auto") == ["a", "b", "c"]
+    for name, kind in (("none", CHAT), ("mine", EMBEDDING), ("auto", ModelKind.RERANK)):
+        with pytest.raises(RequestError) as caught:
+            candidates(known, name, kind)
+        assert (caught.value.code, caught.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
+        assert repr(name) in caught.value.message
+
+
+def test_models_own_names_beat_routes() -> None:
+    known = directory(
+        A, replace(B, aliases=("auto",)), replace(C, source="chat"), free=100,
+        a=("b",), auto=("a",), chat=("a",), code=("a",),
+    )  # fmt: skip
+    assert [chosen(known, name) for name in ("a", "auto", "chat", "code")] == [
+        ["a"], ["b"], ["c"], ["a"],
+    ]  # fmt: skip
+    assert leading_to(known, A) == ["code", "reasoning"]
+
+
+def test_a_named_model_is_the_only_candidate_whatever_its_state_and_kind() -> None:
+    known = directory(A, SICK, E)
+    assert chosen(known, "sick") == ["sick"]
+    assert chosen(known, "e") == ["e"]
+
+
+def test_the_default_may_be_a_route_and_no_default_is_an_error() -> None:
+    assert chosen(directory(B, A, default="auto"), None) == ["a", "b"]
+    with pytest.raises(RequestError) as caught:
+        candidates(directory(A), None, CHAT)
+    assert caught.value.code is ErrorCode.MISSING_PARAMETER
+    with pytest.raises(RequestError) as caught:
+        candidates(directory(A), "nope", CHAT)
+    assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+    assert "auto" in caught.value.message
+
+
+def test_without_a_name_the_kind_that_is_asked_for_goes_before_the_default() -> None:
+    rank = cold("r", kind=ModelKind.RERANK)
+    known = directory(A, B, E, rank, default="a", free=100)
+    assert [chosen(known, None, kind) for kind in (CHAT, EMBEDDING, ModelKind.RERANK, None)] == [
+        ["a"], ["e"], ["r"], ["a"],
+    ]  # fmt: skip
+    assert chosen(directory(E, A, B, default="e", free=100), None) == ["a", "b"]
+    # Where there is none of the kind the default tells that, and what it is for.
+    assert chosen(directory(A, default="a"), None, EMBEDDING) == ["a"]
+    # One whose files nobody has seen yet is most likely a chat model.
+    unknown = cold("u")
+    assert chosen(directory(unknown, A, E, default="u"), None) == ["u"]
+    assert chosen(directory(unknown, E, default="u"), None, EMBEDDING) == ["e"]
+
+
+NAMES = ("m0", "m1", "m2", "m3")
+
+
+@st.composite
+def any_model(draw: st.DrawFn, model_id: str) -> ModelView:
+    slot = draw(st.sampled_from(SlotState))
+    worker = draw(st.sampled_from(WorkerState)) if slot is SlotState.OCCUPIED else None
+    return ModelView(
+        model_id, draw(st.sets(st.sampled_from([*ROUTE_NAMES, "x"]), max_size=1).map(tuple)),
+        f"org/{model_id}", slot, worker, instance="1" if worker else None,
+        kind=draw(st.none() | st.sampled_from(ModelKind)),
+        needed_bytes=draw(st.none() | st.integers(0, 10)),
+    )  # fmt: skip
+
+
+@st.composite
+def any_directory(draw: st.DrawFn) -> Directory:
+    models = [draw(any_model(name)) for name in draw(st.lists(st.sampled_from(NAMES), unique=True))]
+    routes = draw(
+        st.dictionaries(
+            st.sampled_from([*ROUTE_NAMES, "x", *NAMES]),
+            st.lists(st.sampled_from([*NAMES, "gone"]), unique=True).map(tuple),
+            max_size=3,
+        )
+    )
+    default = draw(st.none() | st.sampled_from([*NAMES, "auto"]))
+    return directory(*models, default=default, free=draw(st.integers(0, 10)), **routes)
+
+
+@given(
+    any_directory(),
+    st.none() | st.sampled_from([*ROUTE_NAMES, *NAMES, "x", "org/m1", "nope"]),
+    st.none() | st.sampled_from(ModelKind),
+)
+def test_the_rule_for_any_models_and_routes(
+    known: Directory, name: str | None, kind: ModelKind | None
+) -> None:
+    try:
+        found = candidates(known, name, kind)
+    except RequestError as error:
+        assert error.param == "model"
+        assert error.code in (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MISSING_PARAMETER)
+        return
+    assert found
+    assert len(set(ids(found))) == len(found), "one pass: none is tried twice"
+    asked = name if name is not None else known.snapshot.default_model
+    assert asked is not None
+    if name is None and known.knows(asked) and found != (known.resolve(asked),):
+        assert (known.resolve(asked).kind or CHAT) is not kind
+        assert {model.kind for model in found} == {kind}
+        return
+    if known.knows(asked):
+        assert found == (known.resolve(asked),)
+        return
+    listed = route_models(known, asked)
+    assert listed is not None
+    fit = [model for model in listed if kind is None or model.kind in (kind, None)]
+    assert set(ids(found)) <= set(ids(tuple(fit)))
+    if not any(map(can_serve, fit)):
+        assert found == (fit[0],)
+        return
+    assert all(map(can_serve, found)), "what can't be loaded is left out"
+    assert len(found) == sum(map(can_serve, fit))
+    best = found[0]
+    if any(ready_instance(model) for model in fit):
+        assert best == next(model for model in fit if ready_instance(model))
+    for model in found[1:]:
+        if ready_instance(model):
+            assert ready_instance(best)
+    for route in leading_to(known, best):
+        assert candidates(known, route, None)[0] is best
+
+
+async def test_each_is_tried_once_and_the_first_error_is_told() -> None:
+    tried: list[str] = []
+
+    async def fail(model: ModelView) -> None:
+        tried.append(model.model_id)
+        raise LmxError(ErrorCode.MODEL_LOAD_FAILED, model.model_id)
+
+    with pytest.raises(LmxError) as caught:
+        await first_loaded((B, C), fail)
+    assert (caught.value.message, tried) == ("b", ["b", "c"])
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+async def test_only_a_model_that_can_t_be_had_is_passed_over(code: ErrorCode) -> None:
+    async def attempt(model: ModelView) -> str:
+        if model is B:
+            raise LmxError(code, "no")
+        return model.model_id
+
+    if code in NOT_LOADED:
+        assert await first_loaded((B, C), attempt) == "c"
+    else:
+        with pytest.raises(LmxError):
+            await first_loaded((B, C), attempt)
+
+
+LOAD_FAILED = Denied(ErrorCode.MODEL_LOAD_FAILED, "big can't be loaded", retry_after_s=3.0)
+
+
+async def with_route(rig: Rig, *names: str) -> None:
+    """Have the ready model and one that fails to load, and a route to these of them."""
+    rig.supervisor.acquire_reply = lambda question: (
+        LOAD_FAILED if question.model_id == "big" else Acquired(question.model_id, INSTANCE)
+    )
+    await rig.supervisor.publish(
+        cold("big", kind=CHAT, created_s=2),
+        cold(MODEL, kind=CHAT, created_s=1),
+        routes=(Route("auto", names),),
+    )
+    await until(lambda: knows(rig.router, rig.supervisor.revision))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_where_the_first_fails_to_load_the_next_answers(path: str, stream: bool) -> None:
+    async with router_rig() as rig:
+        await with_route(rig, "big", MODEL)
+        body = chat_body(model="auto", stream=stream)
+        if path.endswith("/completions") and "chat" not in path:
+            body = {"model": "auto", "prompt": ["a", "b"], "stream": stream}
+        async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            if stream:
+                chunks = [json.loads(line) for line in data_lines(await response.read())[:-1]]
+            else:
+                chunks = [await response.json()]
+        assert {chunk["model"] for chunk in chunks} == {MODEL}
+        asked = [one.model_id for _, _, one in rig.supervisor.acquires]
+        assert sorted(set(asked)) == ["big", MODEL]
+
+
+async def test_where_none_loads_the_first_one_s_error_is_told() -> None:
+    async with router_rig() as rig:
+        await with_route(rig, "big")
+        status, body = await rig.chat_json(model="auto")
+        assert (status, body["error"]["code"]) == (503, "model_load_failed")
+        status, body = await rig.chat_json(model="reasoning")
+        assert status == 200
+        assert body["model"] == MODEL
+
+
+async def test_a_stream_that_has_begun_to_wait_goes_on_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmx.router.inference.answering.QUIET_S", 0.01)
+    monkeypatch.setattr("lmx.router.inference.answering.INTERVAL_S", 0.01)
+    async with router_rig() as rig:
+        await with_route(rig, "big", MODEL)
+        rig.supervisor.acquire_reply = lambda question: (
+            None if question.model_id == "big" else Acquired(question.model_id, INSTANCE)
+        )
+        async with rig.chat(model="auto", stream=True) as response:
+            assert response.status == 200
+            assert (await response.content.readline()).startswith(b": big ")
+            await rig.supervisor.reply(0, LOAD_FAILED)
+            lines = data_lines(b"".join([b"\n", await response.read()]).removeprefix(b"\n\n"))
+        chunks = [json.loads(line) for line in lines[:-1]]
+        assert {chunk["model"] for chunk in chunks} == {MODEL}
+
+
+async def test_routes_in_the_lists_of_models() -> None:
+    async with router_rig() as rig:
+        await rig.supervisor.publish(
+            ready(MODEL, INSTANCE, kind=CHAT, aliases=("tiny",), capabilities=("tools",),
+                  family="llama", created_s=1),
+            cold("org/Qwen3-8B-4bit", kind=CHAT),
+            cold("embedder", kind=EMBEDDING),
+            default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
+        )  # fmt: skip
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        for name in ("auto", "chat", "mine", "tiny"):
+            async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
+                assert (await response.json())["id"] == MODEL
+        async with rig.http.get(f"{rig.url}/v1/chat/models") as response:
+            specs: list[dict[str, Any]] = await response.json()
+        assert specs == [
+            {
+                "name": MODEL, "family": "llama", "domain": "chat", "default": True,
+                "aliases": ["tiny", *ROUTE_NAMES, "mine"], "features": ["text", "tools"],
+            },
+            {
+                "name": "org/Qwen3-8B-4bit", "family": "qwen3", "domain": "chat",
+                "default": False, "aliases": [], "features": ["text"],
+            },
+        ]  # fmt: skip
+        async with rig.http.get(f"{rig.url}/v1/models") as response:
+            assert len((await response.json())["data"]) == 3
+
+
+async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:
+    async with router_rig(answer) as rig:
+        await rig.supervisor.publish(cold("embedder", kind=EMBEDDING))
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, body = await rig.chat_json(model="embedder")
+        assert (status, body["error"]["param"]) == (400, "model")
+        assert "/v1/embeddings" in body["error"]["message"]
+        assert not rig.supervisor.count(Acquire)

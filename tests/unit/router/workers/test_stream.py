@@ -1,0 +1,126 @@
+"""A worker's stream as the router holds it: order, ends, credit, and what breaks the rules."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Finished, Timings, Usage
+from lmx.protocol.states import FinishReason
+from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
+
+
+def finished() -> Finished:
+    return Finished(1, Usage(5, 3, 2), Timings(0.1, 0.2, 0.5))
+
+
+def ended(index: int = 0) -> ChoiceEnded:
+    return ChoiceEnded(1, index, FinishReason.STOP)
+
+
+async def test_a_batch_holds_all_that_is_ready() -> None:
+    stream = WorkerStream(1)
+    stream.feed_accepted(Accepted(1, 5, 0))
+    assert (await stream.accepted(1)).prompt_tokens == 5
+    assert (await stream.take(0.01)).deltas == ()
+    for text in ("a", "b"):
+        stream.feed_delta(Delta(1, text, 1))
+    stream.feed_ended(ended())
+    stream.feed_finished(finished())
+    batch = await stream.take(1)
+    assert [delta.text for delta in batch.deltas] == ["a", "b"]
+    assert batch.ended == (ended(),)
+    assert batch.finished is not None
+
+
+async def test_the_end_of_one_answer_wakes_the_taker() -> None:
+    stream = WorkerStream(1, answers=2)
+    taking = asyncio.create_task(stream.take(60))
+    await asyncio.sleep(0)
+    stream.feed_ended(ended(1))
+    batch = await taking
+    assert (batch.deltas, batch.ended, batch.finished) == ((), (ended(1),), None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ([Delta(1, "x", 1, index=2)], "answer 2 of 2"),
+        ([Delta(1, "x", 1, index=-1)], "answer -1 of 2"),
+        ([ended(2)], "ended answer 2"),
+        ([ended(1), ended(1)], "ended answer 1"),
+        ([ended(0), finished()], "with 1 answer(s) open"),
+    ],
+)
+async def test_answers_that_are_not_there_lose_the_stream(facts: list[object], words: str) -> None:
+    stream = WorkerStream(1, answers=2)
+    for fact in facts:
+        match fact:
+            case Delta():
+                stream.feed_delta(fact)
+            case ChoiceEnded():
+                stream.feed_ended(fact)
+            case Finished():
+                stream.feed_finished(fact)
+    with pytest.raises(GenerationError) as caught:
+        while True:
+            assert (await stream.take(1)).finished is None
+    assert caught.value.code is ErrorCode.PROTOCOL_ERROR
+    assert words in caught.value.message
+
+
+async def test_text_before_an_error_is_taken_first() -> None:
+    stream = WorkerStream(1)
+    stream.feed_delta(Delta(1, "a", 1))
+    stream.fail(GenerationError(ErrorCode.WORKER_LOST, "gone"))
+    stream.fail(GenerationError(ErrorCode.INTERNAL, "later ones change nothing"))
+    assert (await stream.take(1)).deltas[0].text == "a"
+    with pytest.raises(GenerationError, match="gone"):
+        await stream.take(1)
+
+
+async def test_credit_is_granted_in_halves_and_not_after_the_end() -> None:
+    stream = WorkerStream(1)
+    granted = []
+    for _ in range(CREDIT_DELTAS):
+        stream.feed_delta(Delta(1, "a", 1))
+        await stream.take(1)
+        granted.append(stream.grant_due())
+    assert [due for due in granted if due] == [CREDIT_DELTAS // 2] * 2
+    for _ in range(CREDIT_DELTAS):
+        stream.feed_delta(Delta(1, "a", 1))
+    await stream.take(1)
+    stream.feed_ended(ended())
+    stream.feed_finished(finished())
+    assert stream.grant_due() == 0
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+async def test_little_more_is_held_than_credit_was_given_for(answers: int) -> None:
+    stream = WorkerStream(1, answers)
+    # A hundred tool calls may have waited for credit.
+    for _ in range(CREDIT_DELTAS + 100 * answers):
+        stream.feed_delta(Delta(1, "a", 1))
+    assert not stream.ended
+    for _ in range(10_000):
+        stream.feed_delta(Delta(1, "a", 1))
+    assert stream.ended
+    assert len((await stream.take(1)).deltas) <= CREDIT_DELTAS + 1024 * answers
+
+
+async def test_the_verdict_has_a_deadline() -> None:
+    with pytest.raises(TimeoutError):
+        await WorkerStream(1).accepted(0.01)
+
+
+async def test_a_cancelled_take_leaves_no_timer() -> None:
+    stream = WorkerStream(1)
+    task = asyncio.create_task(stream.take(60))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stream.feed_delta(Delta(1, "a", 1))
+    assert (await stream.take(1)).deltas[0].text == "a"

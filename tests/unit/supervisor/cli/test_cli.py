@@ -1,0 +1,402 @@
+"""The command line against a supervisor that says what it is told to: answers, waits, exits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fake_supervisor import fake_supervisor, model_line, status
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control, inventory
+from lmx.protocol.messages.control import Event
+from lmx.supervisor.cli import background, operations
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.views.events import EventCursor
+from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.state.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    monkeypatch.delenv("LMX_CONFIG", raising=False)
+    monkeypatch.setattr(operations, "_POLL_S", 0.01)
+    return Home(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def in_turn(*replies: Any) -> Callable[[Any], Any]:
+    """Answer with one reply after the other, then with the last one for good."""
+    left: Iterator[Any] = iter(replies)
+    last = replies[-1]
+    return lambda _question: next(left, last)
+
+
+def statuses(*found: dict[str, Any]) -> Callable[[Any], Any]:
+    return in_turn(*(control.Status(one) for one in found))
+
+
+def test_simple_commands_say_what_the_supervisor_says(home: Home) -> None:
+    answers = {
+        control.ResetModel: lambda question: control.Done(f"reset {question.model_id}"),
+        control.PinModel: lambda question: control.Done(f"pinned: {question.pinned}"),
+    }
+    with fake_supervisor(home, answers) as asked:
+        assert run("reset", "a").output == "reset a\n"
+        assert run("pin", "a").output == "pinned: True\n"
+        assert run("unpin", "a").output == "pinned: False\n"
+    assert asked == [
+        control.ResetModel("a"),
+        control.PinModel("a", True),
+        control.PinModel("a", False),
+    ]
+
+
+def test_every_command_says_that_lmx_does_not_run(home: Home) -> None:
+    for arguments in (
+        ["status"], ["top"], ["events"], ["load", "a"], ["unload", "a"], ["drain", "a"],
+        ["kill", "a"], ["restart", "a"], ["restart", "--router"], ["restart", "--supervisor"],
+        ["reset", "a"], ["pin", "a"], ["unpin", "a"], ["reload"], ["stop"], ["remove", "a"],
+        ["add", "a", "org/a"],
+    ):  # fmt: skip
+        done = run(*arguments)
+        assert (done.exit_code, "lmx is not running" in done.output) == (3, True), arguments
+
+
+def test_restart_wants_one_thing(home: Home) -> None:
+    for arguments in ([], ["a", "--router"], ["--router", "--supervisor"]):
+        done = run("restart", *arguments)
+        assert (done.exit_code, "give one of" in done.output) == (2, True)
+
+
+def test_drain_waits_for_the_streams(home: Home) -> None:
+    answers = {
+        control.DrainModel: lambda _: control.Done("draining", 4711),
+        control.GetStatus: statuses(
+            status(model_line("a", "draining", requests_active=2)),
+            status(model_line("a", "draining", requests_active=1)),
+            status(model_line("a", "held")),
+        ),
+    }
+    with fake_supervisor(home, answers):
+        done = run("drain", "a")
+    assert done.exit_code == 0, done.output
+    assert "a: draining, 2 requests left" in done.output
+    assert "a: draining, 1 request left" in done.output
+    assert "drained a (pid 4711 is gone)" in done.output
+    assert "lmx-supervisor reset a" in done.output
+
+
+def test_load_says_what_it_waits_for(home: Home) -> None:
+    answers = {
+        control.LoadModel: lambda _: control.Done("loading a"),
+        control.GetStatus: statuses(
+            status(model_line("a", "queued", position=2)),
+            status(model_line("a", "loading", phase="weights", fraction=0.4)),
+            status(model_line("a", "backoff", problem="it [fell]", retry_in_s=0.5)),
+            status(model_line("a", "backoff", problem="it [fell]", retry_in_s=0.4)),
+            status(model_line("a", "starting", phase="start")),
+            status(model_line("a")),
+        ),
+    }
+    with fake_supervisor(home, answers):
+        done = run("load", "a")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[:-1] == [
+        "a: waits for memory, 2nd in line",
+        "a: weights",
+        "failed  a: it [fell]",
+        "a: starting",
+    ]
+    assert "ready  a  1.0 GiB, pid 4711" in done.output.splitlines()[-1]
+
+
+def test_a_load_with_another_context_waits_for_the_worker_that_has_it(home: Home) -> None:
+    answers = {
+        control.LoadModel: lambda _: control.Done("loading a"),
+        control.GetStatus: statuses(
+            status(model_line("a", context_length=2048)),
+            status(model_line("a", "draining")),
+            status(model_line("a", context_length=64, pid=4712)),
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("load", "a", "--context-length", "64")
+    assert "ready  a  1.0 GiB, pid 4712" in done.output
+    assert control.LoadModel("a", 64) in asked
+
+
+def test_a_model_is_added_by_a_path_that_means_the_same_everywhere(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {inventory.AddModel: lambda question: control.Done(f"added {question.source}")}
+    monkeypatch.chdir(tmp_path)
+    with fake_supervisor(home, answers) as asked:
+        assert run("add", "a", "./x").output == f"added {tmp_path / 'x'}\n"
+        assert run("add", "b", "org/b@v1", "--context-length", "64").exit_code == 0
+        bad = run("add", "c", "nothing")
+    assert asked == [
+        inventory.AddModel("a", str(tmp_path / "x")),
+        inventory.AddModel("b", "org/b@v1", 64),
+    ]
+    assert (bad.exit_code, "./nothing" in bad.output) == (1, True)
+
+
+def test_remove_waits_until_the_worker_is_gone(home: Home) -> None:
+    answers = {
+        inventory.RemoveModel: lambda _: control.Done("a is removed", 4711),
+        control.GetStatus: statuses(
+            status(model_line("a", "draining")), status(model_line("b", pid=1))
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("remove", "a")
+    assert (done.exit_code, done.output) == (0, "a is removed\n")
+    assert asked.count(control.GetStatus()) == 2
+
+
+def test_a_load_that_ends_cold_failed(home: Home) -> None:
+    answers = {
+        control.LoadModel: lambda _: control.Done("loading a"),
+        control.GetStatus: statuses(status(model_line("a", "cold", problem="no [such] folder"))),
+    }
+    with fake_supervisor(home, answers):
+        done = run("load", "a")
+    assert (done.exit_code, "a: no [such] folder" in done.output) == (1, True)
+
+
+def test_a_wait_outlasts_a_model_that_is_gone(home: Home) -> None:
+    answers = {
+        control.UnloadModel: lambda _: control.Done("unloading", 4711),
+        control.GetStatus: statuses(status(model_line("a", "draining")), status(model_line("b"))),
+    }
+    with fake_supervisor(home, answers):
+        done = run("unload", "a")
+    assert (done.exit_code, "no model is named 'a'; known: b" in done.output) == (1, True)
+
+
+def test_reload_prints_what_follows(home: Home) -> None:
+    replies = in_turn(
+        control.Reloaded(("memory", "models"), ("a is unloaded after its streams", "b is new")),
+        control.Reloaded((), ()),
+    )
+    with fake_supervisor(home, {control.ReloadConfig: replies}):
+        assert run("reload").output == (
+            "reloaded; changed: memory, models\n  - a is unloaded after its streams\n  - b is new\n"
+        )
+        assert "nothing changed" in run("reload").output
+
+
+def test_reload_of_a_bad_file_says_every_problem(home: Home) -> None:
+    denied = control.Denied(ErrorCode.CONFIG_INVALID, "lmx.yaml: no\n  - one\n  - two")
+    with fake_supervisor(home, {control.ReloadConfig: lambda _: denied}):
+        done = run("reload")
+    assert done.exit_code == 4
+    assert "  - one\n  - two" in done.output
+
+
+def test_restart_of_the_supervisor_waits_for_the_new_one(home: Home) -> None:
+    answers = {
+        control.RestartSupervisor: lambda _: control.Done("begun"),
+        control.GetStatus: statuses(status(), status(), status(epoch="e2", version="0.2.0", pid=1)),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("restart", "--supervisor")
+    assert done.exit_code == 0, done.output
+    assert "lmx 0.1.0 -> 0.2.0" in done.output
+    assert [type(question) for question in asked].count(control.GetStatus) == 4
+
+
+def test_restart_of_the_supervisor_waits_for_what_the_workers_say(home: Home) -> None:
+    unheard = model_line("a", "starting", pid=4711)
+    waiting = model_line("b", "starting", pid=4712)  # was starting before: nothing to wait for
+    answers = {
+        control.RestartSupervisor: lambda _: control.Done("begun"),
+        control.GetStatus: statuses(
+            status(model_line("a"), waiting),
+            status(unheard, waiting, epoch="e2"),
+            status(unheard, waiting, epoch="e2"),
+            status(model_line("a"), waiting, epoch="e2"),
+        ),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("restart", "--supervisor")
+    assert (done.exit_code, "has taken over" in done.output) == (0, True)
+    assert [type(question) for question in asked].count(control.GetStatus) == 4
+
+
+def test_a_worker_that_stays_silent_does_not_hold_up_the_new_supervisor(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_INTRODUCTION_S", 0.05)
+    unheard = status(model_line("a", "starting", pid=4711), epoch="e2")
+    answers = {
+        control.RestartSupervisor: lambda _: control.Done("begun"),
+        control.GetStatus: statuses(status(model_line("a")), unheard),
+    }
+    with fake_supervisor(home, answers):
+        done = run("restart", "--supervisor")
+    assert (done.exit_code, "has taken over" in done.output) == (0, True)
+
+
+def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
+    old, young, new = status(), status(), status()
+    young["router"] |= {"pid": 5, "memory_bytes": 0}
+    new["router"] |= {"pid": 5}
+    answers = {
+        control.RestartRouter: lambda _: control.Done("begun", 5),
+        control.GetStatus: statuses(old, old, young, new),
+    }
+    with fake_supervisor(home, answers) as asked:
+        done = run("restart", "--router")
+    assert (done.exit_code, "pid 5" in done.output) == (0, True)
+    assert len(asked) == 5
+
+
+def test_restart_of_the_router_is_done_when_another_new_one_serves(home: Home) -> None:
+    old, died, next_one = status(), status(), status()
+    died["router"] |= {"pid": None, "memory_bytes": 0}
+    next_one["router"] |= {"pid": 6}
+    answers = {
+        control.RestartRouter: lambda _: control.Done("begun", 5),
+        control.GetStatus: statuses(old, died, next_one),
+    }
+    with fake_supervisor(home, answers):
+        done = run("restart", "--router")
+    assert (done.exit_code, "pid 6" in done.output) == (0, True)
+
+
+def test_a_router_that_never_serves_is_an_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_RESTART_S", 0.1)
+    answers = {
+        control.RestartRouter: lambda _: control.Done("begun", 5),
+        control.GetStatus: statuses(status()),
+    }
+    with fake_supervisor(home, answers):
+        done = run("restart", "--router")
+    assert (done.exit_code, "does not serve" in done.output) == (1, True)
+
+
+def test_top_without_a_terminal_prints_one_frame(home: Home) -> None:
+    answers = {
+        control.GetStatus: statuses(status(model_line("a", pinned=True))),
+        control.GetEvents: event_log("e1", 2),
+    }
+    with fake_supervisor(home, answers):
+        done = run("top")
+    assert done.exit_code == 0, done.output
+    for word in ("4.0 GiB of 8.0 GiB", "ready", "pinned", "worker.ready", "event 2"):
+        assert word in done.output
+
+
+def event_log(epoch: str, count: int) -> Callable[[Any], Any]:
+    """Answer as a supervisor with so many events, on models a and b in turn."""
+    events = [
+        Event(n, 1e9 + n, "worker.ready", "ab"[n % 2], f"event {n}", {"n": n})
+        for n in range(1, count + 1)
+    ]
+    return lambda question: control.EventList(
+        epoch, count, tuple(e for e in events if e.seq > question.after_seq)[-question.limit :]
+    )
+
+
+def test_events_of_one_model_the_last_of_them(home: Home) -> None:
+    line = model_line("a", aliases=["al"])
+    answers = {
+        control.GetStatus: statuses(status(line, model_line("b"))),
+        control.GetEvents: event_log("e1", 9),
+    }
+    with fake_supervisor(home, answers):
+        done = run("events", "al", "-n", "2", "--json")
+        assert [json.loads(one)["seq"] for one in done.output.splitlines()] == [6, 8]
+        assert json.loads(done.output.splitlines()[0]) == {
+            "epoch": "e1", "seq": 6, "at_s": 1e9 + 6, "name": "worker.ready", "model": "a",
+            "detail": "event 6", "data": {"n": 6},
+        }  # fmt: skip
+        done = run("events", "-n", "1")
+        assert "worker.ready" in done.output
+        assert "b  event 9" in done.output
+        assert run("events", "-n", "0").output == ""
+        done = run("events", "nobody")
+        assert (done.exit_code, "known: a, b" in done.output) == (1, True)
+
+
+def test_events_are_read_on_after_a_supervisor_that_counts_anew(home: Home) -> None:
+    def seqs() -> list[tuple[str, int]]:
+        return [(epoch, event.seq) for epoch, event in cursor.read(client)]
+
+    cursor = EventCursor()
+    with SteadyClient(home) as client:
+        with fake_supervisor(home, {control.GetEvents: event_log("e1", 3)}):
+            assert seqs() == [("e1", 1), ("e1", 2), ("e1", 3)]
+            assert seqs() == []
+        assert seqs() == []  # nobody there
+        # More events than before: what it is asked for after the third would miss the first ones.
+        with fake_supervisor(home, {control.GetEvents: event_log("e2", 4)}):
+            assert seqs() == [("e2", n) for n in (1, 2, 3, 4)]
+
+
+def test_patience_has_an_end(home: Home) -> None:
+    with SteadyClient(home, patience_s=0.0) as client:
+        with fake_supervisor(home, {control.GetStatus: statuses(status())}):
+            assert client.status() is not None
+        with pytest.raises(OperationError) as caught:
+            client.status()
+    assert caught.value.code is ErrorCode.NOT_RUNNING
+
+
+def test_start_on_a_full_disk_says_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    home.prepare()
+    home.supervisor_log.symlink_to("/dev/full")
+    monkeypatch.setattr(background, "last_lines", lambda _path, _count: [])
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    done = run("start")
+    assert done.exit_code == 1
+    assert "did not start (exit code 1); " in done.output
+    assert "can't be written: No space left on device" in done.output
+
+
+def test_a_second_stop_is_explained(home: Home) -> None:
+    assert "a second `stop` meanwhile stops at once" in run("stop", "-h").output
+
+
+def test_logs_of_an_unknown_model_names_those_there_are(home: Home) -> None:
+    with fake_supervisor(home, {control.GetStatus: statuses(status(model_line("a")))}):
+        done = run("logs", "nobody")
+        assert (done.exit_code, "no model is named 'nobody'; known: a" in done.output) == (1, True)
+        done = run("logs", "a")
+        assert (done.exit_code, "has not run" in done.output) == (1, True)
+    home.default_config.write_text("models: [{id: b, source: /x, aliases: [c]}]")
+    assert "no model is named 'a'; known: b" in run("logs", "a").output
+    home.worker_log("b").write_text("a line\n")
+    assert run("logs", "c").output == "a line\n"
+
+
+def test_config_show_shows_no_key(home: Home) -> None:
+    keys = ["sk-0123456789abcdef", "sk-fedcba9876543210"]
+    home.default_config.write_text(f"security: {{api_keys: [{keys[0]}], admin_key: {keys[1]}}}")
+    done = run("config", "show")
+    assert (done.exit_code, "admin_key: '**********'" in done.output) == (0, True), done.output
+    assert "sk-" not in done.output
+    home.default_config.write_text("routing: {code: [late]}")
+    done = run("config", "check")
+    assert (done.exit_code, "routing.code names 'late'" in done.output) == (0, True), done.output
+    home.default_config.write_text(f"security: {{api_keys: {keys[0]}}}")
+    for arguments in (["config", "show"], ["config", "check"], ["up"]):
+        done = run(*arguments)
+        assert (done.exit_code, "security.api_keys" in done.output) == (4, True)
+        assert "sk-" not in done.output

@@ -1,0 +1,210 @@
+"""What people read: the status in words, the table at any width, frames of `top`, token rates."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from fake_supervisor import model_line, status
+from rich.console import Console
+
+from lmx.protocol.host.ordinal import ordinal
+from lmx.protocol.messages.control import Event
+from lmx.supervisor.cli.views.events import event_line
+from lmx.supervisor.cli.views.progress import LoadProgress, print_welcome
+from lmx.supervisor.cli.views.status import print_status
+from lmx.supervisor.cli.views.top import TokenRates, top_frame
+from lmx.supervisor.cli.views.words import doing, memory_words, remarks, router_words, trouble
+
+NOW_S = 10_000.0
+LONG = "the folder has no config.json, " * 8
+
+
+def crash(**values: Any) -> dict[str, Any]:
+    return {"cause": "crash", "detail": "exit status 1", "at_s": NOW_S - 200, **values}
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"),
+     (111, "111th")],
+)  # fmt: skip
+def test_ordinals(number: int, text: str) -> None:
+    assert ordinal(number) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (model_line("a", "queued"), "waits for memory"),
+        (model_line("a", "queued", position=3), "waits for memory, 3rd in line"),
+        (model_line("a", "draining"), "draining"),
+        (model_line("a", "draining", requests_active=1), "draining, 1 request left"),
+        (model_line("a", "fetching", phase="download", fraction=0.5), "downloading"),
+        (model_line("a", "starting"), "starting"),
+    ],
+)
+def test_what_a_model_is_busy_with(line: dict[str, Any], words: str) -> None:
+    assert doing(line) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (model_line("a"), ""),
+        (model_line("a", pinned=True), "pinned"),
+        (model_line("a", "fetching", phase="download", fraction=0.5, pinned=True),
+         "downloading 50%, pinned"),
+        (model_line("a", "starting", phase="start"), ""),
+        (model_line("a", "backoff", retry_in_s=2.6), "again in 3 s"),
+        (model_line("a", "cold", last_exit=crash(cause="expired")), "expired"),
+        (model_line("a", "ready", last_exit=crash(cause="expired")), ""),
+    ],
+)  # fmt: skip
+def test_remarks(line: dict[str, Any], words: str) -> None:
+    assert remarks(line) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (model_line("a"), None),
+        (model_line("a", "cold", last_exit=crash(cause="unloaded")), None),
+        (model_line("a", "cold", problem="no folder"), "no folder"),
+        (model_line("a", problem="it is over", last_exit=crash()),
+         "last exit: crash 3 min ago: exit status 1"),
+        (model_line("a", "backoff", problem="why", last_exit=crash(cause="out_of_memory")),
+         "why (last exit: out of memory 3 min ago)"),
+    ],
+)  # fmt: skip
+def test_trouble(line: dict[str, Any], words: str | None) -> None:
+    assert trouble(line, NOW_S) == words
+
+
+def test_who_waits_for_a_model_shows() -> None:
+    router = {"streams": 2, "waiting": 20, "requests_total": 22}
+    assert router_words(router) == "2 open, 20 waiting, 22 served"
+    assert router_words(router | {"waiting": 0}) == "2 open, 22 served"
+
+
+def test_memory_is_told_when_there_is_something_to_tell() -> None:
+    assert memory_words(status()["supervisor"]) == ""
+    words = memory_words(status(memory_pressure="hard", missing_bytes=2**30)["supervisor"])
+    assert "pressure is hard" in words
+    assert "1.0 GiB did not come back" in words
+
+
+def rendered(what: Any, width: int) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, soft_wrap=True)
+    if isinstance(what, dict):
+        print_status(console, what)
+    else:
+        console.print(what)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def busy() -> dict[str, Any]:
+    return status(
+        model_line("org/a-model-of-some-length", requests_active=31, pinned=True),
+        model_line("b", "quarantined", problem=LONG),
+        model_line("c", "queued", position=2),
+    )
+
+
+@pytest.mark.parametrize("width", [70, 80, 100, 120, 200])
+def test_a_model_is_one_line_of_the_table_at_any_width(width: int) -> None:
+    lines = rendered(busy(), width)
+    (heading,) = [line for line in lines if line.startswith("MODEL")]
+    rows = lines[lines.index(heading) :][:4]
+    assert all(len(row) <= width for row in rows)
+    names = ("MODEL", "org/a-model-of-some-length", "b ", "c ")
+    assert all(row.startswith(name) for row, name in zip(rows, names, strict=True))
+    assert rows[1].split()[1] == "ready"
+    assert "31" in rows[1]
+    text = "\n".join(lines)
+    for words in ("pinned", "waits for memory, 2nd in line", LONG.strip()):
+        assert words in text
+
+
+def test_columns_give_way_the_least_useful_first() -> None:
+    def heading(width: int) -> list[str]:
+        return next(line for line in rendered(busy(), width) if line.startswith("MODEL")).split()
+
+    assert "NOTE" in heading(200)
+    assert heading(120)[-3:] == ["SERVED", "IDLE", "EXPIRES"]
+    assert heading(80) == ["MODEL", "STATE", "PID", "MEMORY", "ACTIVE", "QUEUED"]
+    assert heading(70) == ["MODEL", "STATE", "MEMORY", "ACTIVE", "QUEUED"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 10), (100, 24), (160, 50)])
+def test_a_frame_fits_the_terminal_and_has_the_latest_event(width: int, height: int) -> None:
+    events = [
+        Event(n, NOW_S, "worker.exited", "b", f"one\ntwo {n}{LONG}", {}) for n in range(1, 101)
+    ]
+    frame = top_frame(busy(), TokenRates(), events, (width, height), NOW_S)
+    lines = rendered(frame, width)
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    if height > 10:
+        assert "one two 100" in lines[-1]
+    assert any("4.0 GiB of 8.0 GiB reserved" in line for line in lines)
+
+
+def test_rates_are_differences_and_begin_anew_with_a_new_worker() -> None:
+    rates = TokenRates()
+
+    def take(now_s: float, tokens: int, instance: str | None = "a-1") -> float | None:
+        rates.take([model_line("a", instance=instance, tokens_total=tokens)], now_s)
+        return rates.of(instance)
+
+    assert take(0.0, 100) is None
+    assert take(1.0, 150) == 50.0
+    assert take(3.0, 400) == 100.0
+    assert take(4.0, 0, "a-2") is None
+    assert take(5.0, 10, "a-2") == 10.0
+    assert rates.of("a-1") is None
+    for second in range(6, 20):
+        last = take(float(second), 10, "a-2")
+    assert last == 0.0
+    assert take(20.0, 0, None) is None
+
+
+def test_an_event_is_one_line() -> None:
+    event = Event(1, NOW_S, "worker.exited", "a", "signal\n11", {"cause": "out_of_memory"})
+    assert event_line(event).endswith("worker.exited       a  out of memory: signal 11")
+
+
+@pytest.mark.parametrize(
+    ("workers", "path", "model"),
+    [
+        ([model_line("e", kind="embedding"), model_line("c")], "v1/chat/completions -N", "c"),
+        ([model_line("e", kind="embedding"), model_line("c", "cold")], "v1/embeddings", "e"),
+        ([model_line("r", kind="rerank")], "v1/rerank", "r"),
+        ([model_line("n", "cold", kind=None)], "v1/chat/completions -N", "n"),
+    ],
+)
+def test_the_request_to_paste_suits_the_model(
+    workers: list[dict[str, Any]], path: str, model: str
+) -> None:
+    out = io.StringIO()
+    print_welcome(Console(file=out, width=200, soft_wrap=True), status(*workers))
+    text = out.getvalue()
+    assert f"/{path} -H" in text
+    assert re.search(r"docs:   http://\S+:\d+/docs\n", text)
+    body = json.loads(text[text.index("-d '") + 4 : text.rindex("'")])
+    assert body["model"] == model
+
+
+def test_a_model_is_told_to_be_ready_once_however_long_others_load() -> None:
+    out = io.StringIO()
+    with LoadProgress(Console(file=out, width=160)) as progress:
+        for memory_bytes in (100, 200, 300):
+            progress.show(model_line("a", "ready", pid=7, memory_bytes=memory_bytes << 20))
+        progress.show(model_line("a", "ready", pid=8))
+    assert [line.split(",")[1].strip() for line in out.getvalue().splitlines()] == [
+        "pid 7", "pid 8",
+    ]  # fmt: skip

@@ -1,0 +1,136 @@
+"""What `lmx-supervisor estimate` says, without a supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import plan_folder, read_folder, write_model
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.models.kind import read_kind
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.cli.views.estimate import hints, print_estimate
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.memory.fetched import fetched_folder
+from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.memory.plan import estimate_memory, plan_of
+from lmx.supervisor.state.home import Home
+
+MIB = 1024**2
+
+
+def config_of(source: Path | str, budget: str = "4GiB", **model: Any) -> Config:
+    entry = {"id": "small", "aliases": ["s"], "source": str(source), **model}
+    memory = {"budget_bytes": budget, "os_reserve_bytes": 1}
+    return Config.model_validate({"memory": memory, "models": [entry]})
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], config: Config, home: Path, model: str
+) -> dict[str, Any]:
+    print_estimate(config, Home(home), model, True)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(write_model(tmp_path / "m"))
+    found = printed(capsys, config, tmp_path, "s")
+    names = ("weights", "draft", "process", "kv_cache", "prefix_cache", "activation", "buffers")
+    assert sum(found[f"{name}_bytes"] for name in names) == found["estimated_bytes"]
+    assert found["reserve_bytes"] == found["estimated_bytes"]
+    assert (found["model"], found["kind"], found["fits"]) == ("small", "chat", True)
+    assert printed(capsys, config, tmp_path, str(tmp_path / "m"))["weights_bytes"] == 4000
+
+
+def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, home = config_of(write_model(tmp_path / "m")), Home(tmp_path)
+    measured = Measured.load(tmp_path / "measured.json")
+    home.state.mkdir()
+    key = plan_folder(
+        config.models[0], ModelKind.CHAT, tmp_path / "m", 4 * 1024**3, measured
+    ).settings_key
+    Measured.load(home.measured).record(key, 77 * MIB, 9000 * MIB)
+    found = printed(capsys, config, tmp_path, "small")
+    assert found["measured_static_bytes"] == 77 * MIB
+    assert found["measured_peak_bytes"] == found["reserve_bytes"] == 9000 * MIB
+    assert not found["fits"]
+    print_estimate(config, home, "small", False)
+    out = capsys.readouterr().out
+    assert "measured when loaded" in out
+    assert "does not fit the budget of 4.0 GiB: 4.8 GiB too much" in out
+
+
+def test_people_see_each_line_and_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "m", num_hidden_layers=512)
+    config = config_of(folder, "1GiB", context_length=1000, concurrency=20)
+    print_estimate(config, Home(tmp_path), "small", False)
+    out = capsys.readouterr().out
+    for line in ("weights", "process", "KV cache", "1000 tokens x 20", "prefix cache", "buffers"):
+        assert line in out
+    for hint in ("prefix_cache.memory_bytes", "concurrency 19", "context_length below 1000"):
+        assert hint in out
+    print_estimate(config_of(write_model(tmp_path / "n")), Home(tmp_path), "small", False)
+    assert "fits the budget of 4.0 GiB" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
+    config = config_of("org/name")
+    with pytest.raises(LmxError, match=r"no model is named 'x', .* known: small"):
+        print_estimate(config, Home(tmp_path), "x", True)
+    with pytest.raises(LmxError, match="not fetched yet") as caught:
+        fetched_folder("org/name", Home(tmp_path), {"HF_HOME": str(tmp_path)})
+    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_what_can_not_be_loaded_is_no_estimate(tmp_path: Path) -> None:
+    def refuses(model: Path | str, words: str) -> None:
+        with pytest.raises(LmxError, match=words):
+            print_estimate(config_of("org/name"), Home(tmp_path), str(model), True)
+
+    empty = write_model(tmp_path / "empty")
+    for shard in empty.glob("*.safetensors"):
+        shard.unlink()
+    refuses(empty, f"no weights found in {empty}")
+    refuses(write_model(tmp_path / "odd", hidden_size=-64), "hidden_size is -64")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    refuses(file, "imported before it is loaded.* configured model")
+    refuses("", "give the name of a model, or a folder")
+
+
+def test_hints_suit_the_model(tmp_path: Path) -> None:
+    def told(path: Path, **model: Any) -> str:
+        chosen = config_of(path, **model).models[0]
+        kind = read_kind(path)
+        files, draft = read_folder(chosen, kind, path)
+        estimate = estimate_memory(chosen, kind, files, draft, MIB)
+        plan = plan_of(chosen, kind, files, draft, estimate, None)
+        return "; ".join(hints(chosen, estimate, plan, MIB))
+
+    chat = write_model(tmp_path / "m")
+    assert "concurrency 1 saves KV cache" in told(chat, concurrency=2)
+    assert "concurrency 2 or less saves" in told(chat, concurrency=3)
+    encoder = write_model(tmp_path / "e", model_type="bert")
+    assert "KV cache" not in told(encoder, concurrency=3, context_length=512)
+
+
+def test_folders_of_fetched_models_are_found(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = write_model(repository / "snapshots" / "c0ffee")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    for environment in ({"HF_HOME": str(tmp_path)}, {"HF_HUB_CACHE": str(tmp_path / "hub")}):
+        assert fetched_folder("org/name", home, environment) == snapshot
+        assert fetched_folder("org/name@c0ffee", home, environment) == snapshot
+    file = tmp_path / "m.Q4_0.gguf"
+    path_hash = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]
+    converted = write_model(home.models / f"m.Q4_0-float32-{path_hash}")
+    assert fetched_folder(str(file), home, {}) == converted

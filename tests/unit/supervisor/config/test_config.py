@@ -1,0 +1,442 @@
+"""The configuration: what is accepted, and what each refusal says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from bad_files import put_bad
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.specs import ApiKey, RateLimits
+from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.supervisor.config.diff import SECTIONS
+from lmx.supervisor.config.limits import LimitsConfig
+from lmx.supervisor.config.load import config_notices, load_config, variable_names
+from lmx.supervisor.config.model import PrefixCacheConfig, SpeculationConfig
+from lmx.supervisor.config.schema import Config, GroupConfig
+
+EXAMPLE = Path(__file__).parents[4] / "deploy" / "lmx.example.yaml"
+
+
+def load(text: str, tmp_path: Path, **variables: str) -> Config:
+    path = tmp_path / "lmx.yaml"
+    path.write_text(text)
+    return load_config(path, variables)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server: {port: 99999}", ["server.port", "99999", "65535"]),
+        ("server: {prot: 1}", ["server.prot", "unknown key", "port"]),
+        ("sever: {}", ["sever", "unknown key", "server"]),
+        ("server: {host: 0.0.0.0}", ["0.0.0.0", "allow_lan_without_key"]),
+        ("server: []", ["server"]),
+        ("server: {allowed_hosts: [http://a.example]}", ["server.allowed_hosts.0", "without http"]),
+        ("server: {allowed_hosts: 'a, b'}", ["server.allowed_hosts", "[A, B]"]),
+        ("server: {allowed_hosts: 3}", ["server.allowed_hosts"]),
+        ("server: {cors_origins: [a.example]}", ["server.cors_origins.0", "https://app.example"]),
+        ("server: {cors_origins: [https://a.example/]}", ["server.cors_origins.0", "slash"]),
+        ("timing: {beat_timeout_s: 1}", ["beat_timeout_s", "beat_interval_s"]),
+        ("timing: {stall_timeout_s: -3}", ["timing.stall_timeout_s", "greater than 0", "-3"]),
+        ("timing: {stall_timeout_s: .nan}", ["timing.stall_timeout_s"]),
+        ("memory: {budget_bytes: lots}", ["memory.budget_bytes", "lots"]),
+        ("models: [{id: a}]", ["models.0.source", "required"]),
+        ("models: [{id: a, source: nothing}]", ["models.0.source", "nothing", "./nothing"]),
+        ("models: [{id: a, source: ~nobody-here/x}]", ["models.0.source", "no user"]),
+        ("models: [{id: a, source: ~nobody-here/x.gguf}]", ["models.0.source", "no user"]),
+        ("models: [{id: 'a b', source: /x}]", ["models.0.id", "a b"]),
+        ("models: [{id: a, source: /x, ttl: 3}]", ["models.0.ttl", "unknown key", "max_rows"]),
+        ("models: [{id: a, source: /x}, {id: b, source: /y, aliases: [a]}]", ["'a'", "unique"]),
+        ("models: [{id: a, source: /x}]\ndefault_model: b", ["default_model", "'b'", "known: a"]),
+        ("models: [{id: a, source: /x, kind: picture}]", ["models.0.kind", "embedding", "picture"]),
+        ("models: [{id: a, source: /x, min_p: 2}]", ["models.0.min_p", "less than or equal to 1"]),
+        ("models: [{id: a, source: /x, tool_parser: A/b}]", ["models.0.tool_parser", "A/b"]),
+        (
+            "models: [{id: a, source: /x, memory_bytes: 2MB, prefix_cache: {memory_bytes: 2MB}}]",
+            ["models.0", "prefix_cache.memory_bytes (2000000)", "must be less"],
+        ),
+        (
+            "models: [{id: a, source: /x, prefix_cache: {size: 1}}]",
+            ["models.0.prefix_cache.size", "unknown key", "disk_bytes"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: prompt_lookup, ngram: 1}}]",
+            ["models.0.speculation.ngram", "unknown key", "max_ngram_size"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model}}]",
+            ["models.0.speculation", "draft", "must be given with method draft_model"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: org/x}}]",
+            ["models.0.speculation.draft", "org/x", "not downloaded", "name a folder"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: ./x.gguf}}]",
+            ["models.0.speculation.draft", "./x.gguf", "can't be a .gguf file"],
+        ),
+        (
+            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: x}}]",
+            ["models.0.speculation.draft", "'x'", "this is no path"],
+        ),
+        ("models: [{id: a, source: /x, concurrency: 9, max_rows: 8}]", ["models.0", "(9)", "(8)"]),
+        ("memory: {keep_alive: 5 minutes}", ["memory.keep_alive", "5 minutes", "1h30m"]),
+        ("memory: {keep_alive: true}", ["memory.keep_alive", "True", "forever"]),
+        ("memory: {keep_alive: .inf}", ["memory.keep_alive", "forever"]),
+        ("models: [{id: a, source: /x, keep_alive: soon}]", ["models.0.keep_alive", "soon", "5m"]),
+        ("memory: {soft_line: 0.98}", ["memory", "soft_line (0.98)", "hard_line (0.97)"]),
+        ("memory: {keep_alve: 1}", ["memory.keep_alve", "unknown key", "keep_alive"]),
+        ("groups: [{name: g, models: []}]", ["groups.0.models"]),
+        ("groups: [{name: g, models: [a], swop: 1}]", ["groups.0.swop", "unknown key", "swap"]),
+        ("groups: [{name: g, models: [b]}]", ["groups.g", "'b'", "known: none"]),
+        (
+            "models: [{id: a, source: /x, aliases: [b]}]\ngroups: [{name: g, models: [b]}]",
+            ["groups.g", "'b'", "an alias", "'a'"],
+        ),
+        (
+            "models: [{id: a, source: /x}]\n"
+            "groups: [{name: g, models: [a]}, {name: h, models: [a]}]",
+            ["'a'", "groups g and h", "one group"],
+        ),
+        (
+            "models: [{id: a, source: /x}, {id: b, source: /x}]\n"
+            "groups: [{name: g, models: [a]}, {name: g, models: [b]}]",
+            ["two groups have the same name"],
+        ),
+        (
+            "models: [{id: a, source: /x, pinned: true}, {id: b, source: /x, pinned: true}]\n"
+            "groups: [{name: g, models: [a, b], swap: true}]",
+            ["groups.g", "a and b are pinned"],
+        ),
+        ("routing: {code: ''}", ["routing.code"]),
+        ("routing: {code: 3}", ["routing.code"]),
+        ("models: [{id: a, source: /x}]\nrouting: {a: [a]}", ["routing.a", "models.a"]),
+        (
+            "models: [{id: a, source: /x, aliases: [auto]}]\nrouting: {auto: [a]}",
+            ["routing.auto", "models.a"],
+        ),
+        ("routing: {code: []}", ["routing.code", "names no model"]),
+        ("routing: {'a b': [x]}", ["routing.a b"]),
+        ("jobs: {max_count: 0}", ["jobs.max_count", "0"]),
+        ("jobs: {max_age_s: .inf}", ["jobs.max_age_s"]),
+        ("server: {sync_timeout_s: 0}", ["server.sync_timeout_s"]),
+        ("logs: {level: loud}", ["logs.level", "loud", "debug"]),
+        ("server: {port: 1}\nserver: {port: 2}", ["stands twice", "server", "line 2"]),
+        ("1: 2", ["the key 1 is not a word", "line 1"]),
+        ("[a]: 2", ["is not a word"]),
+        ("a: [", ["not YAML"]),
+        ("- 1", ["expected keys"]),
+    ],
+)
+def test_each_mistake_names_key_value_and_what_is_allowed(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        load(text, tmp_path)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OperationError) as caught:
+        load("server: {port: x}\nlogs: {keep: 0}", tmp_path, LMX_SERVER_PROT="1")
+    for word in ("server.port", "logs.keep", "LMX_SERVER_PROT"):
+        assert word in caught.value.message
+
+
+def test_variables_go_over_the_file(tmp_path: Path) -> None:
+    config = load(
+        "server: {port: 1, body_limit_bytes: 1 MiB}\nmodels: [{id: a, source: /x}]",
+        tmp_path,
+        LMX_SERVER_PORT="2",
+        LMX_TIMING_STALL_TIMEOUT_S="7.5",
+        LMX_MODELS="b=/y,org/Name",
+        LMX_HOME="/somewhere",
+        LMX_LOGS_LEVEL="",
+    )
+    assert (config.server.port, config.server.body_limit_bytes) == (2, 1024**2)
+    assert config.timing.stall_timeout_s == 7.5
+    assert [(model.id, model.source) for model in config.models] == [
+        ("b", "/y"),
+        ("org/Name", "org/Name"),
+    ]
+    assert config.default_model_id == "b"
+
+
+def test_models_variable_takes_yaml_too(tmp_path: Path) -> None:
+    config = load_config(None, {"LMX_MODELS": "[{id: a, source: /x, max_rows: 3}]"})
+    assert config.models[0].max_rows == 3
+    with pytest.raises(OperationError, match=r"models\.0\.max_rows"):
+        load_config(None, {"LMX_MODELS": "[{id: a, source: /x, max_rows: 0}]"})
+
+
+def test_no_file_is_a_valid_configuration() -> None:
+    config = load_config(None, {})
+    assert (config.server.host, config.server.port, config.models) == ("127.0.0.1", 8000, ())
+    assert config.default_model_id is None
+
+
+def test_a_variable_that_is_no_value_is_said_so() -> None:
+    with pytest.raises(OperationError, match=r"LMX_SERVER_PORT: '\{' is not a value"):
+        load_config(None, {"LMX_SERVER_PORT": "{"})
+
+
+def test_merge_keys_work(tmp_path: Path) -> None:
+    text = "models:\n- &base {id: a, source: /x, max_rows: 7}\n- {<<: *base, id: b}\n"
+    config = load(text, tmp_path)
+    assert [(model.id, model.max_rows) for model in config.models] == [("a", 7), ("b", 7)]
+
+
+def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(OperationError, match="can't read the configuration"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+def test_the_example_documents_every_key_with_its_default() -> None:
+    """Uncommented, the example is exactly the defaults, and no key is missing from it."""
+    text = EXAMPLE.read_text()
+    values = yaml.safe_load(text)
+    example = load_config(EXAMPLE, {})
+    default = Config()
+    for section in SECTIONS:
+        assert getattr(example, section) == getattr(default, section), section
+        documented = set(values[section])
+        missing = set(type(getattr(default, section)).model_fields) - documented
+        assert all(f"# {key}:" in text for key in missing), missing
+    documented = set(values["models"][0]) | {"engine", "engine_options"}
+    fields = set(type(example.models[0]).model_fields) | set(Config.model_fields)
+    for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig, LimitsConfig):
+        fields |= set(nested.model_fields)
+    lines = {line.strip().lstrip("# -").partition(":")[0] for line in text.splitlines()}
+    assert fields <= documented | lines
+
+
+def test_every_setting_has_a_variable() -> None:
+    names = variable_names()
+    assert names["LMX_SERVER_PORT"] == ("server", "port")
+    assert len(names) == len(set(names.values()))
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds", "shown"),
+    [
+        ("300", 300.0, "5m"),
+        ("'300'", 300.0, "5m"),
+        ("90s", 90.0, "1m30s"),
+        ("1h30m", 5400.0, "1h30m"),
+        ("0", 0.0, "0s"),
+        ("-1", -1.0, "forever"),
+        ("forever", -1.0, "forever"),
+        ("250ms", 0.25, "0.25s"),
+    ],
+)
+def test_keep_alive_is_read_and_shown_as_a_duration(
+    written: str, seconds: float, shown: str, tmp_path: Path
+) -> None:
+    config = load(f"memory: {{keep_alive: {written}}}", tmp_path)
+    assert config.memory.keep_alive == seconds
+    assert config.model_dump(mode="json")["memory"]["keep_alive"] == shown
+
+
+@given(st.floats(0, 1e7))
+def test_a_keep_alive_that_is_shown_reads_back_the_same(seconds: float) -> None:
+    assert parse_keep_alive(keep_alive_text(seconds)) == pytest.approx(seconds, abs=1e-3)
+
+
+def test_the_shown_configuration_is_a_configuration(tmp_path: Path) -> None:
+    """`config show > lmx.yaml` changes nothing."""
+    config = load_config(EXAMPLE, {})
+    again = load(yaml.safe_dump(config.model_dump(mode="json")), tmp_path)
+    assert again == config
+
+
+# Keys.
+
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{{api_keys: [{KEY}, sk-short]}}", ["security.api_keys.1", "at least 16"]),
+        (f"{{api_keys: ['{KEY} sk-x']}}", ["security.api_keys.0", "without spaces"]),
+        (f"{{api_keys: ['{KEY}\u00e9']}}", ["security.api_keys.0", "ASCII"]),
+        (f"{{api_keys: {KEY}}}", ["security.api_keys", "write [KEY]"]),
+        (f"{{api_keys: [{KEY}, [{OTHER}]]}}", ["security.api_keys.1", "string"]),
+        ("{api_keys: [12345678901234567890]}", ["security.api_keys.0", "in quotes"]),
+        (f"{{api_keys: [{KEY}, {KEY}]}}", ["security", "one key twice"]),
+        (f"{{api_keys: [{KEY}], admin_key: {KEY}}}", ["security", "admin_key is one of api_keys"]),
+        (f"{{api_keys: [{KEY}, {{key: {KEY}}}]}}", ["security", "one key twice"]),
+        (
+            f"{{api_keys: [{{key: {KEY}, name: ci}}, {{key: {OTHER}, name: ci}}]}}",
+            ["security", "one name twice"],
+        ),
+        (f"{{api_keys: [{{key: {KEY}, nmae: ci}}]}}", ["security.api_keys.0.nmae", "name, limits"]),
+        ("{api_keys: [{name: ci}]}", ["security.api_keys.0.key", "required"]),
+        ("{admin_key: sk-short}", ["security.admin_key", "at least 16"]),
+        ("{admin_key: 12345678901234567890}", ["security.admin_key", "in quotes"]),
+        (f"{{admin_key: [{KEY}]}}", ["security.admin_key", "string"]),
+        (f"{KEY}", ["security"]),
+        (f"{{api_keys: [{KEY}", ["not YAML", "line 2"]),
+        (f"{{api_keys: [{KEY}, *{OTHER}]}}", ["not YAML"]),
+    ],
+)
+def test_a_wrong_key_is_named_by_its_place_and_never_shown(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        load(f"security: {text}\n", tmp_path)
+    message = caught.value.message
+    for word in words:
+        assert word in message
+    assert "sk-" not in message
+    assert "1234567890" not in message
+    assert "sk-" not in str(caught.value.__cause__ or "")
+
+
+def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
+    config = load_config(
+        None, {"LMX_SECURITY_API_KEYS": f"[{KEY}, {OTHER}]", "LMX_SECURITY_ADMIN_KEY": "k" * 16}
+    )
+    assert [one.key for one in config.security.api_key_specs] == [KEY, OTHER]
+    assert config.security.admin_key_text == "k" * 16
+    for text in (f"[{KEY}", f"[{KEY}, sk-short]", KEY):
+        with pytest.raises(OperationError) as caught:
+            load_config(None, {"LMX_SECURITY_API_KEYS": text})
+        assert "sk-" not in caught.value.message
+
+
+def test_a_key_may_have_a_name_and_limits_of_its_own(tmp_path: Path) -> None:
+    config = load(
+        f"security: {{api_keys: [{KEY}, {{key: {OTHER}, name: ci, "
+        "limits: {requests_per_minute: 60, concurrent_requests: 2}}]}\n"
+        "rate_limits: {per_key: {tokens_per_minute: 100000}, total: {concurrent_requests: 8}}",
+        tmp_path,
+    )
+    assert config.security.api_key_specs == (
+        ApiKey(KEY),
+        ApiKey(OTHER, "ci", RateLimits(60, None, 2)),
+    )
+    assert config.rate_limits.per_key.spec == RateLimits(None, 100_000, None)
+    assert config.rate_limits.total.spec == RateLimits(None, None, 8)
+    with pytest.raises(OperationError, match=r"rate_limits\.per_key\.requests_per_minute"):
+        load("rate_limits: {per_key: {requests_per_minute: 0}}", tmp_path)
+
+
+def test_no_shown_configuration_has_a_key(tmp_path: Path) -> None:
+    config = load(f"security: {{api_keys: [{KEY}], admin_key: {OTHER}}}", tmp_path)
+    shown = yaml.safe_dump(config.model_dump(mode="json"))
+    assert "**********" in shown
+    for text in (shown, repr(config), str(config), config.model_dump_json()):
+        assert KEY not in text
+        assert OTHER not in text
+    with pytest.raises(OperationError, match=r"security\.api_keys\.0"):
+        load(shown, tmp_path)  # nobody's key becomes asterisks
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server: {host: 192.168.1.5}", ["192.168.1.5", "security.api_keys"]),
+        ("server: {host: '::'}", ["security.api_keys"]),
+        (f"server: {{host: 0.0.0.0}}\nsecurity: {{admin_key: {KEY}}}", ["security.api_keys"]),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_key(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        load(text, tmp_path)
+    for word in words:
+        assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"server: {{host: 0.0.0.0}}\nsecurity: {{api_keys: [{KEY}]}}",
+        "server: {host: 0.0.0.0, allow_lan_without_key: true}",
+        "server: {host: localhost}",
+        "server: {host: '::1'}",
+    ],
+)
+def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: Path) -> None:
+    assert load(text, tmp_path).server.host
+
+
+def test_routes_may_name_what_is_added_later(tmp_path: Path) -> None:
+    text = "models: [{id: a, source: /x, aliases: [b]}]\nrouting: {code: [late, b, a], auto: a}"
+    config = load(text, tmp_path)
+    assert config.routing == {"code": ("late", "b", "a"), "auto": ("a",)}
+    assert config.routing_gaps() == (
+        "routing.code names 'late', which is no configured model: it is left out until one is "
+        "added",
+    )
+
+
+def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
+    lines = [
+        line.removeprefix("# ")
+        for line in EXAMPLE.read_text().splitlines()
+        if line.startswith(("# routing:", "#   auto:", "#   code:"))
+    ]
+    assert len(lines) == 3
+    text = "\n".join(lines)
+    names = {name for models in yaml.safe_load(text)["routing"].values() for name in models}
+    models = [{"id": name, "source": "/x"} for name in sorted(names)]
+    config = load(f"{text}\nmodels: {models}", tmp_path)
+    assert config.routing["auto"] == ("qwen", "smollm2")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*", ("*",)),
+        ("*.example.com", ("*.example.com",)),
+        ("Lmx.Example.com", ("lmx.example.com",)),
+        ("[a.example, b.example]", ("a.example", "b.example")),
+    ],
+)
+def test_hosts_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    config = load("", tmp_path, LMX_SERVER_ALLOWED_HOSTS=text)
+    assert config.server.allowed_hosts == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*", ("*",)),
+        ("http://localhost:*", ("http://localhost:*",)),
+        ("[app://*, null]", ("app://*", "null")),
+    ],
+)
+def test_origins_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    assert load("", tmp_path, LMX_SERVER_CORS_ORIGINS=text).server.cors_origins == expected
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "garbage", "deep"])
+def test_a_configuration_that_is_no_text_is_said_and_not_waited_for(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lmx.yaml"
+    put_bad(path, kind)
+    with pytest.raises(OperationError, match=str(path)) as refused:
+        load_config(path, {})
+    assert refused.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_one_that_is_empty_is_valid_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.touch()
+    assert load_config(path, {}).models == ()
+    assert config_notices(path) == [
+        f"{path} is empty: what it should say is as by default, and no models are in it"
+    ]
+    path.write_text("models: []")
+    assert config_notices(path) == config_notices(None) == []

@@ -1,0 +1,117 @@
+"""What follows from a changed configuration: every key is in a table, and nothing else notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmx.supervisor.config.diff import MODEL, SECTIONS, WHOLE, ModelChanges, Needs, compare
+from lmx.supervisor.config.schema import Config, ModelConfig
+
+ALPHA = {"id": "alpha", "source": "/a", "context_length": 2048}
+BETA = {"id": "beta", "source": "/b"}
+
+
+def config(*models: dict[str, Any], **sections: Any) -> Config:
+    return Config.model_validate({"models": list(models), **sections})
+
+
+def test_every_key_of_the_configuration_is_in_a_table() -> None:
+    assert set(SECTIONS) | WHOLE == set(Config.model_fields)
+    for name, table in SECTIONS.items():
+        assert set(table) == set(type(getattr(Config(), name)).model_fields), name
+    assert set(MODEL) | {"id"} == set(ModelConfig.model_fields)
+
+
+def test_the_same_configuration_changes_nothing() -> None:
+    diff = compare(config(ALPHA, BETA), config(ALPHA, BETA))
+    assert (diff.sections, diff.models, diff.sentences) == ((), ModelChanges(), ())
+    assert not diff.router
+
+
+def test_only_the_models_that_changed_are_named() -> None:
+    gamma = {"id": "gamma", "source": "/g", "preload": False}
+    old = config(ALPHA, BETA, {"id": "gone", "source": "/x"})
+    new = config({**ALPHA, "context_length": 4096}, {**BETA, "keep_alive": "5m"}, gamma)
+    diff = compare(old, new)
+    assert diff.models == ModelChanges(("gamma",), ("gone",), ("alpha",), ("beta",))
+    assert diff.sections == ("models",)
+    assert not diff.router
+    assert diff.sentences == (
+        "gone: unloaded after its streams, it is no longer configured",
+        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
+        "beta: in force from now on (keep_alive none -> 5m)",
+        "gamma: new, loaded with its first request",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "needs"),
+    [
+        ({"server": {"max_requests": 3}}, Needs.ROUTER),
+        ({"server": {"port": 9000}}, Needs.ADDRESS),
+        ({"logs": {"level": "debug"}}, Needs.ROUTER),
+        ({"timing": {"shutdown_grace_s": 5}}, Needs.ROUTER),
+        ({"timing": {"drain_timeout_s": 5}}, Needs.NOTHING),
+        ({"memory": {"budget_fraction": 0.5}}, Needs.NOTHING),
+        ({"restart": {"max_failures": 9}}, Needs.NOTHING),
+        ({"groups": [{"name": "g", "models": ["alpha"]}]}, Needs.NOTHING),
+        ({"default_model": "beta"}, Needs.NOTHING),
+        ({"routing": {"code": ["beta"]}}, Needs.NOTHING),
+        ({"security": {"api_keys": ["k" * 16]}}, Needs.ROUTER),
+        ({"jobs": {"max_count": 5}}, Needs.ROUTER),
+    ],
+)
+def test_sections_never_touch_models_and_the_router_only_where_it_must(
+    changed: dict[str, Any], needs: Needs
+) -> None:
+    diff = compare(config(ALPHA, BETA), config(ALPHA, BETA, **changed))
+    assert diff.models == ModelChanges()
+    assert diff.sections == tuple(changed)
+    assert diff.router == bool(needs)
+    assert diff.moved == (needs is Needs.ADDRESS)
+    assert len(diff.sentences) == 1
+
+
+def test_a_section_within_a_model_is_told_key_by_key() -> None:
+    new = {**ALPHA, "prefix_cache": {"disk": False}, "engine_options": {"x": 1}}
+    (sentence,) = compare(config(ALPHA), config(new)).sentences
+    assert "prefix_cache.disk true -> false" in sentence
+    assert 'engine_options none -> {"x": 1}' in sentence
+
+
+def test_values_are_told_in_words_for_people() -> None:
+    old = config(ALPHA, memory={"keep_alive": "forever"})
+    new = config({**ALPHA, "aliases": ["aa", "ab"]}, memory={"keep_alive": "90m"})
+    assert compare(old, new).sentences == (
+        "memory: in force from now on (keep_alive forever -> 1h30m)",
+        "alpha: in force from now on (aliases none -> aa, ab)",
+    )
+
+
+def test_what_is_in_force_at_once_is_no_reason_for_a_load() -> None:
+    new = {**ALPHA, "aliases": ["aa"], "context_length": 4096}
+    diff = compare(config(ALPHA), config(new))
+    assert diff.models == ModelChanges(respawned=("alpha",))
+    assert diff.sentences == (
+        "alpha: in force from now on (aliases none -> aa)",
+        "alpha: loaded anew after its streams, if it is loaded (context_length 2048 -> 4096)",
+    )
+
+
+def test_another_order_of_the_models_only_moves_the_default() -> None:
+    diff = compare(config(ALPHA, BETA), config(BETA, ALPHA))
+    assert (diff.models, diff.sentences) == (ModelChanges(), ("default model: alpha -> beta",))
+
+
+def test_no_sentence_has_a_key() -> None:
+    old = config(ALPHA, security={"api_keys": ["sk-0123456789abcdef"]})
+    new = config(
+        ALPHA, security={"api_keys": ["sk-fedcba9876543210"], "admin_key": "sk-admin-0123456"}
+    )
+    diff = compare(old, new)
+    assert (diff.sections, diff.router) == (("security",), True)
+    (sentence,) = diff.sentences
+    assert "api_keys" in sentence
+    assert "sk-" not in sentence

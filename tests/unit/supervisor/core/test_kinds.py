@@ -1,0 +1,109 @@
+"""What a model is for, from its folder or its worker to the routers' view of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake_actions import FakeActions
+
+from lmx.protocol.messages import control
+from lmx.protocol.states import ModelKind, WorkerState
+from lmx.supervisor.config.diff import compare
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.decisions.ledger import Ledger
+
+
+def make(actions: FakeActions, **model: Any) -> Core:
+    config = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
+    return Core(config, Ledger(1000), actions, "epoch")
+
+
+def view(core: Core) -> control.ModelView:
+    return core.snapshot(0.0).models[0]
+
+
+def bring_up(core: Core, *capabilities: str, kind: ModelKind | None = None) -> None:
+    core.want(core.slot("a"), 0.0)
+    (worker,) = core.workers
+    hello = control.WorkerHello(worker.instance, "a", 1, WorkerState.STARTING, kind=kind)
+    core.worker_said(worker.instance, hello, 0.0)
+    loaded = control.Loaded(worker.instance, 90, 2048, 0.1, capabilities)
+    core.worker_said(worker.instance, loaded, 0.0)
+
+
+def test_a_model_on_this_machine_is_known_before_it_is_loaded() -> None:
+    actions = FakeActions()
+    actions.kinds["a"] = ModelKind.EMBEDDING
+    assert view(make(actions)).kind is ModelKind.EMBEDDING
+    assert view(make(actions, kind="rerank")).kind is ModelKind.RERANK
+
+
+def test_one_that_must_be_fetched_is_known_once_it_is_there() -> None:
+    actions = FakeActions()
+    actions.kinds["a"], actions.remote = ModelKind.EMBEDDING, {"a"}
+    core = make(actions)
+    assert view(core).kind is None
+    core.want(core.slot("a"), 0.0)
+    assert view(core).kind is None
+    actions.remote.clear()
+    folder = actions.local_path(core.slot("a").model)
+    assert folder is not None
+    core.fetch_ended("a", folder, 1.0)
+    assert view(core).kind is ModelKind.EMBEDDING
+
+
+def test_a_folder_that_changed_is_read_anew_at_each_start() -> None:
+    actions = FakeActions()
+    core = make(actions)
+    assert view(core).kind is ModelKind.CHAT
+    actions.kinds["a"] = ModelKind.RERANK
+    core.want(core.slot("a"), 0.0)
+    assert view(core).kind is ModelKind.RERANK
+
+
+def test_another_configuration_may_make_a_cold_model_another_kind() -> None:
+    """Routers refuse what a model is not for, so no request would come to have it read anew."""
+    actions = FakeActions()
+    core = make(actions)
+    for model in ({"kind": "embedding"}, {"source": "org/a"}):
+        new = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
+        actions.remote = {"a"}
+        core.reconfigure(new, compare(core.config, new).models, 1.0)
+        assert view(core).kind is new.models[0].kind
+
+
+def test_what_a_worker_says_of_itself_is_shown() -> None:
+    core = make(FakeActions())
+    assert view(core).capabilities == ()
+    bring_up(core, "tools", "reasoning")
+    assert view(core).capabilities == ("tools", "reasoning")
+
+
+def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> None:
+    actions = FakeActions()
+    core = make(actions)
+    bring_up(core, "tools")
+    worker = core.slot("a").worker
+    assert worker is not None
+    core.worker_exited(worker.instance, -9, 2.0)
+    worker = core.slot("a").worker
+    assert worker is None
+    assert view(core).capabilities == ("tools",)
+    new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
+    core.reconfigure(new, compare(core.config, new).models, 3.0)
+    assert view(core).capabilities == ()
+
+
+def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
+    actions = FakeActions()
+    actions.remote = {"a"}
+    core = make(actions)
+    assert core.adopt("0ld0", "a", 4242, 90, 0.0)
+    assert view(core).kind is None
+    hello = control.WorkerHello(
+        "0ld0", "a", 4242, WorkerState.READY, 90, 2048, ("tools",), ModelKind.CHAT
+    )
+    core.worker_said("0ld0", hello, 0.0)
+    assert view(core).kind is ModelKind.CHAT
+    assert view(core).capabilities == ("tools",)

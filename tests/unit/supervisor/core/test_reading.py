@@ -1,0 +1,106 @@
+"""Models whose files are still being read, and what follows once they have been."""
+
+from __future__ import annotations
+
+from core_rig import CoreRig
+from fake_actions import FILES
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages import control
+from lmx.protocol.states import ModelKind, SlotState, WorkerState
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.memory.inspection import Inspection, Question
+
+
+def reading(*names: str) -> CoreRig:
+    """Files of these are not read at once."""
+    rig = CoreRig({"a": 100, "b": 100})
+    rig.actions.unread.update(names)
+    return rig
+
+
+def answer(rig: CoreRig, name: str, problem: str | None = None) -> None:
+    question = question_of(rig.slot(name).model, f"/models/{name}")
+    files = None if problem else FILES
+    found = Inspection(
+        question, f"/models/{name}", kind=ModelKind.CHAT, files=files, problem=problem
+    )
+    rig.core.inspected(name, found, rig.now_s)
+
+
+def test_a_model_waits_for_no_memory_until_it_was_read() -> None:
+    rig = reading("a")
+    asker = rig.ask("a")
+    rig.at(1.0)
+    assert (rig.slot("a").state, rig.slot("a").plan) == (SlotState.QUEUED, None)
+    assert rig.core.positions(1.0) == {}
+    rig.ask("b")
+    assert rig.actions.spawned == ["b"], "others do not wait for it"
+    rig.core.status(1.0)
+    answer(rig, "a")
+    assert rig.actions.spawned == ["b", "a"]
+    rig.bring_up("a")
+    assert isinstance(rig.answer(asker), control.Acquired)
+
+
+def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
+    rig = reading("a")
+    asker = rig.ask("a")
+    rig.actions.estimate_error = None
+    problem = "/models/a/config.json is not JSON"
+    question = question_of(rig.slot("a").model, "/models/a")
+    told = Inspection(question, "/models/a", problem=problem)
+    plan = rig.actions.plan_memory
+
+    def refuses(model: ModelConfig, found: Inspection) -> object:
+        from lmx.protocol.errors import OperationError
+
+        if found.problem is not None:
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, found.problem)
+        return plan(model, found)
+
+    rig.actions.plan_memory = refuses  # type: ignore[method-assign, assignment]
+    rig.core.inspected("a", told, 0.0)
+    denied = rig.answer(asker)
+    assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
+    assert rig.slot("a").trouble == problem
+
+
+def test_a_cold_model_has_the_problem_of_its_files_until_they_are_mended() -> None:
+    rig = reading()
+    answer(rig, "a", problem="it is broken")
+    line = next(line for line in rig.core.status(0.0) if line["model"] == "a")
+    assert line["problem"] == "it is broken"
+    answer(rig, "a")
+    line = next(line for line in rig.core.status(0.0) if line["model"] == "a")
+    assert line["problem"] is None
+
+
+def test_an_answer_about_another_source_is_none() -> None:
+    rig = reading("a")
+    rig.ask("a")
+    rig.core.inspected("a", Inspection(Question("/else"), "/else", files=FILES), 0.0)
+    assert rig.slot("a").plan is None
+    rig.core.inspected("gone", Inspection(Question("/else")), 0.0)
+    answer(rig, "a")
+    assert rig.actions.spawned == ["a"]
+
+
+def test_one_that_was_unloaded_meanwhile_is_not_loaded() -> None:
+    rig = reading("a")
+    rig.ask("a")
+    rig.core.operator.unload(rig.slot("a"), 0.0)
+    answer(rig, "a")
+    assert rig.actions.spawned == []
+    assert rig.state("a") == "cold"
+
+
+def test_an_adopted_worker_without_a_record_holds_what_its_start_would_once_it_was_read() -> None:
+    rig = reading("a")
+    assert rig.core.adopt("0badcafe", "a", 77, 30, 0.0)
+    rig.core.reserve_once_read("0badcafe")
+    assert rig.core.ledger.reserved_by("0badcafe") == 30
+    answer(rig, "a")
+    assert rig.core.ledger.reserved_by("0badcafe") == 100
+    assert rig.worker("a").state is WorkerState.STARTING

@@ -1,0 +1,342 @@
+"""A worker's life: the table, one row at a time, and every pair of state and event."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages import control
+from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
+from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned, step
+from lmx.supervisor.decisions.worker import (
+    BecameReady,
+    DrainAsked,
+    Ended,
+    KillAsked,
+    Limits,
+    ProcessExited,
+    SendDrain,
+    SendSignal,
+    SendWelcome,
+    StopAsked,
+    Tick,
+    Worker,
+)
+
+LIMITS = Limits(
+    start_s=10, load_stall_s=20, beat_s=5, stall_s=30, drain_s=8, term_grace_s=3, abort_grace_s=2
+)
+ME = "aaaa0000"
+
+
+def hello(state: WorkerState = WorkerState.STARTING) -> control.WorkerHello:
+    return control.WorkerHello(ME, "m", 42, state, memory_bytes=7, context_length=99)
+
+
+def beat(stalled_for_s: float = 0.0, rows: int = 0) -> control.WorkerBeat:
+    return control.WorkerBeat(ME, WorkerState.READY, rows, 0, stalled_for_s, 7, 1, 2)
+
+
+LOADED = control.Loaded(ME, 1234, 8192, 1.5)
+DRAIN = DrainAsked(False, ExitCause.UNLOADED, "asked")
+STOP = StopAsked(ExitCause.SHUTDOWN, "down")
+KILL = KillAsked(ExitCause.KILLED, "kill")
+EVENTS: list[Any] = [
+    hello(),
+    hello(WorkerState.LOADING),
+    hello(WorkerState.READY),
+    hello(WorkerState.DRAINING),
+    control.LoadAdvanced(ME, LoadPhase.WEIGHTS, 0.5),
+    LOADED,
+    control.LoadFailed(ME, ErrorCode.MODEL_LOAD_FAILED, "no weights"),
+    beat(),
+    beat(stalled_for_s=31, rows=1),
+    control.DrainRefused(ME, 2),
+    control.Drained(ME),
+    DRAIN,
+    replace(DRAIN, if_idle=True),
+    STOP,
+    KILL,
+    Tick(),
+    Tick(paused_s=100.0),
+    ProcessExited(0),
+    ProcessExited(-9),
+    ProcessExited(None),
+]
+
+
+def new() -> Worker:
+    return spawned(ME, "m", 42, LIMITS, 0.0)
+
+
+def ready() -> Worker:
+    worker, _ = step(new(), hello(), 1.0)
+    worker, effects = step(worker, LOADED, 2.0)
+    assert effects == (BecameReady(1234),)
+    return worker
+
+
+def test_the_common_life() -> None:
+    worker, effects = step(new(), hello(), 1.0)
+    assert (worker.state, effects) == (WorkerState.LOADING, (SendWelcome(),))
+    worker, _ = step(worker, control.LoadAdvanced(ME, LoadPhase.WEIGHTS, 0.5), 2.0)
+    assert (worker.phase, worker.fraction) == (LoadPhase.WEIGHTS, 0.5)
+    worker, effects = step(worker, LOADED, 3.0)
+    assert worker.state is WorkerState.READY
+    assert (worker.ready_memory_bytes, worker.context_length) == (1234, 8192)
+    worker, effects = step(worker, DRAIN, 4.0)
+    assert (worker.state, effects) == (WorkerState.DRAINING, (SendDrain(False),))
+    worker, effects = step(worker, control.Drained(ME), 5.0)
+    assert (worker.state, effects) == (WorkerState.STOPPING, (SendSignal(signal.SIGTERM),))
+    worker, effects = step(worker, ProcessExited(0), 6.0)
+    assert worker.state is WorkerState.EXITED
+    assert effects == (Ended(ExitCause.UNLOADED, "asked"),)
+
+
+def test_a_load_is_judged_by_stall_not_by_total_time() -> None:
+    worker, _ = step(new(), hello(), 0.0)
+    now_s = 0.0
+    for _ in range(50):
+        now_s += 4.0
+        worker, _ = step(worker, beat(), now_s)
+        if int(now_s) % 16 == 0:
+            worker, _ = step(worker, control.LoadAdvanced(ME, LoadPhase.WEIGHTS, None), now_s)
+        worker, effects = step(worker, Tick(), now_s)
+        assert worker.state is WorkerState.LOADING
+        assert effects == ()
+    for _ in range(10):
+        now_s += 4.0
+        worker, _ = step(worker, beat(), now_s)
+        worker, effects = step(worker, Tick(), now_s)
+    assert worker.cause is ExitCause.HANG
+    assert "load made no progress" in worker.detail
+
+
+def test_a_stalled_engine_is_aborted_then_killed() -> None:
+    worker, effects = step(ready(), beat(stalled_for_s=30.5, rows=3), 10.0)
+    assert effects == (SendSignal(signal.SIGABRT),)
+    assert worker.cause is ExitCause.HANG
+    assert "3 requests" in worker.detail
+    worker, effects = step(worker, Tick(), 11.9)
+    assert effects == ()
+    worker, effects = step(worker, Tick(), 12.0)
+    assert effects == (SendSignal(signal.SIGKILL),)
+    _, effects = step(worker, ProcessExited(-9), 12.1)
+    assert isinstance(effects[0], Ended)
+    assert effects[0].cause is ExitCause.HANG
+
+
+def test_long_work_with_progress_is_left_alone() -> None:
+    worker = ready()
+    for second in range(3, 3000, 3):
+        worker, effects = step(worker, beat(stalled_for_s=29.0, rows=8), float(second))
+        assert effects == ()
+        worker, effects = step(worker, Tick(), float(second))
+        assert effects == ()
+
+
+def test_a_silent_worker_is_hung_and_a_paused_supervisor_forgives() -> None:
+    worker, _ = step(ready(), beat(), 10.0)
+    after, effects = step(worker, Tick(), 15.5)
+    assert effects == (SendSignal(signal.SIGABRT),)
+    assert "no heartbeat" in after.detail
+    after, effects = step(worker, Tick(paused_s=5.0), 15.5)
+    assert (after.state, effects) == (WorkerState.READY, ())
+
+
+def test_drain_refused_goes_back_to_ready_and_a_drain_has_a_deadline() -> None:
+    draining, _ = step(ready(), replace(DRAIN, if_idle=True), 5.0)
+    back, _ = step(draining, control.DrainRefused(ME, 1), 5.1)
+    assert (back.state, back.cause) == (WorkerState.READY, None)
+    draining, _ = step(draining, beat(), 12.0)
+    late, effects = step(draining, Tick(), 13.0)
+    assert (late.state, effects) == (WorkerState.STOPPING, (SendSignal(signal.SIGTERM),))
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (WorkerState.STARTING, WorkerState.LOADING),
+        (WorkerState.LOADING, WorkerState.LOADING),
+        (WorkerState.READY, WorkerState.READY),
+        (WorkerState.DRAINING, WorkerState.DRAINING),
+    ],
+)
+def test_an_adopted_worker_is_where_it_says(state: WorkerState, expected: WorkerState) -> None:
+    worker, _ = step(adopted(ME, "m", 42, LIMITS, 0.0), hello(state), 1.0)
+    assert worker.state is expected
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "words"),
+    [
+        (-9, ExitCause.SIGNAL, "memory ran out"),
+        (-11, ExitCause.CRASH, "SIGSEGV"),
+        (-6, ExitCause.CRASH, "SIGABRT"),
+        (-15, ExitCause.SIGNAL, "SIGTERM"),
+        (1, ExitCause.CRASH, "status 1"),
+        (0, ExitCause.CRASH, "status 0"),
+        (None, ExitCause.CRASH, "unknown"),
+    ],
+)
+def test_exits_nobody_asked_for_are_told_apart(
+    status: int | None, cause: ExitCause, words: str
+) -> None:
+    _, effects = step(ready(), ProcessExited(status), 9.0)
+    (ended,) = effects
+    assert isinstance(ended, Ended)
+    assert ended.cause is cause
+    assert words in ended.detail
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 40)), max_size=30))
+def test_any_sequence_keeps_the_rules(steps: list[tuple[Any, float]]) -> None:
+    """Whatever happens: nothing follows an exit, a deadline exists wherever one must, and a
+    worker that is being ended never becomes ready again."""
+    worker, now_s = new(), 0.0
+    for event, wait_s in steps:
+        now_s += wait_s
+        before = worker
+        try:
+            worker, effects = step(worker, event, now_s)
+        except LifecycleError as error:
+            assert "before that: spawned" in str(error)
+            continue
+        assert before.state is not WorkerState.EXITED
+        if before.state is WorkerState.STOPPING:
+            assert worker.state in (WorkerState.STOPPING, WorkerState.EXITED)
+        if worker.state not in (WorkerState.READY, WorkerState.EXITED):
+            assert worker.deadline_s is not None
+        assert (worker.state is WorkerState.EXITED) == any(isinstance(e, Ended) for e in effects)
+
+
+EVENT_TYPES = sorted({type(event) for event in EVENTS}, key=lambda kind: kind.__name__)
+LATE = {
+    control.WorkerHello,
+    control.LoadAdvanced,
+    control.Loaded,
+    control.LoadFailed,
+    control.WorkerBeat,
+    control.DrainRefused,
+    control.Drained,
+}
+NEVER = {
+    WorkerState.STARTING: set(),
+    WorkerState.LOADING: {control.DrainRefused, control.Drained},
+    WorkerState.READY: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
+    WorkerState.DRAINING: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
+    WorkerState.STOPPING: set(),
+    WorkerState.EXITED: set(EVENT_TYPES),
+}
+"""What can't happen in a state. Everything else is in the table; nothing is left out."""
+
+
+def in_state(state: WorkerState) -> Worker:
+    loading, _ = step(new(), hello(), 1.0)
+    stopping, _ = step(ready(), STOP, 3.0)
+    return {
+        WorkerState.STARTING: new(),
+        WorkerState.LOADING: loading,
+        WorkerState.READY: ready(),
+        WorkerState.DRAINING: step(ready(), DRAIN, 3.0)[0],
+        WorkerState.STOPPING: stopping,
+        WorkerState.EXITED: step(stopping, ProcessExited(0), 4.0)[0],
+    }[state]
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+@pytest.mark.parametrize("kind", EVENT_TYPES, ids=lambda kind: kind.__name__)
+def test_every_pair_of_state_and_event_is_in_the_table_or_an_error(
+    state: WorkerState, kind: type
+) -> None:
+    worker = in_state(state)
+    assert worker.state is state
+    for event in [event for event in EVENTS if type(event) is kind]:
+        if kind in NEVER[state]:
+            with pytest.raises(LifecycleError, match="before that: spawned"):
+                step(worker, event, 5.0)
+            continue
+        after, effects = step(worker, event, 5.0)
+        assert isinstance(after, Worker)
+        assert (after.state is WorkerState.EXITED) == (kind is ProcessExited)
+        if state is WorkerState.STOPPING and kind in LATE:
+            assert (after, effects) == (worker, ())
+
+
+def test_each_message_of_a_worker_is_among_the_events() -> None:
+    """A new one must be thought of in every state."""
+    told = {
+        message for message in vars(control).values()
+        if isinstance(message, type) and "instance" in getattr(message, "__annotations__", {})
+        and message not in (control.Acquired, control.ModelView, control.WorkerExited)
+    }  # fmt: skip
+    assert told == LATE
+
+
+@pytest.mark.parametrize("cause", [ExitCause.EVICTED, ExitCause.EXPIRED])
+@pytest.mark.parametrize("polite", [True, False])
+def test_no_stream_is_cut_to_make_room(cause: ExitCause, polite: bool) -> None:
+    worker, effects = step(ready(), DrainAsked(polite, cause, "room"), 3.0)
+    assert effects == (SendDrain(polite),)
+    for second in range(4, 400):
+        draining = replace(beat(rows=2), state=WorkerState.DRAINING)
+        worker, _ = step(worker, draining, float(second))
+        worker, effects = step(worker, Tick(), float(second))
+        assert (worker.state, effects) == (WorkerState.DRAINING, ())
+    worker, effects = step(worker, replace(draining, stalled_for_s=31), 400.0)
+    assert (worker.state, worker.cause) == (WorkerState.STOPPING, ExitCause.HANG)
+
+
+def test_one_that_never_heard_that_it_is_to_drain_is_asked_again() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, beat(), 10.0)
+    worker, effects = step(worker, Tick(), 11.0)
+    assert (worker.state, effects) == (WorkerState.DRAINING, (SendDrain(True),))
+    worker, _ = step(worker, replace(beat(), state=WorkerState.DRAINING), 15.0)
+    worker, effects = step(worker, Tick(), 19.0)
+    assert effects == (SendSignal(signal.SIGTERM),), "it has nothing left, and its word is lost"
+    assert worker.cause is ExitCause.EVICTED
+
+
+def test_an_operator_gives_an_eviction_a_deadline() -> None:
+    worker, _ = step(ready(), DrainAsked(False, ExitCause.EVICTED, "room"), 3.0)
+    worker, effects = step(worker, DRAIN, 6.0)
+    assert (worker.cause, worker.deadline_s) == (ExitCause.UNLOADED, 14.0)
+    assert effects == (SendDrain(False),)
+    again, _ = step(worker, DrainAsked(False, ExitCause.EVICTED, "room"), 7.0)
+    assert (again.cause, again.deadline_s) == (ExitCause.UNLOADED, 14.0)
+
+
+def test_a_refusal_of_the_question_before_does_not_end_a_drain() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, DRAIN, 3.1)
+    worker, _ = step(worker, control.DrainRefused(ME, 1), 3.2)
+    assert worker.state is WorkerState.DRAINING
+
+
+def test_a_refusal_counts_as_busy_until_the_next_beat() -> None:
+    worker, _ = step(ready(), DrainAsked(True, ExitCause.EVICTED, "room"), 3.0)
+    worker, _ = step(worker, control.DrainRefused(ME, 0), 3.1)
+    assert worker.busy
+    assert worker.idle_since_s is None
+    worker, _ = step(worker, replace(beat(), idle_for_s=0.4), 4.0)
+    assert not worker.busy
+    assert worker.idle_since_s == 3.6
+
+
+def test_every_state_survives_what_a_worker_may_say_late() -> None:
+    """All worker messages in every living state: allowed, or an error that shows the past."""
+    stopping, _ = step(ready(), STOP, 3.0)
+    for event in EVENTS:
+        after, _ = step(stopping, event, 3.1)
+        assert after.state in (WorkerState.STOPPING, WorkerState.EXITED)
+    gone, _ = step(stopping, ProcessExited(0), 4.0)
+    for event in EVENTS:
+        with pytest.raises(LifecycleError, match="before that: spawned"):
+            step(gone, event, 5.0)

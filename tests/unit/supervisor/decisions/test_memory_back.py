@@ -1,0 +1,116 @@
+"""Memory measured back after workers' exits: what is missing, of whom, and what returns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmx.supervisor.decisions.reclaim import (
+    DEADLINE_S,
+    MIN_MISSING_BYTES,
+    Balance,
+    Departure,
+    Settled,
+    Waiting,
+    judge,
+    threshold_bytes,
+)
+
+GIB = 1024**3
+BEFORE = Balance(40 * GIB)
+
+
+def left(held: int = 8 * GIB, name: str = "a", before: Balance = BEFORE) -> Departure:
+    return Departure(name, f"model-{name}", held, before, 100.0)
+
+
+def test_what_came_back_settles_at_once() -> None:
+    assert judge([left()], BEFORE, 100.0)[0][1] == Settled(0)
+    noisy = Balance(BEFORE.reach_bytes - 2 * GIB)
+    assert judge([left()], noisy, 100.0)[0][1] == Settled(0)
+
+
+def test_a_small_worker_settles_whatever_the_machine_says() -> None:
+    assert judge([left(MIN_MISSING_BYTES)], Balance(0), 100.0)[0][1] == Settled(0)
+
+
+def test_what_does_not_come_back_is_missing_after_the_deadline() -> None:
+    now = Balance(35 * GIB)
+    assert judge([left()], now, 100.0 + DEADLINE_S - 0.1)[0] == (left(), Waiting())
+    departure, verdict = judge([left()], now, 100.0 + DEADLINE_S)[0]
+    assert verdict == Settled(5 * GIB)
+    assert judge([departure], now, 200.0)[0][1] == Waiting()
+
+
+def test_what_is_missing_is_told_again_when_it_returns() -> None:
+    missing = replace(left(), missing_bytes=5 * GIB)
+    assert judge([missing], Balance(34 * GIB), 200.0)[0][1] == Waiting()
+    departure, verdict = judge([missing], Balance(37 * GIB), 200.0)[0]
+    assert verdict == Settled(3 * GIB)
+    assert departure.missing_bytes == 3 * GIB
+    assert judge([departure], Balance(39 * GIB), 200.0)[0][1] == Settled(0)
+
+
+def test_never_more_is_missing_than_was_held() -> None:
+    assert judge([left()], Balance(0), 200.0)[0][1] == Settled(8 * GIB)
+
+
+def test_a_loss_that_is_not_wired_is_another_programs() -> None:
+    before = Balance(40 * GIB, 2 * GIB)
+    one = left(before=before)
+    assert judge([one], Balance(34 * GIB, 2 * GIB), 200.0)[0][1] == Settled(0)
+    assert judge([one], Balance(34 * GIB, -4 * GIB), 200.0)[0][1] == Settled(6 * GIB)
+
+
+def test_two_that_left_together_do_not_miss_the_same_bytes() -> None:
+    now = Balance(34 * GIB)
+    verdicts = [verdict for _, verdict in judge([left(), left(name="b")], now, 200.0)]
+    assert verdicts == [Settled(0), Settled(6 * GIB)]
+
+
+def test_a_later_one_is_not_charged_with_an_earlier_loss() -> None:
+    later = left(name="b", before=Balance(34 * GIB))
+    judged = judge([left(), later], Balance(34 * GIB), 200.0)
+    assert [verdict for _, verdict in judged] == [Settled(6 * GIB), Settled(0)]
+
+
+_BYTES = st.integers(0, 40 * GIB)
+_DEPARTURES = st.lists(
+    st.builds(
+        Departure,
+        st.just("i"),
+        st.just("m"),
+        _BYTES,
+        st.builds(Balance, _BYTES),
+        st.floats(0, 10),
+        st.none() | st.integers(1, 40 * GIB),
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=300)
+@given(_DEPARTURES, _BYTES, st.floats(0, 30))
+def test_whatever_happens(departures: list[Departure], reach: int, now_s: float) -> None:
+    now = Balance(reach)
+    judged = judge(departures, now, now_s)
+    fresh = [verdict.missing_bytes for _, verdict in judged if isinstance(verdict, Settled)]
+    most = max((one.before.reach_bytes - reach for one in departures), default=0)
+    assert sum(fresh) <= max(0, most)
+    for was, (departure, verdict) in zip(departures, judged, strict=True):
+        if isinstance(verdict, Waiting):
+            assert departure == was
+            waits = was.missing_bytes is None and now_s - was.exited_at_s < DEADLINE_S
+            assert waits or was.missing_bytes is not None
+            continue
+        missing = verdict.missing_bytes
+        assert departure == replace(was, missing_bytes=missing)
+        assert missing == 0 or threshold_bytes(was.held_bytes) < missing <= was.held_bytes
+        # What was told only ever becomes less.
+        assert was.missing_bytes is None or missing < was.missing_bytes
+    # Settled is settled: the same reading says nothing new.
+    kept = [departure for departure, _ in judged if departure.missing_bytes]
+    if len(kept) == len(judged):
+        assert all(verdict == Waiting() for _, verdict in judge(kept, now, now_s))

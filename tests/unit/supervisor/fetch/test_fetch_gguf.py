@@ -1,0 +1,259 @@
+"""The import of GGUF files, with the conversion itself replaced."""
+
+import json
+import shutil
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.fetch.conversion_form import Form, GgufFacts, Platform, conversion_form
+from lmx.supervisor.fetch.gguf import Report, fetch_gguf, read_facts
+from lmx.supervisor.memory.files import STAMP_NAME
+
+GB = 1_000_000_000
+Progress = list[tuple[str, float | None, str]]
+
+
+def write_gguf(path: Path, *, quantised: bool = True) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    weights = np.ones((4, 64), dtype=np.float32)
+    if quantised:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        packed = gguf.quants.quantize(weights, kind)
+        writer.add_tensor("blk.0.ffn_up.weight", packed, raw_dtype=kind)
+    else:
+        writer.add_tensor("blk.0.ffn_up.weight", weights)
+    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class FakeConverter:
+    """Writes a folder of two files, and counts."""
+
+    def __init__(self) -> None:
+        self.forms: list[Form] = []
+        self.error: BaseException | None = None
+
+    def __call__(self, source: Path, target: Path, form: Form, report: Report) -> None:
+        self.forms.append(form)
+        target.mkdir()
+        (target / "config.json").write_text("{}")
+        if self.error:
+            raise self.error
+        report("convert", 1.0, source.name)
+        (target / "model.safetensors").write_bytes(b"weights")
+
+
+def run(
+    source: Path, models: Path, convert: FakeConverter, progress: Progress | None = None
+) -> Path:
+    return fetch_gguf(
+        source,
+        models,
+        platform="linux",
+        memory_bytes=GB,
+        report=lambda *report: progress.append(report) if progress is not None else None,
+        convert=convert,
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "Tiny.Q8_0.gguf")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    ("platform", "source_gb", "weights_g", "quantised", "memory_gb", "form"),
+    [
+        ("linux", 0.1, 0.135, True, 24, "float32"),
+        ("linux", 2.0, 3.0, True, 24, "float32"),
+        ("linux", 2.1, 3.1, True, 24, "int4-float32"),
+        ("linux", 5.0, 2.5, False, 24, "float32"),
+        ("linux", 11.0, 5.5, False, 24, "float32"),
+        ("darwin", 0.1, 0.135, True, 16, "bfloat16"),
+        ("darwin", 1.0, 1.7, True, 16, "bfloat16"),
+        ("darwin", 5.0, 8.0, True, 16, "int4-bfloat16"),
+        ("darwin", 5.0, 2.5, False, 16, "bfloat16"),
+    ],
+)
+def test_form(
+    platform: Platform,
+    source_gb: float,
+    weights_g: float,
+    quantised: bool,
+    memory_gb: int,
+    form: Form,
+) -> None:
+    facts = GgufFacts(int(source_gb * GB), int(weights_g * GB), quantised)
+    assert conversion_form(platform, facts, memory_gb * GB) == form
+
+
+def test_no_form_for_an_unquantised_file_larger_than_memory() -> None:
+    with pytest.raises(OperationError, match=r"takes 28\.00 GB .* has 24\.00 GB") as caught:
+        conversion_form("linux", GgufFacts(14 * GB, 7 * GB, False), 24 * GB)
+    assert caught.value.code is ErrorCode.CONVERSION_FAILED
+
+
+def test_facts(tmp_path: Path, source: Path) -> None:
+    assert read_facts(source) == GgufFacts(source.stat().st_size, 5 * 64, is_quantised=True)
+    assert not read_facts(write_gguf(tmp_path / "f.gguf", quantised=False)).is_quantised
+
+
+def test_what_is_not_a_gguf_file(tmp_path: Path, source: Path) -> None:
+    whole = source.read_bytes()
+    (tmp_path / "text.gguf").write_bytes(b"version https://example.invalid")
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    (tmp_path / "short.gguf").write_bytes(whole[:-100])
+    (tmp_path / "header.gguf").write_bytes(whole[:40])
+    (tmp_path / "folder.gguf").mkdir()
+    for name, hint in {
+        "missing": "can't be read: No such file",
+        "folder": "can't be read: Is a directory",
+        "text": "it starts with b'vers', not b'GGUF'",
+        "empty": "it starts with b''",
+        "short": "is truncated or damaged: fetch it again",
+        "header": "is truncated or damaged: fetch it again",
+    }.items():
+        with pytest.raises(OperationError, match=hint) as caught:
+            read_facts(tmp_path / f"{name}.gguf")
+        assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+
+
+def test_converts_once_and_reuses(source: Path, models: Path) -> None:
+    convert, progress = FakeConverter(), Progress()
+    folder = run(source, models, convert, progress)
+    assert folder.parent == models
+    assert folder.name.startswith("Tiny.Q8_0-float32-")
+    assert ("convert", 1.0, source.name) in progress
+    assert run(source, models, convert) == folder
+    assert convert.forms == ["float32"]
+    assert [path.name for path in models.iterdir() if path.is_dir()] == [folder.name]
+
+
+@pytest.mark.parametrize("damage", ["stamp", "weights", "size", "source", "version"])
+def test_converts_again_what_does_not_fit(source: Path, models: Path, damage: str) -> None:
+    convert = FakeConverter()
+    folder = run(source, models, convert)
+    stamp = folder / STAMP_NAME
+    match damage:
+        case "stamp":
+            stamp.write_text("not json")
+        case "weights":
+            (folder / "model.safetensors").unlink()
+        case "size":
+            (folder / "model.safetensors").write_bytes(b"weigh")
+        case "source":
+            write_gguf(source, quantised=False)
+        case "version":
+            stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "gguf2mlx": "0"}))
+    assert run(source, models, convert) == folder
+    assert len(convert.forms) == 2
+    assert run(source, models, convert) == folder
+    assert len(convert.forms) == 2
+
+
+def test_two_files_of_one_name_are_kept_apart(tmp_path: Path, source: Path, models: Path) -> None:
+    other = tmp_path / "other" / source.name
+    other.parent.mkdir()
+    shutil.copy2(source, other)
+    convert = FakeConverter()
+    assert run(source, models, convert) != run(other, models, convert)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OperationError(ErrorCode.CONVERSION_FAILED, "unsupported"), SystemExit(143)],
+)
+def test_a_failed_conversion_leaves_nothing(
+    source: Path, models: Path, error: BaseException
+) -> None:
+    convert = FakeConverter()
+    convert.error = error
+    with pytest.raises(type(error)):
+        run(source, models, convert)
+    assert [path for path in models.iterdir() if path.is_dir()] == []
+    convert.error = None
+    run(source, models, convert)
+
+
+def test_what_a_killed_process_left_is_removed(source: Path, models: Path) -> None:
+    convert = FakeConverter()
+    folder = run(source, models, convert)
+    left = folder.rename(models / f".{folder.name}.part")
+    run(source, models, convert)
+    assert not left.exists()
+    assert (folder / "model.safetensors").exists()
+
+
+def test_two_at_once_convert_once(source: Path, models: Path) -> None:
+    convert, second_waits = FakeConverter(), threading.Event()
+
+    def slow(source: Path, target: Path, form: Form, report: Report) -> None:
+        assert second_waits.wait(10)
+        FakeConverter.__call__(convert, source, target, form, report)
+
+    def report(*what: object) -> None:
+        if "another process" in str(what):
+            second_waits.set()
+
+    results: list[Path] = []
+
+    def work() -> None:
+        results.append(
+            fetch_gguf(
+                source, models, platform="linux", memory_bytes=GB, report=report, convert=slow
+            )
+        )
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(results) == 2
+    assert len(convert.forms) == 1
+
+
+def test_a_full_disk_is_told_before_the_work(
+    source: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(GB, GB - 1000, 1000))
+    convert = FakeConverter()
+    with pytest.raises(OperationError, match="free some space") as caught:
+        run(source, models, convert)
+    assert caught.value.code is ErrorCode.INSUFFICIENT_DISK
+    assert not convert.forms
+
+
+def test_reading_a_long_vocabulary_moves_and_is_done_once(tmp_path: Path) -> None:
+    path = tmp_path / "words.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"word-{number}" for number in range(9000)])
+    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    told = Progress()
+    assert read_facts(path, lambda *report: told.append(report)).weight_count == 64
+    fractions = [fraction for _, fraction, _ in told]
+    assert len(fractions) == 4
+    assert all(fraction is not None and 0 < fraction < 0.1 for fraction in fractions)
+    assert fractions == sorted(set(fractions), key=lambda fraction: fraction or 0.0)
+    read_facts(path, lambda *report: told.append(report))
+    assert len(told) == 4, "what was read is kept for who asks next"

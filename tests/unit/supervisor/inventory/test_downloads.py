@@ -1,0 +1,354 @@
+"""Downloads as the supervisor keeps them: their speed, their records, their life. What is run is
+a shell script; the real program is tests/process/models/test_fetch_hub.py's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.messages.inventory import AddModel, DownloadView, StartDownload
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.download_records import (
+    KEPT,
+    Download,
+    DownloadFile,
+    new_download_id,
+    trimmed,
+)
+from lmx.supervisor.inventory.downloaded import serve_download
+from lmx.supervisor.inventory.downloads import (
+    AT_ONCE,
+    MOST_UNFINISHED,
+    WINDOW_S,
+    Downloads,
+    bytes_per_s,
+    note_bytes,
+)
+from lmx.supervisor.memory.files import missing_part
+from lmx.supervisor.processes.fetching import FetchProgram
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 3.0), st.integers(0, 10**9)), min_size=1, max_size=60))
+def test_the_speed_is_that_of_the_window(steps: list[tuple[float, int]]) -> None:
+    samples: deque[tuple[float, int]] = deque()
+    now_s, done_bytes = 100.0, 0
+    for took_s, came_bytes in steps:
+        now_s, done_bytes = now_s + took_s, done_bytes + came_bytes
+        note_bytes(samples, now_s, done_bytes)
+        speed = bytes_per_s(samples, now_s)
+        assert 0 <= speed <= 10**9 / 0.01 * 1.01
+    assert sum(1 for at_s, _ in samples if at_s <= now_s - WINDOW_S) <= 1
+    assert bytes_per_s(samples, now_s + WINDOW_S + 0.1) == 0
+
+
+def test_an_even_stream_has_its_speed() -> None:
+    samples: deque[tuple[float, int]] = deque()
+    assert bytes_per_s(samples, 0.0) == 0
+    for tick in range(100):
+        note_bytes(samples, tick * 0.25, tick * 1000)
+    assert bytes_per_s(samples, 99 * 0.25) == pytest.approx(4000)
+    assert bytes_per_s(samples, 99 * 0.25 + 2.0) < 4000
+    note_bytes(samples, 25.0, 0)
+    note_bytes(samples, 26.0, 500)
+    assert bytes_per_s(samples, 26.0) == pytest.approx(500)
+
+
+def record(status: DownloadStatus = DownloadStatus.COMPLETED, **values: Any) -> Download:
+    made = Download(new_download_id(), "org/name", None, None, 1.0, status)
+    return replace(made, **values)
+
+
+def test_records_outlive_the_supervisor(tmp_path: Path) -> None:
+    file = DownloadFile(tmp_path / "downloads.json")
+    assert file.load() == []
+    failed = record(
+        DownloadStatus.FAILED, error_code=ErrorCode.DOWNLOAD_FAILED, error="cut", ended_s=2.0
+    )
+    running = record(DownloadStatus.DOWNLOADING, total_bytes=10, downloaded_bytes=5)
+    file.save(file.values_of([failed, running]))
+    found = file.load()
+    assert found[0] == failed
+    written_s = (tmp_path / "downloads.json").stat().st_mtime
+    assert (found[1].status, found[1].ended_s) == (DownloadStatus.INTERRUPTED, written_s)
+    assert (found[1].downloaded_bytes, found[1].total_bytes) == (5, 10)
+    assert "was killed" in (found[1].error or "")
+    assert "goes on" in (found[1].error or "")
+    assert found[1].error_code is ErrorCode.DOWNLOAD_FAILED
+    for text in ("no JSON", "[1]", '[{"status": "odd"}]', "{}"):
+        (tmp_path / "downloads.json").write_text(text)
+        assert file.load() == []
+
+
+@given(st.lists(st.sampled_from(DownloadStatus), max_size=KEPT + 40))
+def test_the_latest_are_kept_and_all_that_runs(statuses: list[DownloadStatus]) -> None:
+    made = [record(status) for status in statuses]
+    kept = trimmed(made)
+    assert [each for each in made if each in kept] == kept
+    assert [each for each in made if each.unfinished] == [each for each in kept if each.unfinished]
+    surplus = max(0, len(made) - KEPT)
+    assert len(made) - len(kept) == min(surplus, sum(not each.unfinished for each in made))
+
+
+class Ground:
+    """Downloads whose program is a shell script, and what they told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._program = folder / "program"
+        monkeypatch.setattr("sys.executable", str(self._program))
+        self.script("sleep 60")
+        self.events: list[str] = []
+        self.served: Callable[[Download, Path], str | None] = lambda download, _: download.repo_id
+
+    def script(self, text: str) -> None:
+        self._program.write_text(f"#!/bin/sh\n{text}\n")
+        self._program.chmod(0o755)
+
+    async def _serve(self, download: Download, path: Path) -> str | None:
+        return self.served(download, path)
+
+    async def _is_whole(self, download: Download) -> bool:
+        return download.path is not None and missing_part(Path(download.path)) is None
+
+    def downloads(self) -> Downloads:
+        return Downloads(
+            DownloadFile(self.folder / "downloads.json"),
+            FetchProgram(self.folder, self.folder / "fetch.log"),
+            self._serve,
+            self._is_whole,
+            lambda name, *_, **__: self.events.append(name),
+        )
+
+
+@pytest.fixture
+def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
+    return Ground(tmp_path, monkeypatch)
+
+
+SIZED = """echo '{"phase": "download", "fraction": 0.5, "done_bytes": 5, "total_bytes": 10}'"""
+REFUSED = """echo '{"error": {"code": "download_failed", "message": "too many", \
+"param": "repo_id", "retry_after_s": 900}}'; exit 1"""
+FAILS = """echo '{"error": {"code": "download_failed", "message": "cut off"}}'; exit 1"""
+
+
+async def ended(downloads: Downloads, view: DownloadView) -> DownloadView:
+    async with asyncio.timeout(20):
+        while True:
+            (found,) = downloads.list(view.download_id).downloads
+            if found.ended_s is not None:
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def test_one_of_a_kind_runs(ground: Ground) -> None:
+    ground.script(f"{SIZED}; exec sleep 60")
+    downloads = ground.downloads()
+    view = await downloads.start(StartDownload("org/name"))
+    assert (view.status, view.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
+    again = await downloads.start(StartDownload("org/name", "main"))
+    assert again.download_id == view.download_id
+    other = await downloads.start(StartDownload("org/name", "v2"))
+    assert other.download_id != view.download_id
+    assert [each.download_id for each in downloads.list().downloads] == [
+        other.download_id,
+        view.download_id,
+    ]
+    cancelled = await downloads.cancel(view.download_id)
+    assert cancelled.status is DownloadStatus.CANCELLED
+    assert (await downloads.cancel(view.download_id)).status is DownloadStatus.CANCELLED
+    ground.script(FAILS)
+    failed = await downloads.start(StartDownload("org/name"))
+    assert (failed.download_id, failed.status) == (view.download_id, DownloadStatus.FAILED)
+    assert (failed.error_code, failed.error) == (ErrorCode.DOWNLOAD_FAILED, "cut off")
+    await downloads.close(goes_on=False)
+    assert downloads.list(other.download_id).downloads[0].status is DownloadStatus.INTERRUPTED
+    assert ground.events.count("download.started") == 3
+    assert ground.events[-1] == "download.interrupted"
+
+
+async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
+    folder = ground.folder / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
+    downloads = ground.downloads()
+    done = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
+    assert done.downloaded_bytes == done.total_bytes
+    assert await downloads.start(StartDownload("org/name")) == done
+    ground.served = lambda *_: "elsewhere"  # the model was removed, and its name given away
+    assert (await downloads.start(StartDownload("org/name"))).model_id == "elsewhere"
+    (folder / "config.json").unlink()
+    anew = await downloads.start(StartDownload("org/name"))
+    assert anew.download_id != done.download_id
+    await downloads.close(goes_on=False)
+
+
+async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
+    def taken(_download: Download, _path: Path) -> str:
+        raise OperationError(ErrorCode.MODEL_EXISTS, "the name is taken")
+
+    ground.served = taken
+    ground.script("""echo '{"path": "/nowhere"}'""")
+    downloads = ground.downloads()
+    done = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, None)
+    assert "the name is taken" in str(done.error)
+    await downloads.close(goes_on=False)
+
+
+async def test_some_run_and_the_others_wait(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.supervisor.inventory.downloads._SIZE_S", 0.01)
+    ground.script(f"{SIZED}; exec sleep 60")
+    downloads = ground.downloads()
+    for number in range(MOST_UNFINISHED):
+        await downloads.start(StartDownload(f"org/m{number}"))
+    with pytest.raises(LmxError) as refused:
+        await downloads.start(StartDownload("org/more"))
+    assert refused.value.code is ErrorCode.QUEUE_FULL
+
+    def running() -> int:
+        statuses = [each.status for each in downloads.list().downloads]
+        return statuses.count(DownloadStatus.DOWNLOADING)
+
+    async with asyncio.timeout(20):
+        while running() < AT_ONCE:
+            await asyncio.sleep(0.01)
+    first = downloads.list().downloads[-1]
+    await downloads.cancel(first.download_id)
+    async with asyncio.timeout(20):
+        while running() < AT_ONCE:
+            await asyncio.sleep(0.01)
+    assert running() == AT_ONCE
+    await downloads.close(goes_on=False)
+
+
+async def test_the_next_program_goes_on(ground: Ground) -> None:
+    ground.script(f"{SIZED}; exec sleep 60")
+    first = ground.downloads()
+    left = await first.start(StartDownload("org/name"))
+    cancelled = await first.start(StartDownload("org/other"))
+    await first.cancel(cancelled.download_id)
+    await first.close(goes_on=True)
+
+    second = ground.downloads()
+    second.resume()
+    statuses = {each.repo_id: each.status for each in second.list().downloads}
+    assert statuses == {
+        "org/name": DownloadStatus.STARTING,
+        "org/other": DownloadStatus.CANCELLED,
+    }
+    assert (await second.start(StartDownload("org/name"))).download_id == left.download_id
+    await second.close(goes_on=False)
+
+    third = ground.downloads()
+    third.resume()
+    view = third.list(left.download_id).downloads[0]
+    assert view.status is DownloadStatus.INTERRUPTED
+    assert (view.error_code, "goes on" in (view.error or "")) == (ErrorCode.DOWNLOAD_FAILED, True)
+    view = await third.cancel(left.download_id)
+    assert (view.status, view.error_code) == (DownloadStatus.CANCELLED, None)
+    await third.close(goes_on=False)
+
+
+@pytest.mark.parametrize(
+    ("question", "param"),
+    [
+        (StartDownload("name"), "repo_id"),
+        (StartDownload("/etc/passwd"), "repo_id"),
+        (StartDownload("org/name@v1"), "repo_id"),
+        (StartDownload("org/name.gguf"), "repo_id"),
+        (StartDownload("org/name", "../up"), "revision"),
+        (StartDownload("org/name", "x.gguf"), "revision"),
+        (StartDownload("org/name", ""), "revision"),
+        (StartDownload("org/name", None, "../up.gguf"), "filename"),
+        (StartDownload("org/name", None, ""), "filename"),
+        (StartDownload("org/name", None, "a\nb"), "filename"),
+    ],
+)
+async def test_questions_that_are_wrong(
+    ground: Ground, question: StartDownload, param: str
+) -> None:
+    downloads = ground.downloads()
+    with pytest.raises(LmxError) as refused:
+        await downloads.start(question)
+    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, param)
+    with pytest.raises(LmxError) as unknown:
+        await downloads.cancel("dl_000000000000")
+    assert unknown.value.code is ErrorCode.NOT_FOUND
+
+
+class Added:
+    """Stands in for the added models: remembers what it is given."""
+
+    def __init__(self, **known: str) -> None:
+        self.sources = known
+
+    def find(self, source: str) -> str | None:
+        return next((name for name, given in self.sources.items() if given == source), None)
+
+    async def add(self, question: AddModel) -> None:
+        self.sources[question.model_id] = question.source
+
+
+@pytest.mark.parametrize(
+    ("revision", "filename", "model_id", "source"),
+    [
+        (None, None, "org/name", "org/name"),
+        ("main", None, "org/name", "org/name"),
+        ("v2", None, "org/name", "org/name@v2"),
+        (None, "Some-1B-Q4_0.gguf", "some-1b", "/cache/file"),
+        (None, "notes.txt", None, None),
+    ],
+)
+async def test_under_what_a_download_is_served(
+    revision: str | None, filename: str | None, model_id: str | None, source: str | None
+) -> None:
+    done = record(revision=revision, filename=filename)
+    added = Added()
+    path = Path("/cache/file")
+    assert await serve_download(cast(AddedModels, added), done, path) == model_id
+    assert added.sources == ({} if model_id is None else {model_id: source})
+    if source is not None:
+        known = Added(mine=source)
+        assert await serve_download(cast(AddedModels, known), done, path) == "mine"
+
+
+async def test_a_failure_tells_its_field_and_when_to_come_back(ground: Ground) -> None:
+    downloads = ground.downloads()
+    ground.script(REFUSED)
+    view = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (view.param, view.retry_after_s) == ("repo_id", 900)
+    ground.script(FAILS)
+    view = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    assert (view.error, view.param, view.retry_after_s) == ("cut off", None, None)
+    await downloads.close(goes_on=False)
+
+
+async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
+    ground: Ground,
+) -> None:
+    downloads = ground.downloads()
+    ground.script(FAILS)
+    failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    await downloads.came_otherwise("org/name", "v2", Path("/cache/other"))
+    await downloads.came_otherwise("org/other", None, Path("/cache/other"))
+    assert (await ended(downloads, failed)).status is DownloadStatus.FAILED
+    await downloads.came_otherwise("org/name", None, Path("/cache/name"))
+    done = await ended(downloads, failed)
+    assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
+    assert (done.error, done.error_code) == (None, None)
+    await downloads.close(goes_on=False)

@@ -1,0 +1,108 @@
+"""What on a disk is a model, whose it is, and what goes when it is deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.config.sources import parse_source
+from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
+from lmx.supervisor.inventory.download_records import Download
+from lmx.supervisor.inventory.on_disk import Doomed, Served, available, doomed, users
+
+ROOT = Path("/cache/models--org--m")
+MAIN = Snapshot("a" * 40, ("main",), ROOT / "snapshots" / ("a" * 40), None)
+OLD = Snapshot("b" * 40, ("v1",), ROOT / "snapshots" / ("b" * 40), None)
+REPO = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN, OLD))
+HALF = CachedRepo("org/half", Path("/cache/models--org--half"), 50, 5.0, ())
+FILE = Path("/somewhere/m-Q4_0.gguf")
+MADE = Conversion(Path("/home/models/m-int4"), FILE, 70, 6.0)
+
+
+def served(model_id: str, source: str) -> Served:
+    return Served(model_id, parse_source(source))
+
+
+def download(status: DownloadStatus, revision: str | None = None) -> Download:
+    return Download("dl_0", "org/m", revision, None, 1.0, status)
+
+
+def test_what_is_available() -> None:
+    models = [served("mine", "org/m@main"), served("file", str(FILE))]
+    found = available([REPO, HALF], [MADE], [], models)
+    assert [(each.repo_id, each.size_bytes, each.model_id) for each in found] == [
+        ("m-int4", 70, "file"),
+        ("org/m", 100, "mine"),
+    ]
+    assert available([REPO], [], [], [])[0].model_id is None
+
+
+@pytest.mark.parametrize("status", DownloadStatus)
+def test_what_a_download_has_begun_is_not_available(status: DownloadStatus) -> None:
+    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
+    whole = status is DownloadStatus.COMPLETED
+    for revision in (None, "main", MAIN.commit):
+        assert bool(available([alone], [], [download(status, revision)], [])) is whole
+    assert available([alone], [], [download(status, "v1")], [])
+    lacking = CachedRepo("org/m", ROOT, 1, 5.0, (Snapshot("c", (), ROOT, "config.json"),))
+    assert not available([lacking], [], [], [])
+    gguf = CachedRepo("org/m", ROOT, 1, 5.0, (Snapshot("c", (), ROOT, "config.json", True),))
+    assert available([gguf], [], [], [])
+
+
+def gone_with(target: Served | str) -> Doomed:
+    return doomed(target, [REPO, HALF], [MADE])
+
+
+def test_what_goes_with_a_model() -> None:
+    every = Doomed("org/m", (), (ROOT,))
+    assert gone_with("org/m") == every
+    assert gone_with(served("x", "org/m")) == Doomed("org/m", (MAIN.commit,), (MAIN.path,))
+    assert gone_with(served("x", "org/m@v1")).commits == (OLD.commit,)
+    assert gone_with(served("x", "org/m@v9")) == Doomed()
+    assert gone_with(served("x", "org/never")) == Doomed()
+    assert gone_with("org/half") == Doomed("org/half", (), (HALF.path,))
+    assert gone_with(served("x", str(FILE))) == Doomed(folders=(MADE.path,), files=(FILE,))
+    assert gone_with("m-int4") == Doomed(folders=(MADE.path,), files=(FILE,))
+    inside = served("x", str(MAIN.path / "m.gguf"))
+    assert gone_with(inside).commits == (MAIN.commit,)
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("org/gone", ErrorCode.MODEL_NOT_FOUND),
+        ("../models--org--m", ErrorCode.MODEL_NOT_FOUND),
+        ("models--org--m", ErrorCode.MODEL_NOT_FOUND),
+        ("", ErrorCode.MODEL_NOT_FOUND),
+        (served("x", "/my/folder"), ErrorCode.NOT_DELETABLE),
+        (served("x", "/my/other.gguf"), ErrorCode.NOT_DELETABLE),
+    ],
+)
+def test_what_stays(target: Served | str, code: ErrorCode) -> None:
+    with pytest.raises(OperationError) as refused:
+        gone_with(target)
+    assert refused.value.code is code
+
+
+def test_who_needs_what_goes() -> None:
+    models = [
+        served("main", "org/m"),
+        served("old", "org/m@v1"),
+        served("commit", f"org/m@{OLD.commit}"),
+        served("folder", str(OLD.path)),
+        served("file", str(FILE)),
+        served("other", "org/other"),
+    ]
+
+    def needed_by(target: Served | str) -> tuple[str, ...]:
+        return users(gone_with(target), models, [REPO, HALF])
+
+    assert needed_by("org/m") == ("main", "old", "commit", "folder")
+    assert needed_by(served("x", "org/m")) == ("main",)
+    assert needed_by(served("x", "org/m@v1")) == ("old", "commit", "folder")
+    assert needed_by("m-int4") == ("file",)
+    assert needed_by(served("x", "org/never")) == ()

@@ -1,0 +1,200 @@
+"""The share of memory that a worker gets, and the context that fits into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_folders import PLAIN_TOKEN_BYTES, plan_folder, write_model
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.models.memory import kv_bytes
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.memory.plan import MemoryPlan
+
+MIB = 1024**2
+GIB = 1024**3
+AMPLE = 64 * GIB
+
+
+def plan(
+    folder: Path,
+    kind: ModelKind = ModelKind.CHAT,
+    budget_bytes: int = AMPLE,
+    measured: Measured | None = None,
+    **model: Any,
+) -> MemoryPlan:
+    config = ModelConfig.model_validate(
+        {"id": "m", "source": str(folder), "concurrency": 1, **model}
+    )
+    return plan_folder(config, kind, folder, budget_bytes, measured)
+
+
+def tokens_bytes(count: int) -> int:
+    return -(-count // 256) * 256 * PLAIN_TOKEN_BYTES
+
+
+def test_all_parts_are_reserved(tmp_path: Path) -> None:
+    found = plan(write_model(tmp_path, max_position_embeddings=8192))
+    assert found.context_tokens == 8192
+    assert found.kv_cache_bytes == tokens_bytes(8192) == kv_bytes(found.kv_layers, 8192)
+    parts = (found.static_bytes, found.kv_cache_bytes, found.prefix_cache_bytes)
+    assert found.reserve_bytes == sum(parts) + found.activation_bytes
+    assert found.activation_bytes > 64 * MIB, "buffers that mlx keeps, and more"
+    assert found.corrected_bytes(5 * GIB) == 5 * GIB + found.working_bytes
+
+
+def test_the_cache_is_for_all_that_are_answered_at_a_time(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=8192)
+    assert plan(folder, concurrency=3).kv_cache_bytes == 3 * tokens_bytes(8192)
+    assert plan(folder, concurrency=3, max_rows=3).kv_cache_bytes == 3 * tokens_bytes(8192)
+    by_default = ModelConfig.model_validate({"id": "m", "source": str(folder)})
+    assert by_default.kept_rows == 2
+    assert by_default.model_copy(update={"max_rows": 1}).kept_rows == 1
+    # Short contexts are batched all the same.
+    assert plan(folder, context_length=512).kv_cache_bytes == tokens_bytes(4096)
+    assert plan(folder, context_length=512).context_tokens == 512
+
+
+@pytest.mark.parametrize(("own", "context"), [(2048, 2048), (8192, 4096)])
+@pytest.mark.parametrize("kind", [ModelKind.CHAT, ModelKind.EMBEDDING])
+def test_a_context_that_nobody_chose_is_no_longer_than_the_models_own(
+    tmp_path: Path, own: int, context: int, kind: ModelKind
+) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=own)
+    model = AddedModelConfig(id="m", source=str(folder), context_length=4096, context_at_most=True)
+    assert plan_folder(model, kind, folder, AMPLE, None).context_tokens == context
+
+
+@pytest.mark.parametrize(
+    ("native", "context"),
+    [(1000, 1000), (32_768, 32_768), (131_072, 32_768)],
+)
+def test_an_unconfigured_context_is_the_models_own(
+    tmp_path: Path, native: int, context: int
+) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=native)
+    assert plan(folder).context_tokens == context
+    assert plan(folder, context_length=700).context_tokens == 700
+
+
+@settings(deadline=None)  # It writes files.
+@given(budget_bytes=st.integers(0, 8 * GIB), concurrency=st.integers(1, 4))
+def test_an_unconfigured_context_is_what_the_budget_has_room_for(
+    tmp_path_factory: pytest.TempPathFactory, budget_bytes: int, concurrency: int
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "heavy"
+    # 64 KiB a token: 2 GiB for the longest context.
+    write_model(folder, num_hidden_layers=512, max_position_embeddings=131_072)
+    found = plan(folder, budget_bytes=budget_bytes, concurrency=concurrency)
+    assert found.context_tokens is not None
+    assert 2048 <= found.context_tokens <= 32_768
+    assert found.context_tokens % 256 == 0
+    assert found.reserve_bytes <= budget_bytes or found.context_tokens == 2048
+    if found.context_tokens < 32_768:
+        more = plan(
+            folder, budget_bytes=budget_bytes, concurrency=concurrency,
+            context_length=found.context_tokens + 256,
+        )  # fmt: skip
+        assert more.reserve_bytes > budget_bytes, "the longest that fits"
+
+
+def test_a_model_that_does_not_say_its_context_is_left_to_the_worker(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=None)
+    found = plan(folder)
+    assert (found.context_tokens, found.kv_cache_bytes) == (None, tokens_bytes(4096))
+    assert plan(folder, context_length=8192).context_tokens == 8192
+
+
+def test_more_context_than_the_model_has_is_left_to_the_worker(tmp_path: Path) -> None:
+    found = plan(write_model(tmp_path, max_position_embeddings=5000), context_length=9000)
+    assert (found.context_tokens, found.kv_cache_bytes) == (9000, tokens_bytes(5000))
+
+
+@pytest.mark.parametrize(
+    ("layers", "prefix_bytes"),
+    [
+        (2, 256 * MIB),  # never less
+        (128, 32_768 * 64 * PLAIN_TOKEN_BYTES),  # one full context
+        (4000, 2048 * MIB),  # never more
+    ],
+)
+def test_the_prefix_cache_is_one_context_within_bounds(
+    tmp_path: Path, layers: int, prefix_bytes: int
+) -> None:
+    folder = write_model(tmp_path, num_hidden_layers=layers, max_position_embeddings=32_768)
+    assert plan(folder).prefix_cache_bytes == prefix_bytes
+    small = plan(folder, budget_bytes=800 * MIB)
+    assert small.prefix_cache_bytes == min(prefix_bytes, 200 * MIB), "a fourth at most"
+
+
+def test_the_prefix_cache_can_be_set_and_switched_off(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    assert plan(folder, prefix_cache={"memory_bytes": "1MiB"}).prefix_cache_bytes == MIB
+    off = {"enabled": False, "memory_bytes": "1MiB"}
+    assert plan(folder, prefix_cache=off).prefix_cache_bytes == 0
+
+
+def test_a_share_that_was_set_by_hand_is_kept(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, num_hidden_layers=512, max_position_embeddings=32_768)
+    found = plan(folder, memory_bytes="1GiB", concurrency=2)
+    assert (found.reserve_bytes, found.prefix_cache_bytes) == (GIB, 256 * MIB)
+    assert found.static_bytes + found.working_bytes <= GIB, "all of it fits in there"
+    assert found.corrected_bytes(2 * GIB) == 2 * GIB
+    less = plan(folder, memory_bytes="300MiB", context_length=4096, concurrency=4)
+    assert less.kv_cache_bytes == kv_bytes(less.kv_layers, 4096), "one request always fits"
+
+
+@pytest.mark.parametrize("kind", [ModelKind.EMBEDDING, ModelKind.RERANK])
+def test_what_does_not_generate_has_no_kv_cache(tmp_path: Path, kind: ModelKind) -> None:
+    folder = write_model(tmp_path)
+    write_model(folder / "2_Dense")
+    found, one = plan(folder, kind), plan(write_model(tmp_path / "one"), kind)
+    assert (found.kv_cache_bytes, found.prefix_cache_bytes, found.kv_layers) == (None, 0, ())
+    assert found.context_tokens is None
+    assert found.static_bytes - one.static_bytes == 4000, "of the layers in their own folders"
+
+
+def test_nothing_is_counted_of_an_engine_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    found = plan(tmp_path, memory_bytes="10MiB")
+    assert (found.kv_cache_bytes, found.kv_layers, found.reserve_bytes) == (
+        None, (), found.static_bytes,
+    )  # fmt: skip
+
+
+def test_a_draft_model_is_counted(tmp_path: Path) -> None:
+    folder, draft = write_model(tmp_path / "m"), write_model(tmp_path / "d", weights_bytes=9 * MIB)
+    speculation = {"method": "draft_model", "draft": str(draft)}
+    with_draft, alone = plan(folder, speculation=speculation), plan(folder)
+    assert with_draft.static_bytes - alone.static_bytes == 9 * MIB
+    assert with_draft.kv_cache_bytes == 2 * (alone.kv_cache_bytes or 0)
+    with pytest.raises(LmxError, match=r"does not exist"):
+        plan(folder, speculation=speculation | {"draft": str(tmp_path / "none")})
+
+
+def test_nonsense_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LmxError, match=r"makes no sense: 100000 layers"):
+        plan(write_model(tmp_path, num_hidden_layers=100_000))
+
+
+def test_what_was_measured_takes_the_place_of_the_estimate(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    measured = Measured.load(tmp_path / "measured.json")
+    first = plan(folder, measured=measured)
+    measured.record(first.settings_key, 300 * MIB, 0)
+    second = plan(folder, measured=measured)
+    assert second.static_bytes == 300 * MIB
+    assert second.reserve_bytes == 300 * MIB + first.working_bytes
+    measured.record(first.settings_key, 310 * MIB, 5 * GIB)
+    third = plan(folder, measured=measured)
+    assert (third.static_bytes, third.reserve_bytes) == (310 * MIB, 5 * GIB)
+    assert plan(folder, measured=measured, concurrency=2).peak_bytes == 0, "other settings"
+    write_model(tmp_path / "m", weights_bytes=5000)
+    assert plan(folder, measured=measured).peak_bytes == 0, "another revision"

@@ -1,0 +1,77 @@
+"""What a folder's config.json tells people, and what the environment of a child does not have."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import plan_folder, write_model
+
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.memory.facts import ModelFacts
+from lmx.supervisor.memory.inspect_main import inspect
+from lmx.supervisor.memory.inspection import Question
+from lmx.supervisor.processes.child import without_keys
+from lmx.supervisor.state.home import Home
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        ({"model_type": "qwen3", "max_position_embeddings": 40960}, ModelFacts("qwen3", 40960)),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 99},
+            },
+            ModelFacts("gemma3_text", 99),
+        ),
+        ({"model_type": "llava", "text_config": {"hidden_size": 3}}, ModelFacts("llava", None)),
+        ({}, ModelFacts()),
+    ],
+)
+def test_family_and_context_are_the_text_models(
+    config: Any, facts: ModelFacts, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    os.utime(folder / "config.json", (5.0, 1_700_000_000.7))
+    found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
+    assert found.facts == replace(facts, created_s=1_700_000_000)
+    assert found.problem is None
+
+
+@pytest.mark.parametrize("family", ["\ud800", "a\nb", "x" * 81, ["llama"], 3])
+def test_a_family_that_is_no_name_is_said(family: Any, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model_type=family)
+    found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
+    assert found.problem == f"{folder / 'config.json'} makes no sense: model_type is no name"
+
+
+def test_a_broken_or_missing_file_tells_nothing(tmp_path: Path) -> None:
+    question = Question(str(tmp_path), str(tmp_path))
+    assert inspect(question, Home(tmp_path)).facts == ModelFacts()
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        found = inspect(question, Home(tmp_path))
+        assert found.facts == ModelFacts()
+        assert str(tmp_path / "config.json") in (found.problem or "")
+
+
+def test_children_have_no_keys_in_their_environment() -> None:
+    given = {"LMX_SECURITY_API_KEYS": "[k]", "LMX_SECURITY_ADMIN_KEY": "k", "PATH": "/bin"}
+    assert without_keys(given) == {"PATH": "/bin"}
+
+
+def test_a_plan_tells_its_weights_and_its_kv_cache_apart(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, weights_bytes=5000)
+    plan = plan_folder(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
+    assert plan.weights_bytes == 5000
+    assert plan.kv_cache_bytes is not None
+    assert plan.kv_cache_bytes > 0
+    assert plan.reserve_bytes > plan.weights_bytes + plan.kv_cache_bytes

@@ -1,0 +1,158 @@
+"""Readers of model files that hang, end, or say what makes no sense; and what they may say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import write_model
+
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.wire import codec
+from lmx.supervisor.memory.estimate import Widths
+from lmx.supervisor.memory.facts import ModelFacts
+from lmx.supervisor.memory.files import ModelFiles
+from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
+from lmx.supervisor.processes.inspector import Inspections, Inspector
+from lmx.supervisor.state.home import Home
+
+
+def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Have readers be a shell script."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("exec sleep 60", "no answer within 0.3 s"),
+        ("exit 1", "its reader"),
+        ("read line; kill -9 $$", "ended"),
+        ("read line; echo nonsense; exec sleep 60", "nothing that makes sense"),
+        ("read line; echo '[]'; exec sleep 60", "nothing that makes sense"),
+        ("read line; echo '{}'; exec sleep 60", "expected a map"),
+        ('read line; echo \'{"error": "it fell"}\'; exec sleep 60', "it fell"),
+    ],
+)
+async def test_a_reader_that_fails_costs_one_answer(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "m")
+    inspector = Inspector(Home(tmp_path), 0.3 if "0.3" in why else 20.0)
+    with monkeypatch.context() as patched:
+        script(tmp_path, patched, text)
+        found = await inspector.inspect(Question(str(folder), str(folder)))
+    assert found.problem is not None
+    assert found.problem.startswith(f"{folder} can't be read: ")
+    assert why in found.problem
+    again = Inspector(Home(tmp_path))
+    assert (await again.inspect(Question(str(folder), str(folder)))).problem is None
+    await inspector.wait_closed()
+    await again.wait_closed()
+
+
+async def test_one_that_hangs_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspector = Inspector(Home(tmp_path), 60.0)
+    folder = write_model(tmp_path / "m")
+    with monkeypatch.context() as patched:
+        script(tmp_path, patched, "exec sleep 60")
+        hanging = [
+            asyncio.create_task(inspector.inspect(Question(str(folder), str(folder))))
+            for _ in range(9)
+        ]
+        while len(inspector._busy) < 9:
+            await asyncio.sleep(0.02)
+    found = await inspector.inspect(Question(str(folder), str(folder)))
+    assert found.files is not None
+    assert not any(task.done() for task in hanging)
+    began_s = time.monotonic()
+    await inspector.wait_closed()
+    for task in hanging:
+        assert "can't be read" in ((await task).problem or "")
+    assert time.monotonic() - began_s < 20
+
+
+async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) -> None:
+    inspector = Inspector(Home(tmp_path))
+    told: list[tuple[str, str]] = []
+    came = asyncio.Event()
+
+    def take(model_id: str, found: Inspection) -> None:
+        told.append((model_id, found.question.source))
+        came.set()
+
+    inspections = Inspections(inspector, take)
+    for name in ("x", "y", "z"):
+        folder = str(write_model(tmp_path / name))
+        inspections.ask("m", Question(folder, folder))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(came.wait(), 20)
+    assert told == [("m", str(tmp_path / "z"))]
+    await inspector.wait_closed()
+
+
+QUESTION = Question("/m", "/m")
+WHOLE = Inspection(
+    QUESTION, "/m",
+    facts=ModelFacts("qwen3", 4096, 5),
+    files=ModelFiles(10, 2, (KvLayers(2, 4),), 4096, Widths(1, 2, 3, 4), "a" * 64),
+)  # fmt: skip
+
+
+def test_an_answer_is_what_was_sent() -> None:
+    assert read_answer(QUESTION, json.loads(json.dumps(codec.to_map(WHOLE)))) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["question", "source"], "/another"),
+        (["path"], 3),
+        (["path"], "a" * 5000),
+        (["path"], "a\0"),
+        (["problem"], "a\ud800"),
+        (["problem"], "a\x1b[31m"),
+        (["missing"], "x" * 3000),
+        (["kind"], "nonsense"),
+        (["facts", "family"], "\ud800"),
+        (["facts", "family"], ["x"]),
+        (["facts", "context_tokens"], 2**70),
+        (["facts", "context_tokens"], -1),
+        (["facts", "created_s"], -5),
+        (["files", "weights_bytes"], 2**64),
+        (["files", "weights_bytes"], -1),
+        (["files", "weights_bytes"], 1.5),
+        (["files", "weights_bytes"], True),
+        (["files", "element_bytes"], 2**33),
+        (["files", "context_tokens"], 2**40),
+        (["files", "widths", "hidden"], 2**63),
+        (["files", "widths", "vocabulary"], -1),
+        (["files", "kv_layers"], [{"layers": 2**40, "token_bytes": 1}]),
+        (["files", "kv_layers"], [{"layers": 1, "token_bytes": 2**60}]),
+        (["files", "kv_layers"], [[]]),
+        (["files", "revision"], "short"),
+    ],
+)
+def test_what_is_out_of_bounds_is_no_answer(path: list[str], value: Any) -> None:
+    answer: Any = json.loads(json.dumps(codec.to_map(WHOLE)))
+    inner = answer
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(ProtocolError):
+        read_answer(QUESTION, answer)
+
+
+def test_what_is_shown_can_be_sent_and_printed() -> None:
+    assert shown("a\ud800b\x1b[0m\n") == "a\\ud800b\\x1b[0m\\n"
+    assert len(shown("x" * 9999)) == 2000

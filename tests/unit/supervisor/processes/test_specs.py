@@ -1,0 +1,79 @@
+"""From a model's configuration to its worker's spec."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.messages.specs import (
+    ApiKey,
+    PrefixCacheSpec,
+    RescueSpec,
+    RouterSpec,
+    SpeculationSpec,
+    WorkerSpec,
+)
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.memory.plan import MemoryPlan
+from lmx.supervisor.processes.specs import router_spec, worker_spec
+from lmx.supervisor.state.home import Home
+
+
+def config_of(**model: Any) -> Config:
+    return Config.model_validate({"models": [{"id": "Org/m", "source": "/x", **model}]})
+
+
+def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: Any) -> WorkerSpec:
+    config, home = config_of(**model), Home(Path("/home/lmx"))
+    plan = MemoryPlan(99, prefix_bytes)
+    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, plan)
+
+
+def test_a_spec_has_all_that_was_configured() -> None:
+    spec = spec_of(
+        top_k=20, min_p=0.1, repetition_penalty=1.1, tool_parser="hermes",
+        chat_template_kwargs={"enable_thinking": False}, max_decode_stall_s=0.5,
+        speculation={"method": "draft_model", "draft": "/d/../e", "num_assistant_tokens": 6},
+    )  # fmt: skip
+    assert (spec.top_k, spec.min_p, spec.repetition_penalty) == (20, 0.1, 1.1)
+    assert (spec.tool_parser, spec.template_kwargs) == ("hermes", {"enable_thinking": False})
+    assert spec.max_decode_stall_s == 0.5
+    assert spec.speculation == SpeculationSpec("/e", 6)
+    assert spec.prefix_cache is not None
+    assert spec.prefix_cache.disk_path is not None
+    assert spec.prefix_cache.disk_path.startswith("/home/lmx/cache/prefix/org_m")
+
+
+def test_a_spec_has_defaults_for_the_rest() -> None:
+    spec = spec_of()
+    assert (spec.top_k, spec.min_p, spec.template_kwargs) == (None, None, None)
+    assert (spec.max_decode_stall_s, spec.speculation) == (1.0, None)
+    assert spec.prefix_cache is not None
+    assert (spec.prefix_cache.memory_bytes, spec.prefix_cache.disk_bytes) == (7, 4 * 1024**3)
+
+
+def test_what_is_switched_off_is_not_in_the_spec() -> None:
+    assert spec_of(prefix_cache={"disk": False}).prefix_cache == PrefixCacheSpec(7)
+    assert spec_of(prefix_bytes=0).prefix_cache is None
+    lookup = {"method": "prompt_lookup"}
+    assert spec_of(speculation=lookup).speculation == SpeculationSpec(None)
+    assert spec_of(ModelKind.EMBEDDING, speculation=lookup).speculation is None
+
+
+def test_the_admin_key_is_the_configurations_else_the_files() -> None:
+    home, own, keys = Home(Path("/home/lmx")), "k" * 16, ["a" * 16, "b" * 16]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+
+        def spec(**security: Any) -> RouterSpec:
+            config = Config.model_validate({"security": security})
+            return router_spec(config, home, "r", listener, "1", "the file's", RescueSpec((), 1.0))
+
+        assert spec().admin_key == "the file's"
+        assert spec().api_keys == ()
+        assert spec(admin_key=own, api_keys=keys).admin_key == own
+        assert spec(api_keys=keys).api_keys == tuple(map(ApiKey, keys))
+        shown = repr(spec(admin_key=own, api_keys=keys))
+        assert not any(key in shown for key in (own, *keys)), "as a log or a traceback has it"

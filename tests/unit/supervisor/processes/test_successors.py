@@ -1,0 +1,253 @@
+"""What passes from one program of the supervisor to the next: options, records, lock, children."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from core_rig import ASKER, CoreRig
+
+from lmx.protocol.errors import OperationError
+from lmx.protocol.messages import control
+from lmx.supervisor.cli.main import up
+from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
+from lmx.supervisor.config.shutdown_timeout import stop_bound_s
+from lmx.supervisor.control.service import ServiceCommands
+from lmx.supervisor.processes.exit_watch import ExitWatch
+from lmx.supervisor.processes.handover import Handover, Invocation, resume
+from lmx.supervisor.sockets import listening
+from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
+
+HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",))
+
+
+def invocation(tmp_path: Path, text: str) -> Invocation:
+    path = tmp_path / "lmx.yaml"
+    path.write_text(text)
+    return Invocation(path, True, Config, HANDOVER)
+
+
+def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
+    arguments = invocation(tmp_path, "").arguments(HANDOVER)
+    assert arguments[:5] == [sys.executable, "-P", "-m", "lmx.supervisor", "up"]
+    told = up.make_context("up", arguments[5:]).params
+    assert told == {
+        "config": tmp_path / "lmx.yaml",
+        "detached": True,
+        "background": False,
+        "asker_id": None,
+        "because": "",
+        "lock_fd": 7,
+        "listen_fd": 8,
+        "down": ("a", "b/c"),
+        "held": ("d",),
+    }
+
+
+async def test_a_program_that_refuses_the_configuration_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.supervisor.processes.handover._CHECK_S", 60.0)
+    await invocation(tmp_path, "server: {port: 8123}").check_successor()
+    with pytest.raises(OperationError, match=r"server\.port"):
+        await invocation(tmp_path, "server: {port: nine}").check_successor()
+
+
+def test_what_was_on_its_way_goes_on_pinned_models_first() -> None:
+    rig = CoreRig({"a": 700, "b": 700, "c": 100, "d": 100}, models={"b": {"pinned": True}})
+    resume(Handover(7, down=("c",), held=("d", "gone")), rig.core, 1.0)
+    assert [rig.state(name) for name in "abcd"] == ["cold", "starting", "cold", "held"]
+
+
+class Restarting:
+    """All that the question to restart the supervisor needs, and nothing of it real."""
+
+    def __init__(self) -> None:
+        self.rig = CoreRig({"a": 100})
+        self.guard = SimpleNamespace(process=None, successor=None)
+        self.replaced = 0
+        self.replies: asyncio.Queue[Any] = asyncio.Queue()
+        parts: list[Any] = [
+            self, self.rig.core, self.guard, None, self, self,
+            lambda _asker, message: self.replies.put_nowait(message),
+        ]  # fmt: skip
+        self.commands = ServiceCommands(*parts)
+
+    def replace(self) -> None:
+        self.replaced += 1
+
+    def differs(self) -> tuple[str, ...]:
+        return ()
+
+    async def check_successor(self) -> None:
+        await asyncio.sleep(0)
+
+    async def ask(self) -> Any:
+        self.commands.answer(ASKER, control.RestartSupervisor(), 0.0)
+        return await asyncio.wait_for(self.replies.get(), 5)
+
+
+async def test_the_supervisor_is_not_replaced_in_the_middle_of_a_change() -> None:
+    """The next one would not know of it: it takes a new router for an old one, and starts models
+    again that are on their way out."""
+    restarting = Restarting()
+    restarting.guard.successor = object()
+    assert "router is starting" in (await restarting.ask()).message
+    restarting.guard.successor = None
+    restarting.rig.up("a")
+    restarting.rig.operate(control.UnloadModel("a"))
+    assert "a is being unloaded" in (await restarting.ask()).message
+    restarting.rig.drains("a")
+    assert restarting.replaced == 0
+    assert isinstance(await restarting.ask(), control.Done)
+    assert restarting.replaced == 1
+
+
+def test_a_lock_that_was_handed_over_is_held_all_along(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = SupervisorLock(path)
+    first.acquire()
+    second = SupervisorLock(path)
+    second.acquire(os.dup(first.descriptor))
+    os.close(first.descriptor)
+    assert not os.get_inheritable(second.descriptor)
+    with path.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(OperationError, match=f"pid {os.getpid()}"):
+        SupervisorLock(path).acquire()
+    os.close(second.descriptor)
+
+
+def test_an_inherited_socket_must_listen_where_it_is_configured() -> None:
+    bound = listening.bind(ServerConfig(port=0), 0)
+    port = bound.getsockname()[1]
+    kept = listening.inherited(bound.detach(), ServerConfig(port=port))
+    assert kept is not None
+    assert kept.getsockname()[1] == port
+    assert listening.inherited(kept.detach(), ServerConfig(port=1)) is None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+
+
+def test_records_of_all_routers_are_one_file(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert records.routers() == []
+    serving = RouterRecord(1, "a", "127.0.0.1", 8000)
+    old = RouterRecord(2, "b", "127.0.0.1", 8000).as_retiring()
+    records.save_routers([serving, old])
+    assert records.routers() == [serving, old]
+    (tmp_path / "router.json").write_text('{"pid": 1}')
+    assert records.routers() == []
+    assert not (tmp_path / "router.json").exists()
+    records.save_routers([serving])
+    records.save_routers([])
+    assert not (tmp_path / "router.json").exists()
+
+
+def test_a_record_that_can_not_be_removed_is_no_reason_to_fall(tmp_path: Path) -> None:
+    """The core forgets a worker in the middle of what follows from its exit."""
+    records = Records(tmp_path)
+    (tmp_path / "workers" / "i1.json").mkdir(parents=True)
+    (tmp_path / "router.json").mkdir()
+    records.forget_worker("i1")
+    records.save_routers([])
+
+
+async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None:
+    watch = ExitWatch(asyncio.get_running_loop())
+    # Without its Popen: this program did not start it.
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    watch.watch(pid, None, ended.set_result)
+    os.kill(pid, signal.SIGTERM)
+    assert await asyncio.wait_for(ended, 5) == -signal.SIGTERM
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    watch.close()
+
+
+async def test_a_pid_that_was_given_again_is_another_process() -> None:
+    """The end of the first may be seen only after the second has its pid."""
+    watch = ExitWatch(asyncio.get_running_loop())
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    ends: asyncio.Queue[str] = asyncio.Queue()
+    watch.watch(pid, None, lambda _: ends.put_nowait("first"))
+    watch.watch(pid, None, lambda _: ends.put_nowait("second"))
+    os.kill(pid, signal.SIGTERM)
+    seen = {await asyncio.wait_for(ends.get(), 5) for _ in range(2)}
+    assert seen == {"first", "second"}
+    watch.close()
+
+
+def test_children_that_ended_unseen_leave_no_zombie() -> None:
+    code = (
+        "import os, subprocess, time\n"
+        "from lmx.supervisor.processes.exit_watch import reap_children\n"
+        "ended = os.posix_spawn('/bin/true', ['true'], os.environ)\n"
+        "lives = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)\n"
+        "os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)\n"
+        "reap_children()\n"
+        "try:\n"
+        "    os.waitpid(ended, os.WNOHANG)\n"
+        "except ChildProcessError:\n"
+        "    print('reaped', os.waitpid(lives, os.WNOHANG)[0])\n"
+        "os.kill(lives, 9)\n"
+        "os.waitpid(lives, 0)\n"
+        "reap_children()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["reaped", "0"]
+
+
+def test_a_stop_is_bounded_by_its_graces() -> None:
+    short = TimingConfig(shutdown_grace_s=1, term_grace_s=1, abort_grace_s=1)
+    assert stop_bound_s(short) < stop_bound_s(TimingConfig()) <= 25
+    assert stop_bound_s(TimingConfig(term_grace_s=60)) > 60
+
+
+class Reloads:
+    """A reload that replaces the router."""
+
+    def __init__(self, restarting: Restarting) -> None:
+        self.guard = restarting.guard
+        parts: list[Any] = [
+            restarting, restarting.rig.core, self.guard, None, self, restarting,
+            lambda _asker, message: restarting.replies.put_nowait(message),
+        ]  # fmt: skip
+        restarting.commands = ServiceCommands(*parts)
+
+    def reload(self, _why: str, _now_s: float) -> control.Reloaded:
+        self.guard.successor = SimpleNamespace(pid=7)
+        return control.Reloaded(("security",), ("keys",))
+
+
+async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> None:
+    restarting = Restarting()
+    reloads = Reloads(restarting)
+    guard = reloads.guard
+    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: True
+    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    await asyncio.sleep(0.1)
+    assert restarting.replies.empty()
+    guard.process, guard.successor = guard.successor, None
+    assert await asyncio.wait_for(restarting.replies.get(), 5) == control.Reloaded(
+        ("security",), ("keys",)
+    )
+
+
+async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
+    restarting = Restarting()
+    guard = Reloads(restarting).guard
+    guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: False
+    restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
+    reply = await asyncio.wait_for(restarting.replies.get(), 5)
+    assert "the old one goes on" in reply.message

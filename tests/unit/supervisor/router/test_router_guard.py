@@ -1,0 +1,303 @@
+"""One router serves, others may retire: the guard over fake processes, without a clock."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lmx.protocol.messages import control
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.router.state import RouterLimits
+from lmx.supervisor.state.process_records import RouterRecord
+
+TIMING = TimingConfig(
+    drain_timeout_s=60, shutdown_grace_s=10, beat_timeout_s=15, abort_grace_s=3, start_timeout_s=20
+)
+USR1, TERM, KILL, ABRT = signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT
+USR2, CONT = signal.SIGUSR2, signal.SIGCONT
+
+
+class FakeRouters:
+    """``RouterActions`` that only take note."""
+
+    def __init__(self) -> None:
+        self.pid = 100
+        self.signals: list[tuple[int, int]] = []
+        self.saved: list[RouterRecord] = []
+        self.notes: list[str] = []
+        self.details: list[str] = []
+        self.broken = False
+
+    def spawn_router(self, listener: socket.socket) -> RouterRecord:
+        if self.broken:
+            raise OSError("no process")
+        self.pid += 1
+        return RouterRecord(self.pid, f"r{self.pid}", "127.0.0.1", listener.getsockname()[1])
+
+    def signal_router(self, pid: int, number: int) -> None:
+        self.signals.append((pid, number))
+
+    def save_routers(self, records: list[RouterRecord]) -> None:
+        self.saved = records
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self.notes.append(name)
+        self.details.append(detail)
+
+
+def bind(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
+
+
+@pytest.fixture
+def actions() -> FakeRouters:
+    return FakeRouters()
+
+
+@pytest.fixture
+def guard(actions: FakeRouters) -> Iterator[RouterGuard]:
+    made = RouterGuard(actions, bind, RouterLimits.of(TIMING))
+    yield made
+    made.close()
+
+
+def serving_pid(guard: RouterGuard) -> int | None:
+    return guard.process.pid if guard.process else None
+
+
+def test_the_old_router_serves_until_the_new_one_has_said_hello(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    assert guard.replace(1.0) == 102
+    assert (serving_pid(guard), actions.signals) == (101, [])
+    guard.hello(102, guard.status()["port"], 2.0)
+    assert (serving_pid(guard), actions.signals) == (102, [(101, USR1)])
+    assert [(r.pid, r.retiring) for r in actions.saved] == [(102, False), (101, True)]
+    assert guard.status()["retiring"] == 1
+    assert actions.notes == ["router.restarted"]
+    guard.exited(101, 3.0)
+    assert [r.pid for r in actions.saved] == [102]
+    assert guard.status()["restarts"] == 0
+
+
+def test_what_a_retiring_router_does_not_end_is_ended_at_the_drain_timeout(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    guard.hello(102, 1, 0.0)
+    alive = control.RouterBeat(102, 0, 0, 1)
+    seen: list[tuple[int, int]] = []
+    for now_s in range(80):
+        guard.beat(alive, float(now_s))
+        before = len(actions.signals)
+        guard.tick(float(now_s), 0.0)
+        seen += [(now_s, number) for pid, number in actions.signals[before:] if pid == 101]
+    # SIGTERM gives its streams the grace that it was started with.
+    assert seen[:2] == [(50, TERM), (60 + int(ROUTER_FAREWELL_S), KILL)]
+
+
+def test_a_new_router_that_ends_at_its_start_changes_nothing(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(1.0)
+    guard.exited(102, 1.5)
+    assert (serving_pid(guard), actions.signals) == (101, [])
+    assert actions.notes == ["router.not_replaced"]
+    assert not guard.knows(102)
+
+
+def test_a_new_router_that_never_says_hello_is_ended(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    for now_s in range(25):
+        guard.beat(control.RouterBeat(101, 0, 0, 1), float(now_s))
+        guard.tick(float(now_s), 0.0)
+    assert (102, ABRT) in actions.signals
+    assert (102, KILL) in actions.signals
+    assert {pid for pid, _ in actions.signals} == {102}
+
+
+def test_its_status_counts_who_waits_in_all_routers(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    guard.beat(control.RouterBeat(101, 1, 7, 1, 20), 0.0)
+    guard.beat(control.RouterBeat(102, 1, 0, 1, 3), 0.0)
+    assert (guard.status()["waiting"], guard.status()["requests_total"]) == (23, 7)
+
+
+def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(1.0)
+    guard.exited(101, 1.1)
+    assert serving_pid(guard) == 102
+    assert guard.restarts == 1
+
+
+def test_a_new_address_is_taken_when_the_new_router_serves(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    old, new = guard.listener, bind(0)
+    assert old is not None
+    guard.replace(1.0, new)
+    assert guard.listener is old
+    guard.hello(102, new.getsockname()[1], 2.0)
+    assert guard.listener is new
+    assert old.fileno() == -1
+    assert guard.status()["port"] == new.getsockname()[1]
+
+
+def test_nothing_changes_when_no_process_starts(guard: RouterGuard, actions: FakeRouters) -> None:
+    guard.start(0.0)
+    listener = guard.listener
+    actions.broken = True
+    with bind(0) as new, pytest.raises(OSError, match="no process"):
+        guard.replace(1.0, new)
+    assert (serving_pid(guard), guard.successor, guard.listener) == (101, None, listener)
+
+
+def test_an_adopted_router_gives_its_address_free_first(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    theirs = bind(0)
+    port = theirs.getsockname()[1]
+    guard.adopt(RouterRecord(7, "r7", "127.0.0.1", port), 0.0)
+    assert guard.replace(1.0) is None
+    assert actions.signals == [(7, USR1)]
+    guard.tick(1.1, 0.0)
+    assert serving_pid(guard) is None
+    theirs.close()
+    for tenth in range(12, 20):
+        guard.tick(tenth / 10, 0.0)
+    assert (serving_pid(guard), guard.status()["port"]) == (101, port)
+
+
+def test_one_that_retired_under_an_earlier_supervisor_is_no_second_router(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.adopt(RouterRecord(7, "r7", "127.0.0.1", 1), 0.0)
+    guard.adopt_retiring(RouterRecord(8, "r8", "127.0.0.1", 1, retiring=True), 0.0)
+    assert guard.knows(8)
+    guard.hello(8, 1, 0.1)
+    assert serving_pid(guard) == 7
+
+
+def test_a_stop_ends_all_of_them(guard: RouterGuard, actions: FakeRouters) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    guard.hello(102, 1, 0.0)
+    guard.replace(0.0)
+    actions.signals.clear()
+    guard.stop(1.0, 10.0)
+    assert sorted(actions.signals) == [(101, TERM), (102, TERM), (103, TERM)]
+    actions.signals.clear()
+    guard.tick(11.0, 0.0)
+    assert sorted(actions.signals) == [(101, KILL), (102, KILL), (103, KILL)]
+    for pid in (101, 102, 103):
+        guard.exited(pid, 11.1)
+    assert not guard.running
+    guard.tick(20.0, 0.0)
+    assert not guard.running
+
+
+def test_a_second_replacement_retires_the_first_one(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.replace(0.0)
+    guard.replace(0.1)
+    assert actions.signals == [(102, USR1)]
+    guard.hello(102, 1, 0.2)
+    assert serving_pid(guard) == 101
+    guard.hello(103, 1, 0.3)
+    assert serving_pid(guard) == 103
+
+
+def test_a_router_has_longer_for_its_start_than_for_a_beat(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.tick(19.0, 0.0)
+    assert actions.signals == []
+    guard.beat(control.RouterBeat(101, 0, 0, 1), 19.0)
+    guard.tick(33.0, 0.0)
+    assert actions.signals == []
+    guard.tick(34.1, 0.0)
+    assert actions.signals == [(101, USR2), (101, CONT)]
+
+
+def test_a_router_that_hangs_tells_its_clients_then_its_stacks_then_it_is_killed(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.beat(control.RouterBeat(101, 0, 0, 1), 1.0)
+    seen: list[tuple[int, int]] = []
+    for now_s in range(30):
+        before = len(actions.signals)
+        guard.tick(float(now_s), 0.0)
+        seen += [(now_s, number) for _, number in actions.signals[before:]]
+    assert seen[:4] == [(17, USR2), (17, CONT), (20, ABRT), (23, KILL)]
+    # It has none as long as it has said nothing.
+    guard.exited(101, 30.0, -signal.SIGKILL)
+    guard.tick(60.0, 0.0)
+    actions.signals.clear()
+    guard.tick(90.0, 0.0)
+    assert actions.signals == [(102, ABRT)]
+
+
+def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.hello(101, 4000, 1.0)
+    guard.hello(101, 4000, 2.0)  # a supervisor asked it to identify itself
+    guard.exited(101, 7.5, -signal.SIGSEGV)
+    guard.tick(20.0, 0.0)
+    guard.hello(102, 4000, 21.0)
+    assert actions.notes == ["router.started", "router.exited", "router.started"]
+    assert actions.details[0] == "it serves on port 4000"
+    assert actions.details[1] == "it was ended by SIGSEGV, 7.5 s since its start"
+
+
+def test_the_age_of_an_adopted_router_is_not_known(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.adopt(RouterRecord(77, "r77", "127.0.0.1", 4000), 10.0)
+    guard.hello(77, 4000, 10.5)
+    guard.exited(77, 12.0)
+    assert actions.notes == ["router.exited"]
+    assert actions.details == [
+        "its exit status is unknown, 2.0 s since this supervisor took it over"
+    ]
+
+
+def test_a_router_whose_start_took_long_is_not_hung_when_it_has_come(
+    guard: RouterGuard, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    guard.tick(18.0, 0.0)
+    pid = serving_pid(guard)
+    assert pid is not None
+    guard.hello(pid, 8000, 18.0)
+    guard.tick(18.1, 0.0)
+    assert actions.signals == []
+    guard.tick(18.0 + TIMING.beat_timeout_s + 0.1, 0.0)
+    assert actions.signals[0][0] == pid

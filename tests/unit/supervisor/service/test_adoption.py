@@ -1,0 +1,73 @@
+"""Processes that an earlier supervisor left without a record that can be read."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_rig import CoreRig
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages import control
+from lmx.protocol.states import WorkerState
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.router.state import RouterLimits
+from lmx.supervisor.service.adoption import Adoption
+from lmx.supervisor.state.disk_retry import change_once
+from lmx.supervisor.state.process_records import Records, RouterRecord
+
+INSTANCE = "0badcafe"
+
+
+@pytest.mark.parametrize(
+    ("said_bytes", "planned", "reserved_bytes"),
+    [(90, True, 600), (700, True, 700), (90, False, 90)],
+)
+def test_a_worker_without_a_record_holds_what_its_start_would_reserve(
+    tmp_path: Path, said_bytes: int, planned: bool, reserved_bytes: int
+) -> None:
+    rig = CoreRig({"a": 600, "b": 500})
+    if not planned:
+        rig.actions.estimate_error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, "no folder")
+    records = Records(tmp_path)
+    adoption = _adoption(rig, records, tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()", INSTANCE], stdin=subprocess.PIPE
+    ) as process:
+        hello = control.WorkerHello(INSTANCE, "a", process.pid, WorkerState.READY, said_bytes)
+        assert adoption.admits_worker(hello, 0.0)
+        process.kill()
+    assert rig.core.ledger.reserved_by(INSTANCE) == reserved_bytes
+    assert [record.reserved_bytes for record in records.workers()] == [reserved_bytes]
+
+
+def _adoption(rig: CoreRig, records: Records, folder: Path) -> Adoption:
+    guard = RouterGuard(
+        _NoRouters(), lambda _port: socket.socket(), RouterLimits.of(TimingConfig())
+    )
+    return Adoption(
+        rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None,
+        change_once, lambda _instance, _what: None,
+    )  # fmt: skip
+
+
+class _NoRouters:
+    """``RouterActions`` of a guard that has no router, and gets none."""
+
+    def spawn_router(self, listener: socket.socket) -> RouterRecord:
+        raise OSError("no process")
+
+    def signal_router(self, pid: int, number: int) -> None:
+        raise AssertionError(f"signal {number} for {pid}")
+
+    def save_routers(self, records: list[RouterRecord]) -> None:
+        raise AssertionError("there are none")
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        raise AssertionError(name)

@@ -1,0 +1,34 @@
+"""Operators' pins on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmx.supervisor.state.pins import Pins
+
+
+def test_pins_outlive_who_wrote_them(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "pins.json"
+    assert Pins(path).load() == {}
+    Pins(path).save({"b": False, "a": True})
+    assert Pins(path).load() == {"a": True, "b": False}
+    assert [entry.name for entry in path.parent.iterdir()] == ["pins.json"]
+    Pins(path).save({})
+    assert Pins(path).load() == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}', "\x00"])
+def test_an_unreadable_file_is_none_at_all(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pins.json"
+    path.write_text(text)
+    assert Pins(path).load() == {}
+
+
+def test_a_disk_that_takes_nothing_stops_nobody_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    path = tmp_path / "state" / "pins.json"
+    assert (Pins(path).save({"a": True}) or "").startswith(f"{path}: ")
+    (tmp_path / "state").unlink()
+    assert Pins(path).save({"a": True}) is None

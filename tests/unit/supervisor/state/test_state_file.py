@@ -1,0 +1,142 @@
+"""State files that are not what they should be: set aside, said, and lmx starts without."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_files import BAD_FILES, put_bad
+
+from lmx.protocol.host.set_aside import clear_for_file, set_aside
+from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.download_records import DownloadFile
+from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.state.admin_key import read_admin_key
+from lmx.supervisor.state.drained import Holds
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.pins import Pins
+from lmx.supervisor.state.process_records import Records, SupervisorLock
+from lmx.supervisor.state.state_file import StateFile
+
+Say = Callable[[str], None]
+
+READERS: dict[str, Callable[[Path, Say], Any]] = {
+    "pins.json": lambda home, say: Pins(home / "pins.json", say).load(),
+    "models.json": lambda home, say: AddedFile(home / "models.json", say).load(),
+    "measured.json": lambda home, say: Measured.load(home / "measured.json", say).lookup("x"),
+    "downloads.json": lambda home, say: DownloadFile(home / "downloads.json", say).load(),
+    "holds.json": lambda home, say: Holds(home / "holds.json", say).load(),
+    "router.json": lambda home, say: Records(home, say=say).routers(),
+    "workers/a.json": lambda home, say: Records(home, say=say).workers(),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+@pytest.mark.parametrize("name", sorted(READERS))
+def test_it_is_set_aside_and_said(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    put_bad(path, kind)
+    said: list[str] = []
+    assert not READERS[name](tmp_path, said.append)
+    if name == "holds.json" and kind == "another value":
+        return  # a list
+    if kind in ("surrogates", "numbers", "deep object") and name == "pins.json" and not said:
+        return  # an object without pins
+    assert len(said) == 1, said
+    assert said[0].startswith(f"{path} ")
+    assert os.path.lexists(path.with_name(f"{path.name}.damaged"))
+    said.clear()
+    assert not READERS[name](tmp_path, said.append)
+    assert said == []
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+def test_a_key_is_made_where_there_is_none(kind: str, tmp_path: Path) -> None:
+    path, said = tmp_path / "admin.key", list[str]()
+    put_bad(path, kind)
+    key = read_admin_key(path, said.append)
+    assert key.startswith("lmx-admin-")
+    assert len(said) == 1
+    assert key not in said[0]
+    assert read_admin_key(path, said.append) == key
+    assert len(said) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+def test_the_lock_can_be_taken(kind: str, tmp_path: Path) -> None:
+    path, said = tmp_path / "lock", list[str]()
+    put_bad(path, kind)
+    lock = SupervisorLock(path, said.append)
+    lock.acquire()
+    assert path.read_text() == f"{os.getpid()}\n"
+    assert len(said) == (kind in ("folder", "dangling link", "pipe"))
+    os.close(lock.descriptor)
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "pipe"])
+def test_a_log_can_be_written(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    put_bad(path, kind)
+    assert clear_for_file(path) == path.with_name("worker.log.damaged")
+    assert clear_for_file(path) is None
+
+
+def test_links_of_logs_are_a_persons_wish(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    for target in (tmp_path / "not-yet", Path("/dev/null")):
+        path.symlink_to(target)
+        assert clear_for_file(path) is None
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        assert clear_for_file(path) is not None
+
+
+@pytest.mark.parametrize("kind", sorted(BAD_FILES))
+def test_writing_goes_around_what_is_in_the_way(kind: str, tmp_path: Path) -> None:
+    for name in ("pins.json", "pins.new"):
+        put_bad(tmp_path / name, kind)
+    assert Pins(tmp_path / "pins.json").save({"a": True}) is None
+    assert Pins(tmp_path / "pins.json").load() == {"a": True}
+
+
+def test_folders_of_lmxs_own_are_folders(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    for name in ("state", "logs", "run"):
+        (tmp_path / name).write_text("x")
+    said = Home(tmp_path).prepare()
+    assert len(said) == 3
+    assert Home(tmp_path).prepare() == []
+
+
+def test_what_another_process_writes_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{")
+    assert StateFile(path, dict).peek() is None
+    assert AddedFile(path).read() == {}
+    assert path.read_text() == "{"
+
+
+def test_what_is_good_of_the_added_models_stays(tmp_path: Path) -> None:
+    path, said = tmp_path / "models.json", list[str]()
+    entries = [{"id": "x"}, {"id": "y", "source": "/y"}, {"id": "z", "source": "/z",
+               "parameters": {"a": "\ud800"}}]  # fmt: skip
+    path.write_text(json.dumps({"models": entries}))
+    assert list(AddedFile(path, said.append).load()) == ["y"]
+    assert "'x', 'z'" in said[0]
+    assert list(AddedFile(path, said.append).load()) == ["y"]
+    assert len(said) == 1
+
+
+def test_many_are_set_aside_and_not_too_many(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for _ in range(30):
+        path.write_text("x")
+        set_aside(path)
+    assert len(list(tmp_path.iterdir())) < 12

@@ -1,0 +1,326 @@
+"""Content, reasoning and calls in JSON, told apart in text that arrives in pieces."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parsed_output import THINK, TOOLS, join, parse
+
+from lmx.protocol.states import DeltaKind
+from lmx.worker.formats.parser import OutputParser
+
+PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+CALL = f"<tool_call>\n{PARIS}\n</tool_call>"
+WEATHER = ("get_weather", {"city": "Paris"})
+
+
+def parser(**kwargs: Any) -> OutputParser:
+    return OutputParser(**{
+        "reasoning": THINK, "thinking_open": False, "tool_parser": None, "tools": TOOLS, **kwargs
+    })  # fmt: skip
+
+
+# Reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking_open", "reasoning", "content"),
+    [
+        ("Hi", False, "", "Hi"),
+        ("<think>\nhm\n</think>\n\nHi\n", False, "hm", "Hi\n"),
+        ("\nhm\n\nso\n</think>\n\n  Hi", True, "hm\n\nso", "  Hi"),
+        ("<think>hm</think>Hi", True, "hm", "Hi"),
+        ("\n<think>\n\n</think>\n\nHi", False, "", "Hi"),
+        ("<think>\nhm\n", False, "hm\n", ""),
+        ("hm <thin", True, "hm <thin", ""),
+        ("Hi</think> you", False, "", "Hi you"),
+        ("a <think>b</think>\nc", False, "b", "ac"),
+        ("a < b <thinker>", False, "", "a < b <thinker>"),
+        ("", True, "", ""),
+        ("\n \n", False, "", "\n \n"),
+    ],
+)
+def test_reasoning(text: str, thinking_open: bool, reasoning: str, content: str) -> None:
+    parsed = parse(text, thinking_open=thinking_open)
+    assert (parsed.reasoning, parsed.content) == (reasoning, content)
+    assert not parsed.calls
+
+
+def test_text_of_a_model_that_does_not_think_is_left_alone() -> None:
+    text = "\n<think>\n</think>\n<tool_call>{} "
+    parsed = parse(text, reasoning=None, tools=(), thinking_open=True)
+    assert (parsed.content, parsed.order) == (text, ["content"])
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    assert parse(f"<think>x</think>{CALL}", tools=()).content == CALL
+    assert parse(PARIS, tools=()).content == PARIS
+
+
+def test_a_call_in_the_thinking_is_a_thought() -> None:
+    parsed = parse(f"<think>Perhaps {CALL}?</think>{CALL}")
+    assert parsed.reasoning == f"Perhaps {CALL}?"
+    assert parsed.objects == [WEATHER]
+
+
+def test_kind_is_where_the_text_is() -> None:
+    one = parser()
+    kinds = []
+    for piece in ("<think>", "a", "</think>", "b", "<tool_call>", PARIS, "</tool_call>", "c"):
+        one.add(piece)
+        kinds.append(str(one.kind))
+    assert kinds == ["reasoning"] * 2 + ["content"] * 2 + ["tool_call"] * 2 + ["content"] * 2
+
+
+def test_kind_before_the_first_text() -> None:
+    assert parser(thinking_open=True).kind is DeltaKind.REASONING
+    assert parser().kind is DeltaKind.CONTENT
+
+
+# Calls between marks
+
+
+def test_a_call_with_text_around() -> None:
+    parsed = parse(f"<think>\nhm\n</think>\n\nI look.\n\n{CALL}\n\nDone.\n")
+    assert parsed.order == ["reasoning", "content", "call 0", "content"]
+    assert parsed.content == "I look.\n\nDone.\n"
+    assert parsed.objects == [WEATHER]
+
+
+def test_white_space_around_calls_is_dropped() -> None:
+    parsed = parse(f"\n{CALL}\n{CALL} \n\n")
+    assert (parsed.content, parsed.objects) == ("", [WEATHER, WEATHER])
+    assert parse(f"{CALL}\n\nDone").content == "Done"
+
+
+def test_arguments_come_as_they_are_made() -> None:
+    one = parser()
+    one.add('<tool_call>{"name": "write-file", "arguments": ')
+    fragments = [one.add(piece) for piece in ('{"text": "', "ab", 'c\\n"', ', "tags": [1', "]}")]
+    first = fragments[0][0]
+    assert first.call is not None
+    assert (first.call.index, first.call.name) == (0, "write-file")
+    texts = ['{"text": "', "ab", 'c\\n"', ', "tags": [', "1]}"]
+    assert [part.text for parts in fragments for part in parts] == texts
+    assert one.add("}</tool_call>") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"arguments": {"city": "Paris"}, "name": "get_weather"}', [WEATHER]),
+        ('{"name": "get_weather", "parameters": {"city": "Paris"}}', [WEATHER]),
+        ('{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', [WEATHER]),
+        ('{"type": "function", "function": ' + PARIS + "}", [WEATHER]),
+        ('{"id": 3, "name": "now"}', [("now", {})]),
+        ('{"name": "now", "arguments": null}', [("now", {})]),
+        (f"[{PARIS}, {PARIS}]", [WEATHER, WEATHER]),
+        (f"{PARIS}\n{PARIS}", [WEATHER, WEATHER]),
+        (PARIS + "}", [WEATHER]),
+        (PARIS[:-1], [WEATHER]),
+        ('{"name": "now", "arguments": {}, "why": [1, {}]}', [("now", {})]),
+    ],
+)
+def test_what_models_make_of_the_form(text: str, expected: list[Any]) -> None:
+    parsed = parse(f"<tool_call>{text}</tool_call>", "json_tools")
+    assert (parsed.objects, parsed.content) == (expected, "")
+
+
+def test_a_call_without_its_end_mark_is_one() -> None:
+    assert parse(CALL.removesuffix("\n</tool_call>")).objects == [WEATHER]
+    parsed = parse(CALL.removesuffix("</tool_call>") + "It is warm.</tool_call>")
+    assert (parsed.objects, parsed.content) == ([WEATHER], "It is warm.")
+
+
+def test_mistakes_in_strings_that_are_mended() -> None:
+    text = '{"name": "now", "arguments": {"a": "1\n2\t", "b": "\\d+\\\'", "c": "\\u12x\\"\\u00e9"}}'
+    parsed = parse(f"<tool_call>{text}</tool_call>")
+    assert parsed.objects == [("now", {"a": "1\n2\t", "b": "\\d+'", "c": '\\u12x"é'})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "nobody", "arguments": {"city": "x"}}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": ["x"]}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": "x"}</tool_call>',
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{name: "get_weather"}</tool_call>',
+        '<tool_call>{"name" "get_weather"}</tool_call>',
+        "<tool_call>get_weather(city='x')</tool_call>",
+        "<tool_call></tool_call>",
+        '<tool_call>{"arguments": {"a": ' + "[" * 300 + '}, "name": "now"}</tool_call>',
+        '<tool_call>{"arguments": {"a": ' + "9" * 5000 + '}, "name": "now"}</tool_call>',
+        "a <tool_cal",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    parsed = parse(text)
+    assert (parsed.content, parsed.calls) == (text, [])
+    parsed = parse(f"So:\n\n{text} and\n{text}")
+    assert (parsed.content, parsed.calls) == (f"So:\n\n{text} and\n{text}", [])
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>", "<tool_call>\n{", '<tool_call>{"name": "get_weather", "argum']
+)
+def test_a_call_that_is_cut_off_leaks_nothing(text: str) -> None:
+    parsed = parse(f"Let me see. {text}")
+    assert (parsed.content.rstrip(), parsed.calls) == ("Let me see.", [])
+
+
+def test_a_good_call_after_a_bad_one() -> None:
+    bad = '<tool_call>{"name": "nobody"}</tool_call>'
+    parsed = parse(f"{bad}\n{CALL}\n{bad}")
+    assert (parsed.content, parsed.objects) == (f"{bad}\n{bad}", [WEATHER])
+    assert parsed.order == ["content", "call 0", "content"]
+    assert parse(f'<tool_call>{{"name": x <tool_call>{PARIS}</tool_call>').objects == [WEATHER]
+
+
+def test_arguments_that_go_wrong_after_their_beginning_are_not_lost() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {"a": tru, "b": 1}}</tool_call> after'
+    parsed = parse(text)
+    assert parsed.calls == [("now", '{"a": tru, "b": 1}}')]
+    assert parsed.content == " after"
+
+
+def test_a_call_that_is_cut_off_stays_as_it_is() -> None:
+    parsed = parse('<tool_call>{"name": "get_weather", "arguments": {"city": "Par')
+    assert (parsed.calls, parsed.content) == ([("get_weather", '{"city": "Par')], "")
+
+
+def test_one_call_is_enough_where_calls_are_not_parallel() -> None:
+    one = parser(parallel=False)
+    one.add(CALL[:-1])
+    assert not one.satisfied
+    one.add(CALL[-1])
+    assert one.satisfied
+    parsed = parse(f"Hi {CALL}{CALL} more", parallel=False)
+    assert (parsed.content, parsed.objects) == ("Hi", [WEATHER])
+    parsed = parse(f"[{PARIS}, {PARIS}] more", parallel=False)
+    assert (parsed.content, parsed.objects) == ("", [WEATHER])
+    assert not parser().satisfied
+
+
+# Bare and fenced JSON
+
+
+@pytest.mark.parametrize("tool_parser", [None, "json_tools"])
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (PARIS, 1, ""),
+        (f"\n{PARIS}\n", 1, ""),
+        (f"<think>x</think>\n\n{PARIS}", 1, ""),
+        (f"[{PARIS}, {PARIS}]", 2, ""),
+        (f"{PARIS}; {PARIS}", 2, ""),
+        (f"```json\n{PARIS}\n```", 1, ""),
+        (f"```\n[{PARIS},\n{PARIS}]\n```\nDone", 2, "Done"),
+        (f"{PARIS}\n\nThat is it.", 1, "That is it."),
+        (f"```json\n{PARIS}", 1, ""),
+        (f"{PARIS} {CALL}", 2, ""),
+    ],
+)
+def test_bare_calls(tool_parser: str | None, text: str, calls: int, content: str) -> None:
+    parsed = parse(text, tool_parser)
+    assert (parsed.objects, parsed.content) == ([WEATHER] * calls, content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Like so: {PARIS}",
+        f"Like so:\n```json\n{PARIS}\n```",
+        f"```python\n{PARIS}\n```",
+        f"``{PARIS}``",
+        '{"name": "get_weather"}',
+        '{"name": "Ann", "arguments": {}}',
+        '{"city": "Paris", "name": "get_weather", "arguments": {}}',
+        '{"answer": {"name": "get_weather", "arguments": {}}}',
+        '["name", "get_weather"]',
+        '{"name": "get_weather", "arguments": ',
+        "[1] says",
+        "{",
+        "```",
+        "```json\nnull\n```",
+        "[]",
+        "  {} ",
+    ],
+)
+def test_other_json_is_content(text: str) -> None:
+    parsed = parse(text)
+    assert (parsed.content, parsed.calls) == (text, [])
+
+
+def test_bare_json_is_released_as_soon_as_it_is_no_call() -> None:
+    one = parser()
+    assert one.add('{"na') == []
+    (part,) = one.add('me": "Ann"')
+    assert part.text == '{"name": "Ann"'
+
+
+def test_bare_json_is_for_models_whose_form_it_is() -> None:
+    assert parse(PARIS, "gemma4").content == PARIS
+    assert parse(CALL, "gemma4").objects == [WEATHER]
+
+
+# However it is cut
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+PIECES = st.sampled_from([
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool", "\n\n", " ", "é🙂", CALL,
+    PARIS, "```json\n", "```", "[", "]", "{", "}", ",", '"', "\\", '{"name": "now", "arguments": ',
+    "1", "true", "<tool", "_call>", "Hi", '{"name": "x"}', "[TOOL_CALLS]", "now[ARGS]",
+])  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=6), VALUES), st.booleans(), st.data())
+@settings(deadline=None)
+def test_arguments_are_what_the_model_wrote(
+    arguments: dict[str, Any], ascii_only: bool, data: st.DataObject
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=ascii_only)
+    text = f'Hi\n<tool_call>{{"name": "now", "arguments": {written}}}</tool_call> ok'
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    parsed = parse(text, cuts=cuts)
+    assert (parsed.calls, parsed.content) == ([("now", written)], "Hi ok")
+
+
+@given(
+    st.lists(PIECES, max_size=10).map("".join),
+    st.sampled_from([None, "json_tools", "mistral"]),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_cuts_make_no_difference(
+    text: str, tool_parser: str | None, thinking_open: bool, parallel: bool, data: st.DataObject
+) -> None:
+    def run(cuts: list[int] | None) -> Any:
+        parsed = parse(text, tool_parser, thinking_open=thinking_open, parallel=parallel, cuts=cuts)
+        return parsed.order, parsed.content, parsed.reasoning, parsed.calls
+
+    whole = run([])
+    assert run(None) == whole
+    assert run(data.draw(st.lists(st.integers(0, len(text)), max_size=8))) == whole
+
+
+def test_where_only_calls_are_wanted_a_call_that_is_cut_off_is_no_content() -> None:
+    text = f"<think>hm</think>\n{CALL}\n"
+    for length in range(len(text) + 1):
+        one = parser(calls_only=True)
+        parsed = join([*one.add(text[:length]), *one.finish()])
+        assert parsed.content == ""
+    assert parsed.objects == [WEATHER]
+    assert parser(calls_only=True).kind is DeltaKind.TOOL_CALL

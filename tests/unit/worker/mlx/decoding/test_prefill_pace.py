@@ -1,0 +1,135 @@
+"""The size of prefill chunks: running streams wait no longer than they may."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
+
+
+class Machine:
+    """A device whose chunks take ``chunk_s``, and so long for each token, more when deeper."""
+
+    def __init__(self, chunk_s: float, token_s: float, double_depth: float) -> None:
+        self._chunk_s = chunk_s
+        self._token_s = token_s
+        self._double_depth = double_depth
+
+    def takes_s(self, tokens: int, depth: int) -> float:
+        return self._chunk_s + tokens * self._token_s * (1 + depth / self._double_depth)
+
+
+def prefill(
+    pace: PrefillPace, machine: Machine, prompt: int, decode_s: float, cached: int = 0
+) -> list[tuple[int, float]]:
+    """Run one prompt through; return each chunk's tokens and how long the step took."""
+    decoding = decode_s > 0
+    done, steps = cached, []
+    while done < prompt:
+        tokens = min(pace.chunk(done, decoding=decoding), prompt - done)
+        took_s = machine.takes_s(tokens, done) + decode_s
+        pace.prefilled(tokens, took_s, done, decoding=decoding)
+        steps.append((tokens, took_s))
+        done += tokens
+    return steps
+
+
+@given(
+    max_stall_s=st.floats(0.05, 10),
+    decode_share=st.floats(0.01, 0.4),
+    chunk_share=st.floats(0, 0.1),
+    fitting_tokens=st.floats(16, 10_000),
+    double_depth=st.floats(2_000, 1e9),
+    prompts=st.lists(st.integers(1, 20_000), min_size=1, max_size=4),
+)
+def test_no_stream_waits_longer_than_it_may(
+    max_stall_s: float,
+    decode_share: float,
+    chunk_share: float,
+    fitting_tokens: float,
+    double_depth: float,
+    prompts: list[int],
+) -> None:
+    """Whatever the machine: if the least chunk fits at all, so does every chunk chosen."""
+    deepest = 1 + max(prompts) / double_depth
+    token_s = (0.5 - decode_share) * max_stall_s / fitting_tokens / deepest
+    decode_s = decode_share * max_stall_s
+    machine = Machine(chunk_share * max_stall_s, max(token_s, 1e-9), double_depth)
+    pace = PrefillPace(max_stall_s)
+    pace.decoded(decode_s)
+    for prompt in prompts:
+        steps = prefill(pace, machine, prompt, decode_s)
+        assert all(took_s <= max_stall_s for _, took_s in steps)
+        sizes = [tokens for tokens, _ in steps]
+        assert all(LEAST_TOKENS <= size <= MOST_TOKENS for size in sizes[:-1])
+        assert all(after <= 2 * before for before, after in pairwise(sizes))
+
+
+def test_the_time_is_used() -> None:
+    """Small chunks would be safe, and slow."""
+    pace = PrefillPace(1.0)
+    pace.decoded(0.05)
+    steps = prefill(pace, Machine(0.01, 0.001, 1e9), 5_000, 0.05)
+    assert max(took_s for _, took_s in steps) == pytest.approx(0.6, abs=0.05)
+    assert len(steps) < 16
+
+
+def test_alone_a_prompt_takes_larger_chunks_still_in_sight() -> None:
+    pace = PrefillPace(0.1)
+    steps = prefill(pace, Machine(0.01, 0.001, 1e9), 10_000, 0)
+    assert max(took_s for _, took_s in steps) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_fast_machine_takes_the_most_at_once() -> None:
+    steps = prefill(PrefillPace(1.0), Machine(0.001, 1e-6, 1e9), 20_000, 0.001)
+    assert max(tokens for tokens, _ in steps) == MOST_TOKENS
+
+
+def test_what_was_measured_is_carried_over() -> None:
+    pace, machine = PrefillPace(1.0), Machine(0.0, 0.001, 1e9)
+    prefill(pace, machine, 3_000, 0.01)
+    first, _ = prefill(pace, machine, 3_000, 0.01)[0]
+    assert first > 500
+
+
+def test_short_prompts_and_the_rests_of_long_ones_teach_nothing_wrong() -> None:
+    """A few tokens cost nearly as much as many: the next long prompt must not crawl."""
+    pace, machine = PrefillPace(1.0), Machine(0.1, 0.0005, 1e9)
+    prefill(pace, machine, 5_000, 0.01)
+    for _ in range(20):
+        prefill(pace, machine, 9, 0.01)
+    first, _ = prefill(pace, machine, 5_000, 0.01)[0]
+    assert first > 500
+
+
+def test_a_cached_prefix_is_deep_water() -> None:
+    """Behind 50,000 known tokens each new one costs more than it did at the start."""
+    pace, machine = PrefillPace(1.0), Machine(0.0, 0.0005, 8_000)
+    prefill(pace, machine, 4_000, 0.01)
+    steps = prefill(pace, machine, 54_000, 0.01, cached=50_000)
+    assert max(took_s for _, took_s in steps) < 1.0
+
+
+def test_a_machine_that_becomes_slow_is_noticed_at_once() -> None:
+    pace = PrefillPace(1.0)
+    prefill(pace, Machine(0.0, 0.0001, 1e9), 10_000, 0.01)
+    steps = prefill(pace, Machine(0.0, 0.001, 1e9), 10_000, 0.01)
+    assert all(took_s < 1.0 for _, took_s in steps[1:])
+
+
+def test_when_decoding_alone_takes_too_long_prefill_goes_on() -> None:
+    pace = PrefillPace(0.1)
+    pace.decoded(1.0)
+    steps = prefill(pace, Machine(0.0, 0.001, 1e9), 100, 1.0)
+    assert {tokens for tokens, _ in steps[1:-1]} == {LEAST_TOKENS}
+
+
+def test_a_step_that_took_less_than_decoding_before_makes_no_chunk_free() -> None:
+    pace = PrefillPace(1.0)
+    pace.decoded(0.5)
+    for _ in range(20):
+        pace.prefilled(pace.chunk(0, decoding=True), 0.4, 0, decoding=True)
+    # So far a chunk's time was the same whatever its size; a token's must have been something.
+    assert pace.chunk(0, decoding=True) < MOST_TOKENS

@@ -1,0 +1,201 @@
+"""What a request gets that names nothing, and the clocks."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, TokenBias
+from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
+from lmx.worker.engine import ModelFacts, RowSampling
+from lmx.worker.scheduling.prepare import answer_seed, prepare, resolve_max_tokens, resolve_sampling
+from lmx.worker.scheduling.progress import ProgressClock
+from lmx.worker.service.admission import QueueEstimate
+
+SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 1, 1)
+FACTS = ModelFacts(100, frozenset({7}), 50)
+ENDS = FACTS.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "file", "expected"),
+    [
+        (0.0, 0.5, 0.6, 0.0),
+        (None, 0.5, 0.6, 0.5),
+        (None, 0.0, 0.6, 0.0),
+        (None, None, 0.6, 0.6),
+        (None, None, None, 0.7),
+    ],
+)
+def test_temperature_order(
+    asked: float | None, configured: float | None, file: float | None, expected: float
+) -> None:
+    spec = dataclasses.replace(SPEC, temperature=configured)
+    facts = dataclasses.replace(FACTS, temperature=file)
+    assert resolve_sampling(Sampling(asked), spec, facts, 9) == RowSampling(
+        expected, 1.0, 9, end_ids=ENDS
+    )
+
+
+def test_top_p_and_seed_order() -> None:
+    spec = dataclasses.replace(SPEC, top_p=0.5)
+    facts = dataclasses.replace(FACTS, top_p=0.6)
+    assert resolve_sampling(Sampling(1, 0.4, seed=0), spec, facts, 9) == RowSampling(
+        1, 0.4, 0, end_ids=ENDS
+    )
+    assert resolve_sampling(Sampling(1), spec, facts, 9).top_p == 0.5
+    assert resolve_sampling(Sampling(1), SPEC, facts, 9).top_p == 0.6
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral"),
+    [("top_k", 0), ("min_p", 0.0), ("typical_p", 1.0), ("repetition_penalty", 1.0)],
+)
+def test_values_of_the_request_then_the_config_then_the_file(field: str, neutral: float) -> None:
+    def resolved(asked: Sampling, spec: WorkerSpec, facts: ModelFacts) -> float:
+        value: float = getattr(resolve_sampling(asked, spec, facts, 9), field)
+        return value
+
+    def with_value(base: Any, value: float) -> Any:
+        return dataclasses.replace(base, **{field: value})
+
+    facts = with_value(FACTS, 3)
+    assert resolved(Sampling(), SPEC, FACTS) == neutral
+    assert resolved(Sampling(), SPEC, facts) == 3
+    if field != "typical_p":
+        spec = with_value(SPEC, 2)
+        assert resolved(Sampling(), spec, facts) == 2
+        assert resolved(with_value(Sampling(), 1), spec, facts) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (Sampling(logit_bias=(TokenBias(49, 1.0), TokenBias(50, 1.0))), "logit_bias"),
+        (Sampling(stop_token_ids=(-1,)), "stop_token_ids"),
+    ],
+)
+def test_tokens_that_the_model_has_not_are_refused(asked: Sampling, param: str) -> None:
+    with pytest.raises(RequestError, match=f"`{param}` has the token .* 0 to 49") as raised:
+        resolve_sampling(asked, SPEC, FACTS, 9)
+    assert raised.value.param == param
+
+
+def test_what_ends_an_answer() -> None:
+    asked = Sampling(stop_token_ids=(3,))
+    assert resolve_sampling(asked, SPEC, FACTS, 9).end_ids == {3, 7}
+    asked = dataclasses.replace(asked, ignore_eos=True)
+    assert resolve_sampling(asked, SPEC, FACTS, 9).end_ids == {3}
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1))
+def test_each_answer_has_a_seed_of_its_own(seed: int) -> None:
+    seeds = [answer_seed(seed, index) for index in range(20)]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == 20
+    assert all(abs(other) < 2**64 for other in seeds)
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "limit", "expected"),
+    [
+        (None, None, None, 60),
+        (None, 20, None, 20),
+        (10, 20, None, 10),
+        (90, None, None, 60),
+        (50, None, 30, 30),
+        (None, None, 30, 30),
+    ],
+)
+def test_max_tokens(
+    asked: int | None, default: int | None, limit: int | None, expected: int
+) -> None:
+    spec = dataclasses.replace(SPEC, default_max_tokens=default, max_tokens_limit=limit)
+    assert resolve_max_tokens(asked, spec, 40, 100, "messages") == expected
+
+
+@given(prompt=st.integers(1, 200), asked=st.none() | st.integers(1, 300))
+def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> None:
+    try:
+        tokens = resolve_max_tokens(asked, SPEC, prompt, 100, "messages")
+    except RequestError as error:
+        assert prompt >= 100
+        assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")
+        assert str(prompt) in error.message
+        assert "100" in error.message
+    else:
+        assert 1 <= tokens <= 100 - prompt
+
+
+def test_progress_clock_counts_only_while_work_is_in_flight() -> None:
+    clock = ProgressClock()
+    assert clock.stalled_for_s(50) == 0
+    clock.begin(100)
+    assert clock.stalled_for_s(103) == 3
+    clock.begin(103)
+    assert clock.stalled_for_s(104) == 4, "more work is no progress"
+    clock.advance(105)
+    assert clock.stalled_for_s(106) == 1
+    clock.end()
+    clock.end()
+    assert (clock.in_flight, clock.stalled_for_s(200)) == (0, 0)
+    clock.begin(300)
+    assert clock.stalled_for_s(301) == 1
+
+
+def test_retry_after_follows_how_long_streams_hold_their_rows() -> None:
+    estimate = QueueEstimate()
+    assert estimate.retry_after_s(2) == 1
+    estimate.ended(20)
+    assert estimate.retry_after_s(2) == 10
+    assert estimate.retry_after_s(1) == 20, "fewer run, where memory is short"
+    assert estimate.retry_after_s(0) == 20
+    estimate.ended(1000)
+    assert estimate.retry_after_s(2) == 60
+
+
+@pytest.mark.parametrize(
+    ("search", "param"),
+    [(Search(n=3, best_of=3, beam=True), "n"), (Search(n=1, best_of=3, beam=True), "best_of")],
+)
+def test_beams_without_places_name_the_field_that_asks_for_them(search: Search, param: str) -> None:
+    spec = dataclasses.replace(SPEC, max_rows=2)
+    request = Generate(1, "r", Sampling(), 1, prompt="x", search=search)
+    with pytest.raises(RequestError) as caught:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+    assert caught.value.param == param
+    assert f"`{param}` 3" in caught.value.message
+
+
+LOOKUP = SpeculationSpec()
+DRAFT = SpeculationSpec(draft_path="/models/draft")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "assist", "param"),
+    [
+        (None, Assist(num_assistant_tokens=3), "num_assistant_tokens"),
+        (None, Assist(assistant_confidence_threshold=0.4), "assistant_confidence_threshold"),
+        (None, Assist(max_ngram_size=3), "max_ngram_size"),
+        (LOOKUP, Assist(assistant_confidence_threshold=0.4), "assistant_confidence_threshold"),
+        (DRAFT, Assist(max_ngram_size=3), "max_ngram_size"),
+        (None, Assist(), None),
+        (LOOKUP, Assist(num_assistant_tokens=3, max_ngram_size=3), None),
+        (DRAFT, Assist(assistant_confidence_threshold=0.4), None),
+    ],
+)
+def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
+    speculation: SpeculationSpec | None, assist: Assist, param: str | None
+) -> None:
+    spec = dataclasses.replace(SPEC, speculation=speculation)
+    request = Generate(1, "r", Sampling(), 1, prompt="x", assist=assist)
+    if param is None:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+        return
+    with pytest.raises(RequestError) as caught:
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)

@@ -1,0 +1,636 @@
+"""The engine thread, in this process, with the scripted engine."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+from scripted_engine import ScriptedEngine
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure
+from lmx.worker.engine import (
+    BeamSearch,
+    Engine,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+)
+from lmx.worker.scheduling.batch import BatchLimits
+from lmx.worker.scheduling.jobs import (
+    AnswerEnded,
+    Job,
+    JobCancelled,
+    JobEnd,
+    JobFailed,
+    JobFinished,
+    JobOutput,
+    Piece,
+    TextRules,
+)
+from lmx.worker.scheduling.row import Row
+from lmx.worker.scheduling.thread import EngineThread
+
+DEADLINE_S = 30.0
+GREEDY = RowSampling(0)
+
+
+class Recorder:
+    """Owns an engine thread, keeps what it reports."""
+
+    def __init__(self, limits: BatchLimits, options: dict[str, Any]) -> None:
+        self.engine = ScriptedEngine(options)
+        self.outputs: list[JobOutput] = []
+        self.results: dict[int, Any] = {}
+        self.batches = 0
+        self.phases: list[LoadPhase] = []
+        self.facts: ModelFacts | None = None
+        self.error: Exception | None = None
+        loop = asyncio.get_running_loop()
+        self.thread = EngineThread(lambda: self.engine, limits, self, loop)
+        self._ids = itertools.count(1)
+
+    def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
+        self.phases.append(phase)
+
+    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
+        self.facts = facts
+
+    def load_failed(self, error: Exception) -> None:
+        self.error = error
+
+    def deliver(self, outputs: list[JobOutput]) -> None:
+        self.batches += 1
+        self.outputs += outputs
+        for output in outputs:
+            if isinstance(output, JobEnd):
+                self.thread.clock.end()
+
+    def computed(self, task_id: int, result: Any) -> None:
+        self.results[task_id] = result
+
+    def engine_broke(self, error: Exception) -> None:
+        self.error = error
+
+    def submit(
+        self,
+        max_tokens: int = 100_000,
+        stop: tuple[str, ...] = (),
+        n: int = 1,
+        beam: BeamSearch | None = None,
+        rules: TextRules | None = None,
+        memory_wait_s: float | None = None,
+        **script: Any,
+    ) -> int:
+        job_id = next(self._ids)
+        encoded = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
+        rows = tuple(
+            RowRequest(1000 * job_id + index, encoded.tokens, max_tokens, GREEDY, beam=beam)
+            for index in range(1 if beam else n)
+        )
+        rules = rules or TextRules(eos=frozenset({0}), stop=stop)
+        now_s = time.monotonic()
+        job = Job(job_id, f"req-{job_id}", rows, rules, n, now_s, memory_wait_s=memory_wait_s)
+        self.thread.submit(job)
+        return job_id
+
+    def of(self, job_id: int) -> list[JobOutput]:
+        return [output for output in self.outputs if output.job_id == job_id]
+
+    def pieces(self, job_id: int, index: int = 0) -> list[Piece]:
+        return [o for o in self.of(job_id) if isinstance(o, Piece) and o.answer == index]
+
+    def text(self, job_id: int, index: int = 0) -> str:
+        return "".join(piece.text for piece in self.pieces(job_id, index))
+
+    def reason(self, job_id: int) -> FinishReason:
+        (end,) = [o for o in self.of(job_id) if isinstance(o, AnswerEnded)]
+        return end.reason
+
+    def ends(self, job_id: int) -> list[JobOutput]:
+        return [output for output in self.of(job_id) if isinstance(output, JobEnd)]
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := condition()):
+                await asyncio.sleep(0.002)
+        return found
+
+    async def end(self, job_id: int) -> Any:
+        return (await self.until(lambda: self.ends(job_id)))[0]
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Make recorders; their threads are stopped afterwards, but for those that hang."""
+    recorders: list[Recorder] = []
+
+    async def begin(
+        max_rows: int = 2, max_queue_s: float = 300.0, kv_tokens: int | None = None, **options: Any
+    ) -> Recorder:
+        limits = BatchLimits(max_rows, max_queue_s, kv_tokens, [KvLayers(1, 1)])
+        recorder = Recorder(limits, options)
+        recorders.append(recorder)
+        recorder.thread.start()
+        await recorder.until(lambda: recorder.facts or recorder.error)
+        return recorder
+
+    yield begin
+    for recorder in recorders:
+        recorder.thread.stop(1)
+
+
+async def test_load_reports_and_then_rows_run(start: Start) -> None:
+    recorder = await start()
+    assert recorder.phases[-1] is LoadPhase.WARMUP
+    row = recorder.submit(tokens=5)
+    end = await recorder.end(row)
+    assert isinstance(end, JobFinished)
+    assert recorder.reason(row) is FinishReason.STOP
+    assert end.usage.completion_tokens == 5
+    assert recorder.text(row) == "word " * 5
+
+
+async def test_a_load_that_fails_is_reported(start: Start) -> None:
+    recorder = await start(load_error="no")
+    assert "no" in str(recorder.error)
+
+
+async def test_length_ends_at_the_limit(start: Start) -> None:
+    recorder = await start()
+    row = recorder.submit(max_tokens=3, tokens=10)
+    end = await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.LENGTH
+    assert end.usage.completion_tokens == 3
+    assert recorder.text(row) == "word " * 3
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"), [("d wo", "wor"), ("word word word ", ""), ("xyz", "word " * 6)]
+)
+async def test_stop_strings_across_tokens(start: Start, stop: str, expected: str) -> None:
+    recorder = await start()
+    row = recorder.submit(tokens=6, stop=(stop,))
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.STOP
+    assert recorder.text(row) == expected
+    await recorder.until(lambda: recorder.thread.rows == 0)
+
+
+async def test_a_stop_string_on_the_last_token_counts_as_stop(start: Start) -> None:
+    recorder = await start()
+    row = recorder.submit(max_tokens=2, stop=("word word",), tokens=10)
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.STOP
+    assert recorder.text(row) == ""
+
+
+async def test_held_text_is_given_out_at_the_limit(start: Start) -> None:
+    recorder = await start()
+    row = recorder.submit(max_tokens=2, stop=("word word word",), tokens=10)
+    await recorder.end(row)
+    assert recorder.reason(row) is FinishReason.LENGTH
+    assert recorder.text(row) == "word word "
+
+
+def test_what_the_detokenizer_held_may_complete_a_stop_string() -> None:
+    class Late:
+        """Gives out everything at the end."""
+
+        def add(self, token: int) -> str:
+            return ""
+
+        def flush(self) -> str:
+            return "abcd"
+
+    request = RowRequest(1, [0], 2, GREEDY)
+    rules = TextRules(eos=frozenset({9}), stop=("bc",))
+    out: list[JobOutput] = []
+    row = Row(Job(1, "req", (request,), rules, 1, 0.0), 0, Late(), lambda token: b"")
+    assert not row.advance(5, None, out)
+    assert row.advance(5, None, out)
+    assert out == [Piece(1, 0, "a", 2), AnswerEnded(1, 0, FinishReason.STOP, "bc", 2, 0.0)]
+
+
+async def test_held_text_is_given_out_at_the_end(start: Start) -> None:
+    recorder = await start()
+    row = recorder.submit(tokens=2, stop_text="<", stop=("<|end|>",))
+    await recorder.end(row)
+    assert recorder.text(row) == "word word <"
+    assert sum(piece.tokens for piece in recorder.pieces(row)) == 3
+
+
+async def test_rows_advance_together(start: Start) -> None:
+    recorder = await start(max_rows=2)
+    first = recorder.submit(tokens=50, step_s=0.002)
+    second = recorder.submit(tokens=50, step_s=0.002)
+    await recorder.end(first)
+    await recorder.end(second)
+    order = [output.job_id for output in recorder.outputs]
+    switches = sum(a != b for a, b in itertools.pairwise(order))
+    assert switches > 50
+    assert recorder.engine.calls["step"] < 70
+
+
+async def test_rows_are_admitted_in_order_of_arrival(start: Start) -> None:
+    recorder = await start(max_rows=1)
+    rows = [recorder.submit(tokens=length) for length in (30, 3, 20, 1)]
+    for row in rows:
+        await recorder.end(row)
+    assert [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)] == rows
+
+
+async def test_timings_add_up(start: Start) -> None:
+    recorder = await start(max_rows=1)
+    began_s = time.monotonic()
+    recorder.submit(tokens=10, step_s=0.01)
+    row = recorder.submit(tokens=10, step_s=0.01, prefill_s=0.1)
+    timings = (await recorder.end(row)).timings
+    took_s = time.monotonic() - began_s
+    assert timings.queue_s >= 0.09
+    assert timings.prefill_s >= 0.1
+    assert timings.decode_s >= 0.08
+    assert timings.queue_s + timings.prefill_s + timings.decode_s <= took_s
+
+
+@pytest.mark.parametrize("where", ["queued", "prefill", "decode"])
+async def test_cancel_ends_a_row_before_the_next_step(start: Start, where: str) -> None:
+    recorder = await start(max_rows=1)
+    with structlog.testing.capture_logs() as logs:
+        if where == "queued":
+            recorder.submit(tokens=100, step_s=0.005)
+        prefill_s = 60 if where == "prefill" else 0
+        row = recorder.submit(tokens=100, step_s=0.005, prefill_s=prefill_s)
+        steps = recorder.thread.steps
+        await recorder.until(lambda: recorder.thread.steps > steps + 3)
+        if where == "decode":
+            await recorder.until(lambda: recorder.text(row))
+        recorder.thread.cancel(row)
+        assert isinstance(await recorder.end(row), JobCancelled)
+    (event,) = [entry for entry in logs if entry["event"] == "stream.cancelled"]
+    assert event["where"] == where
+    assert 0 <= event["step_when_freed"] - event["step_at_cancel"] <= 1
+    assert len(recorder.ends(row)) == 1
+    if where != "queued":
+        await recorder.until(lambda: recorder.thread.rows == 0)
+        assert recorder.engine.calls["remove"] >= 1
+    after = recorder.submit(tokens=1)
+    await recorder.end(after)
+    if where != "decode":
+        assert recorder.text(row) == ""
+
+
+async def test_cancel_of_an_ended_row_is_ignored(start: Start) -> None:
+    recorder = await start()
+    row = recorder.submit(tokens=1)
+    await recorder.end(row)
+    recorder.thread.cancel(row)
+    after = recorder.submit(tokens=1)
+    await recorder.end(after)
+    assert len(recorder.ends(row)) == 1
+
+
+async def test_a_row_that_raises_fails_alone(start: Start) -> None:
+    recorder = await start()
+    good = recorder.submit(tokens=30, step_s=0.002)
+    bad = recorder.submit(tokens=30, raise_at=2)
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(good), JobFinished)
+    assert recorder.text(good) == "word " * 30
+    await recorder.until(lambda: recorder.thread.rows == 0)
+
+
+async def test_a_row_that_cannot_be_admitted_fails_alone(start: Start) -> None:
+    recorder = await start()
+    bad = recorder.submit(tokens=2, raise_at=50)
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+
+
+async def test_a_row_that_cannot_be_made_fails_alone_and_keeps_no_place(start: Start) -> None:
+    def raises() -> Any:
+        raise ValueError("no such parser")
+
+    recorder = await start(max_rows=1)
+    rules = TextRules(frozenset({0}), make_parser=raises)
+    for _ in range(2):
+        assert isinstance(await recorder.end(recorder.submit(rules=rules)), JobFailed)
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+    await recorder.until(lambda: recorder.thread.rows == 0)
+
+
+async def test_an_echo_that_raises_fails_alone(start: Start) -> None:
+    recorder = await start()
+    good = recorder.submit(tokens=30, step_s=0.002)
+    # Its row asks for no logprobs of the prompt, so that there are none to echo.
+    bad = recorder.submit(rules=TextRules(frozenset({0}), logprobs=True, echo=True))
+    assert isinstance(await recorder.end(bad), JobFailed)
+    assert isinstance(await recorder.end(good), JobFinished)
+    assert recorder.text(good) == "word " * 30
+
+
+async def test_a_long_prompt_is_echoed_in_several_pieces(start: Start) -> None:
+    recorder = await start()
+    rules = TextRules(frozenset({0}), echo=True)
+    job = recorder.submit(tokens=1, rules=rules, long="x" * 10_000)
+    await recorder.end(job)
+    *echoed, answer = (piece.text for piece in recorder.pieces(job))
+    assert answer == "word "
+    assert json.loads("".join(echoed)) == {"tokens": 1, "long": "x" * 10_000}
+    assert max(map(len, echoed)) < 5000
+
+
+async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
+    recorder = await start()
+    recorder.submit(step_raise_at=1)
+    await recorder.until(lambda: recorder.error)
+    assert recorder.thread.stop(1), "the thread is over"
+
+
+async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: Start) -> None:
+    recorder = await start(max_rows=1)
+    breaks = recorder.submit(step_raise_at=3, step_s=0.02)
+    waits = recorder.submit(tokens=1)
+    await recorder.until(lambda: recorder.error)
+    failed = await recorder.end(waits)
+    assert (failed.code, "try again" in failed.message) == (ErrorCode.WORKER_LOST, True)
+    assert recorder.ends(breaks) == [], "its owner is told by engine_broke"
+
+
+async def test_a_hang_shows_as_a_stall_and_long_steps_do_not_add_up(start: Start) -> None:
+    recorder = await start()
+    clock = recorder.thread.clock
+    row = recorder.submit(tokens=10, step_s=0.05)
+    worst = 0.0
+    while not recorder.ends(row):
+        worst = max(worst, clock.stalled_for_s(time.monotonic()))
+        await asyncio.sleep(0.002)
+    assert worst < 0.4
+    assert clock.stalled_for_s(time.monotonic()) == 0
+    recorder.submit(hang_at=1)
+    await recorder.until(lambda: clock.stalled_for_s(time.monotonic()) > 0.3)
+    assert not recorder.thread.stop(0.05), "stuck, and known to be"
+
+
+async def test_prefill_chunks_are_progress(start: Start) -> None:
+    recorder = await start()
+    recorder.submit(prefill_s=0.6, tokens=1)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 0.4:
+        assert recorder.thread.clock.stalled_for_s(time.monotonic()) < 0.3
+        await asyncio.sleep(0.01)
+
+
+async def test_an_engine_rests_once_in_a_pause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.worker.scheduling.thread._REST_AFTER_S", 0.02)
+    recorder = await start(memory_bytes=123)
+    await recorder.until(lambda: recorder.engine.calls["rest"] == 1)
+    await asyncio.sleep(0.1)  # Time for more, if there were to be more.
+    assert recorder.engine.calls["rest"] == 1
+    await recorder.end(recorder.submit(tokens=1))
+    await recorder.until(lambda: recorder.engine.calls["rest"] == 2)
+    assert recorder.thread.memory_bytes == 123
+
+
+async def test_a_loop_that_lags_holds_up_the_engine_not_memory(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.worker.scheduling.thread.LIMIT_STEPS", 8)
+    recorder = await start()
+    row = recorder.submit(tokens=500)
+    time.sleep(0.2)  # The loop stands still: that is what is tested.
+    assert recorder.engine.calls["step"] < 20
+    await recorder.end(row)
+    assert recorder.text(row) == "word " * 500
+    assert recorder.batches < 500
+
+
+async def test_several_answers_are_rows_of_one_job(start: Start) -> None:
+    recorder = await start(max_rows=2)
+    job = recorder.submit(tokens=5, n=3)
+    end = await recorder.end(job)
+    assert isinstance(end, JobFinished)
+    assert [recorder.text(job, index) for index in range(3)] == ["word " * 5] * 3
+    assert end.usage.completion_tokens == 15
+    assert end.usage.prompt_tokens == len(json.dumps({"tokens": 5}))
+    assert sorted(o.answer for o in recorder.of(job) if isinstance(o, AnswerEnded)) == [0, 1, 2]
+    assert recorder.of(job)[-1] is end
+
+
+async def test_one_bad_answer_takes_the_whole_job(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    other = recorder.submit(tokens=30, step_s=0.002)
+    job = recorder.submit(tokens=10, n=3, fail_at=4)
+    assert isinstance(await recorder.end(job), JobFailed)
+    assert isinstance(await recorder.end(other), JobFinished)
+    await recorder.until(lambda: recorder.thread.rows == 0)
+    assert len(recorder.ends(job)) == 1
+
+
+async def test_cancel_takes_all_rows_of_a_job(start: Start) -> None:
+    recorder = await start(max_rows=2)
+    job = recorder.submit(tokens=10_000, step_s=0.005, n=4)
+    after = recorder.submit(tokens=1)
+    await recorder.until(lambda: recorder.text(job, 1))
+    recorder.thread.cancel(job)
+    assert isinstance(await recorder.end(job), JobCancelled)
+    assert isinstance(await recorder.end(after), JobFinished)
+
+
+async def test_a_beam_search_waits_for_its_places_and_is_not_passed(start: Start) -> None:
+    recorder = await start(max_rows=3)
+    first = recorder.submit(tokens=10, step_s=0.01)
+    beam = recorder.submit(tokens=4, n=2, beam=BeamSearch(3, 1.0, frozenset({0})))
+    last = recorder.submit(tokens=1)
+    for job in (first, beam, last):
+        assert isinstance(await recorder.end(job), JobFinished)
+    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    assert ends == [first, beam, last]
+    assert recorder.text(beam, 0) == "word " * 4
+    assert recorder.text(beam, 1) == "word " * 4
+    (usage,) = [o.usage for o in recorder.of(beam) if isinstance(o, JobFinished)]
+    assert usage.completion_tokens == 8
+
+
+async def test_a_beam_search_says_when_it_was_read_and_how_long_it_wrote(start: Start) -> None:
+    """Its text comes all at the end: that is not its first token."""
+    recorder = await start()
+    # The scripted engine finds all in a single step.
+    job = recorder.submit(
+        tokens=10, step_s=0.2, prefill_s=0.3, beam=BeamSearch(2, 1.0, frozenset({0}))
+    )
+    end = await recorder.end(job)
+    assert isinstance(end, JobFinished)
+    assert end.timings.prefill_s >= 0.25 and end.timings.decode_s >= 0.15
+
+
+async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
+    recorder = await start()
+    job = recorder.submit(tokens=50, step_s=0.002)
+
+    def refuse(task: Any) -> Any:
+        if task == "bad":
+            raise ValueError(task)
+        return task
+
+    recorder.engine.compute = refuse
+    for task_id, request in enumerate(["one", "bad", "two"]):
+        recorder.thread.submit_task(task_id, request, "")
+    await recorder.until(lambda: len(recorder.results) == 3)
+    assert not recorder.ends(job), "a task waits for no row"
+    assert (recorder.results[0], recorder.results[2]) == ("one", "two")
+    assert isinstance(recorder.results[1], ValueError)
+    assert isinstance(await recorder.end(job), JobFinished)
+    assert recorder.thread.clock.in_flight == 0
+
+
+async def test_a_cancelled_task_is_not_computed(start: Start) -> None:
+    recorder = await start()
+    recorder.submit(prefill_s=0.2, tokens=1)
+    await recorder.until(lambda: recorder.thread.rows == 1)
+    recorder.thread.submit_task(1, "a", "")
+    recorder.thread.submit_task(2, "b", "")
+    recorder.thread.cancel_task(2)
+    await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
+    assert recorder.results == {1: "a", 2: None}
+
+
+async def test_a_row_waits_for_memory_and_is_not_passed(start: Start) -> None:
+    recorder = await start(max_rows=4, kv_tokens=1024)
+    # Each is counted at 512 tokens, the second one at 1,024: prompt and answer, by steps.
+    first = recorder.submit(max_tokens=200, tokens=100, step_s=0.005)
+    large = recorder.submit(max_tokens=700, tokens=3)
+    small = recorder.submit(max_tokens=10, tokens=1)
+    await recorder.until(lambda: recorder.text(first))
+    assert recorder.thread.rows == 1
+    for job in (first, large, small):
+        assert isinstance(await recorder.end(job), JobFinished)
+    ends = [o.job_id for o in recorder.outputs if isinstance(o, JobEnd)]
+    assert ends[0] == first
+    await recorder.until(lambda: recorder.thread.rows == 0)
+    assert recorder.thread.kv_bytes == 0
+
+
+async def test_a_row_larger_than_all_memory_runs_alone(start: Start) -> None:
+    recorder = await start(max_rows=4, kv_tokens=256)
+    jobs = [recorder.submit(max_tokens=2000, tokens=20, step_s=0.001) for _ in range(3)]
+    most_rows = 0
+    while not all(recorder.ends(job) for job in jobs):
+        most_rows = max(most_rows, recorder.thread.rows)
+        await asyncio.sleep(0)
+    assert most_rows == 1
+
+
+async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: Start) -> None:
+    recorder = await start(max_rows=1, max_queue_s=0.1)
+    running = recorder.submit(tokens=100, step_s=0.005)
+    waiting = recorder.submit(tokens=1)
+    end = await recorder.end(waiting)
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.QUEUE_TIMEOUT
+    assert "max_queue_s" in end.message
+    assert not recorder.ends(running)
+    assert isinstance(await recorder.end(running), JobFinished), "which took longer, but has a row"
+    assert recorder.thread.clock.in_flight == 0
+
+
+async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: Start) -> None:
+    recorder = await start(max_rows=4, memory_bytes=100, grow_bytes_per_token=10)
+    first = recorder.submit(tokens=100, step_s=0.005)
+    await recorder.until(lambda: len(recorder.text(first)) > 20)
+    recorder.thread.press(MemoryPressure.SOFT)
+    await recorder.until(lambda: recorder.engine.calls["shrink"] == 1)
+    assert 100 < recorder.thread.memory_bytes < recorder.thread.peak_memory_bytes
+    second = recorder.submit(tokens=50, step_s=0.005)
+    third = recorder.submit(tokens=3)
+    await recorder.end(first)
+    assert not recorder.pieces(second)
+    await recorder.until(lambda: recorder.text(second))
+    assert recorder.thread.rows == 1
+    recorder.thread.press(MemoryPressure.NONE)
+    await recorder.end(third)
+    assert not recorder.ends(second), "it runs beside it"
+    assert recorder.engine.calls["regrow"] == 1
+    assert isinstance(await recorder.end(second), JobFinished)
+
+
+async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
+    start: Start,
+) -> None:
+    recorder = await start(max_rows=4)
+    running = recorder.submit(tokens=400, step_s=0.005)
+    await recorder.until(lambda: recorder.text(running))
+    recorder.thread.press(MemoryPressure.SOFT)
+    patient = recorder.submit(tokens=3)
+    other = recorder.submit(tokens=3, memory_wait_s=0.1)
+    end = await recorder.end(other)
+    assert (type(end), end.code) == (JobFailed, ErrorCode.INSUFFICIENT_MEMORY)
+    assert "load_wait_s" in end.message
+    assert not recorder.ends(running)
+    recorder.thread.press(MemoryPressure.NONE)
+    assert isinstance(await recorder.end(patient), JobFinished)
+
+
+async def test_hard_pressure_fails_the_newest_of_the_largest(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    small = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
+    older = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
+    newer = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
+    last = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
+    await recorder.until(lambda: recorder.text(last))
+    recorder.thread.press(MemoryPressure.HARD)
+    end = await recorder.end(newer)
+    assert isinstance(end, JobFailed)
+    assert end.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert not any(recorder.ends(job) for job in (small, older, last))
+    recorder.thread.press(MemoryPressure.HARD)
+    assert isinstance(await recorder.end(older), JobFailed)
+    recorder.thread.press(MemoryPressure.NONE)
+    for job in (small, last):
+        assert isinstance(await recorder.end(job), JobFinished)
+
+
+async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: Start) -> None:
+    recorder = await start()
+    for level in (MemoryPressure.HARD, MemoryPressure.NONE):
+        recorder.thread.press(level)
+    await recorder.until(lambda: recorder.engine.calls["regrow"])
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
+
+
+async def test_pressure_told_many_times_in_one_step_fails_one(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    jobs = [recorder.submit(tokens=4, step_s=0.3) for _ in range(3)]
+    await recorder.until(lambda: recorder.text(jobs[-1]))
+    for _ in range(3):
+        recorder.thread.press(MemoryPressure.HARD)
+    ends = [await recorder.end(job) for job in jobs]
+    assert [type(end) for end in ends] == [JobFinished, JobFinished, JobFailed]
+
+
+async def test_a_row_without_memory_fails_alone_and_says_so(start: Start) -> None:
+    class Short:
+        """There is no memory for its text."""
+
+        def add(self, token: int) -> str:
+            raise MemoryError
+
+    recorder = await start()
+    detokenizer = recorder.engine.detokenizer
+    recorder.engine.detokenizer = lambda markers, after=(): Short()
+    bad = await recorder.end(recorder.submit(tokens=1))
+    assert isinstance(bad, JobFailed)
+    assert bad.code is ErrorCode.INSUFFICIENT_MEMORY
+    recorder.engine.detokenizer = detokenizer
+    assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)

@@ -1,0 +1,281 @@
+"""When a row may begin, by what the caches of all rows are counted at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scripted_engine import ScriptedEngine
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Sampling, Search
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.models.memory import KvLayers, kv_bytes
+from lmx.worker.engine import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
+from lmx.worker.scheduling.batch import Batch, BatchLimits
+from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
+from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
+from lmx.worker.scheduling.prepare import prepare
+
+PLAIN = (KvLayers(2, 4),)
+LAYERS = [
+    PLAIN,
+    (KvLayers(1, 8, window_tokens=512), KvLayers(1, 2)),
+    (KvLayers(3, 4), KvLayers(2, 0, fixed_bytes=1000)),
+]
+
+
+def row(row_id: int, prompt: int, max_tokens: int, width: int | None = None) -> RowRequest:
+    beam = BeamSearch(width, 1.0, frozenset()) if width else None
+    return RowRequest(row_id, [7] * prompt, max_tokens, RowSampling(0.0), beam=beam)
+
+
+def counted(*rows: RowRequest, layers: Sequence[KvLayers] = PLAIN) -> KvAdmission:
+    admission = KvAdmission(layers, 1)
+    for one in rows:
+        admission.begin(one)
+    return admission
+
+
+def of(tokens: int, layers: Sequence[KvLayers] = PLAIN) -> int:
+    return kv_bytes(layers, tokens)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], 0),
+        ([row(1, 100, 50)], of(150)),
+        # Of a long answer, a first part.
+        ([row(1, 100, 100_000)], of(100 + ANSWER_TOKENS)),
+        # The batch is as long as its longest row, for each of them.
+        ([row(1, 10, 10), row(2, 3000, 500), row(3, 1, 1)], 3 * of(3500)),
+        # A search is a batch of its own.
+        ([row(1, 100, 100, width=4)], 4 * of(200)),
+        ([row(1, 3000, 10, width=2), row(2, 10, 10)], 2 * of(3010) + of(20)),
+    ],
+)
+def test_what_rows_are_counted_at(rows: list[RowRequest], expected: int) -> None:
+    assert counted(*rows).total_bytes == expected
+
+
+def test_a_row_grows_with_what_it_makes_some_tokens_ahead() -> None:
+    admission = counted(row(1, 100, 5000))
+    for made in range(1, 5001):
+        admission.made(1)
+        answer = min(5000, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
+        assert admission.total_bytes == of(100 + answer)
+    admission.end(1)
+    admission.end(1)
+    assert admission.total_bytes == 0
+
+
+def test_requests_are_compared_by_bytes_then_by_tokens() -> None:
+    known = counted(row(1, 10, 10), row(2, 2000, 10), row(3, 500, 10, width=8))
+    assert max([[1], [2], [3], [1, 2]], key=known.size) == [3]
+    unknown = counted(row(1, 10, 10), row(2, 2000, 10), layers=())
+    assert unknown.size([2]) == (0, 2010)
+    assert max([[1], [2]], key=unknown.size) == [2]
+
+
+def test_without_a_limit_or_a_shape_every_row_fits() -> None:
+    for admission in (KvAdmission(PLAIN, None), KvAdmission((), 0)):
+        for row_id in range(5):
+            assert admission.fits(row(row_id, 10_000, 10_000))
+            admission.begin(row(row_id, 10_000, 10_000))
+
+
+@given(st.sampled_from(LAYERS), st.integers(0, 20_000), st.integers(1, 4), st.integers(0, 3000))
+def test_most_tokens_is_what_fits_and_no_more(
+    layers: Sequence[KvLayers], limit: int, sequences: int, asked: int
+) -> None:
+    most = most_tokens(layers, limit, sequences, asked)
+    assert 0 <= most <= asked
+    assert most == 0 or sequences * kv_bytes(layers, most) <= limit
+    assert most == asked or sequences * kv_bytes(layers, most + 1) > limit
+
+
+class Engine(ScriptedEngine):
+    """Its rows make tokens without an end; which of them end is the test's to say."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.running: dict[int, RowRequest] = {}
+
+    def can_admit(self) -> bool:
+        return True
+
+    def admit(self, row: RowRequest) -> None:
+        self.running[row.row_id] = row
+
+    def remove(self, row_id: int) -> None:
+        self.running.pop(row_id, None)
+
+
+@settings(max_examples=60, stateful_step_count=40)
+class Admission(RuleBasedStateMachine):
+    """Jobs come, grow and end in any order, through the batch that admits them."""
+
+    @initialize(layers=st.sampled_from(LAYERS), steps=st.integers(1, 40))
+    def begin(self, layers: Sequence[KvLayers], steps: int) -> None:
+        self.layers = layers
+        self.limit = kv_bytes(layers, 256 * steps)
+        self.engine = Engine()
+        self.batch = Batch(BatchLimits(1000, 1e9, self.limit, layers))
+        self.made: dict[int, int] = {}
+        self.order: list[int] = []
+        self.begun: list[int] = []
+        self.open: list[Job] = []
+        self.ends: dict[int, JobEnd] = {}
+        self.jobs = 0
+
+    @rule(
+        prompt=st.integers(1, 3000),
+        max_tokens=st.integers(1, 5000),
+        n=st.integers(1, 3),
+        beam=st.booleans(),
+    )
+    def come(self, prompt: int, max_tokens: int, n: int, beam: bool) -> None:
+        self.jobs += 1
+        ids = [10 * self.jobs + index for index in range(1 if beam else n)]
+        rows = tuple(row(row_id, prompt, max_tokens, n if beam else None) for row_id in ids)
+        job = Job(self.jobs, "r", rows, TextRules(frozenset({0})), n, 0.0)
+        self.order += ids
+        self.open.append(job)
+        self.batch.add(job)
+        self.admit()
+
+    @precondition(lambda self: self.engine.running)
+    @rule(tokens=st.integers(1, 600))
+    def grow(self, tokens: int) -> None:
+        for _ in range(tokens):
+            made = [(i, 1, None) for i, r in self.engine.running.items() if r.beam is None]
+            self.step(StepOutput(tokens=made))  # type: ignore[arg-type]
+        self.admit()
+
+    @precondition(lambda self: self.engine.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        row_id = data.draw(st.sampled_from(sorted(self.engine.running)))
+        if self.engine.running[row_id].beam is None:
+            self.step(StepOutput(tokens=[(row_id, 0, None)]))  # type: ignore[list-item]
+        else:
+            del self.engine.running[row_id]
+            self.step(StepOutput(found=[(row_id, ())]))
+        self.admit()
+
+    @precondition(lambda self: self.engine.running)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        row_id = data.draw(st.sampled_from(sorted(self.engine.running)))
+        del self.engine.running[row_id]
+        self.step(StepOutput(failed=[(row_id, ValueError())]))
+        self.admit()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.open))
+        self.batch.cancel(self.engine, job.job_id, 0, 0)
+        self.admit()
+
+    @precondition(lambda self: self.engine.running)
+    @rule()
+    def press(self) -> None:
+        self.batch.fail_largest(self.engine)
+        self.admit()
+
+    @invariant()
+    def one_row_runs_if_any_waits(self) -> None:
+        if hasattr(self, "batch") and self.open:
+            assert self.engine.running
+
+    @invariant()
+    def counted_is_what_runs(self) -> None:
+        if hasattr(self, "batch"):
+            assert self.batch.kv_bytes == self.expected(self.engine.running)
+            assert self.batch.rows == len(self.engine.running)
+
+    def step(self, output: StepOutput) -> None:
+        for row_id, _, _ in output.tokens:
+            self.made[row_id] = self.made.get(row_id, 0) + 1
+        self.engine.step = lambda: output  # type: ignore[method-assign]
+        self.batch.step(self.engine)
+
+    def admit(self) -> None:
+        self.take()
+        before = dict(self.engine.running)
+        self.batch.admit(self.engine)
+        for row_id in list(self.engine.running)[len(before) :]:
+            before[row_id] = self.engine.running[row_id]
+            assert len(before) == 1 or self.expected(before) <= self.limit
+            # No other that waited longer is passed.
+            passed = [i for i in self.order[: self.order.index(row_id)] if i not in self.begun]
+            ended = {i for i in passed if self.of_an_ended_job(i)}
+            assert set(passed) == ended
+            self.begun.append(row_id)
+        self.take()
+
+    def take(self) -> None:
+        for output in self.batch.outputs:
+            if isinstance(output, JobFinished | JobFailed | JobCancelled):
+                assert output.job_id not in self.ends
+                self.ends[output.job_id] = output
+                self.open = [job for job in self.open if job.job_id != output.job_id]
+        self.batch.outputs = []
+
+    def of_an_ended_job(self, row_id: int) -> bool:
+        return row_id // 10 in self.ends
+
+    def expected(self, running: dict[int, RowRequest]) -> int:
+        def tokens(one: RowRequest) -> int:
+            made = self.made.get(one.row_id, 0)
+            return len(one.prompt) + min(one.max_tokens, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
+
+        alike = [tokens(one) for one in running.values() if one.beam is None]
+        searches = sum(
+            one.beam.width * kv_bytes(self.layers, tokens(one))
+            for one in running.values()
+            if one.beam is not None
+        )
+        return len(alike) * kv_bytes(self.layers, max(alike, default=0)) + searches
+
+
+TestAdmission = Admission.TestCase
+
+
+SPEC = WorkerSpec(
+    "0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 8, 1, kv_cache_bytes=8 * 1024, kv_layers=PLAIN
+)
+FACTS = ModelFacts(8192, frozenset({7}), 1_000_000)
+
+
+def prepared(spec: WorkerSpec, prompt_tokens: int, **search: object) -> Job:
+    request = Generate(
+        1, "r", Sampling(temperature=0), 0, prompt="x" * prompt_tokens,
+        search=dataclasses.replace(Search(), **search),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
+
+
+def test_a_prompt_that_never_fits_is_refused_with_figures() -> None:
+    prepared(SPEC, 1023)
+    with pytest.raises(RequestError) as caught:
+        prepared(SPEC, 1024)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.param == "prompt"
+    for part in ("is 1024 tokens", "holds 1024 tokens", "memory_bytes", "concurrency"):
+        assert part in caught.value.message
+    prepared(dataclasses.replace(SPEC, kv_cache_bytes=None), 1024)
+
+
+def test_each_beam_of_a_search_must_fit_but_answers_can_come_one_after_the_other() -> None:
+    prepared(SPEC, 1000, n=4, best_of=4)
+    prepared(SPEC, 200, n=1, best_of=4, beam=True)
+    with pytest.raises(RequestError) as caught:
+        prepared(SPEC, 300, n=1, best_of=4, beam=True)
+    assert "256 tokens for each of 4 beams" in caught.value.message

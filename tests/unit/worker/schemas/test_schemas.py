@@ -1,0 +1,184 @@
+"""What schemas are rewritten to, and the check of answers, against a validator of others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from jsonschema import Draft202012Validator
+from schema_cases import SCHEMAS, VALUES
+
+from lmx.worker.schemas.check import SchemaCheck
+from lmx.worker.schemas.dialects import SchemaFault, ecma, standalone
+from lmx.worker.schemas.disjoint import Lookup
+from lmx.worker.schemas.negation import opposite
+from lmx.worker.schemas.rewrite import Rewritten, rewrite
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+_SLOW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def rewritten(schema: dict[str, Any], *, expand: bool = True) -> Rewritten:
+    return rewrite(standalone(schema), lambda _: True, expand=expand)
+
+
+def valid(schema: Any, value: Any) -> bool:
+    return bool(Draft202012Validator(schema).is_valid(value))
+
+
+@_SLOW
+@given(SCHEMAS, VALUES)
+def test_the_check_is_what_json_schema_says(schema: Any, value: Any) -> None:
+    # Inside `not` one schema of `oneOf` alone is meant, as it is written.
+    whole = {"not": schema}
+    try:
+        source = standalone(whole)
+    except SchemaFault:
+        return
+    said = SchemaCheck(source, ())(json.dumps(value))
+    assert (said is None) == valid(whole, value), source.schema
+
+
+@_SLOW
+@given(SCHEMAS, VALUES)
+def test_what_is_rewritten_allows_all_that_is_valid(schema: Any, value: Any) -> None:
+    if not isinstance(schema, dict):
+        return
+    made = rewritten(schema)
+    if valid(schema, value):
+        assert valid(made.schema, value), made
+    elif not made.checked and not made.remarks:
+        assert not valid(made.schema, value), made
+
+
+@_SLOW
+@given(SCHEMAS, VALUES)
+def test_an_opposite_is_one(schema: Any, value: Any) -> None:
+    source = standalone({"not": schema})
+    made = opposite(schema, True, Lookup(source))
+    if made is not None:
+        assert valid(made, value) is not valid(schema, value), made
+
+
+@pytest.mark.parametrize(
+    ("schema", "modern"),
+    [
+        (
+            {"items": [{"type": "null"}], "additionalItems": False},
+            {"prefixItems": [{"type": "null"}], "items": False},
+        ),
+        ({"maximum": 3, "exclusiveMaximum": True}, {"exclusiveMaximum": 3}),
+        ({"maximum": 3, "exclusiveMaximum": False}, {"maximum": 3}),
+        (
+            {"dependencies": {"a": ["b"], "c": {"minProperties": 2}}},
+            {
+                "dependentRequired": {"a": ["b"]},
+                "dependentSchemas": {"c": {"minProperties": 2}},
+            },
+        ),
+        ({"minLength": 2.0, "title": "T", "default": 1, "format": "password"}, {"minLength": 2}),
+        (
+            {"$schema": DRAFT_7, "$ref": "#/definitions/a~1b", "maxLength": 1, "definitions":
+             {"a/b": {"type": "string"}, "unused": {"type": "nothing"}}},
+            {"$ref": "#/$defs/0", "$defs": {"0": {"type": "string"}}},
+        ),
+        (
+            {"properties": {"a": {"$ref": "#x"}, "b": {"$ref": "#/properties/a"}},
+             "$defs": {"q": {"$anchor": "x", "type": "null"}}},
+            {
+                "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/1"}},
+                "$defs": {"1": {"$ref": "#/$defs/0"}, "0": {"type": "null"}},
+            },
+        ),
+        (
+            {"$id": "https://a.example/s.json", "properties": {"a": {"$ref": "t.json#/$defs/u"}},
+             "$defs": {"t": {"$id": "t.json", "$defs": {"u": {"const": 1}}}}},
+            {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {"0": {"const": 1}}},
+        ),
+        ({"items": {"$recursiveRef": "#"}}, {"items": {"$ref": "#"}}),
+        ({"not": {"$ref": "#/$defs/no"}, "$defs": {"no": False}}, {"not": False}),
+    ],
+)  # fmt: skip
+def test_any_draft_is_read(schema: dict[str, Any], modern: dict[str, Any]) -> None:
+    assert standalone(schema).schema == modern
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a/b": {"type": "strong"}}}, "'strong', at #/properties/a~1b/type"),
+        ({"anyOf": []}, "`anyOf` is an array of one schema or more, at #/anyOf"),
+        ({"allOf": [{}, 1]}, "a schema is an object, true or false, at #/allOf/1"),
+        ({"required": True}, "names are an array of strings, at #/required"),
+        ({"minItems": 1.5}, "`minItems` is a whole number, 0 or more, at #/minItems"),
+        ({"multipleOf": 0}, "`multipleOf` is a number above 0, at #/multipleOf"),
+        ({"pattern": 1}, "`pattern` is a string"),
+        ({"properties": []}, "`properties` is an object of schemas"),
+        ({"dependentRequired": {"a": {}}}, "strings, at #/dependentRequired/a"),
+        ({"uniqueItems": "yes"}, "`uniqueItems` is true or false"),
+        ({"$ref": "https://example.org/a"}, "another document, which is not fetched, at #/$ref"),
+        ({"items": {"$ref": "#/no"}}, "there is nothing at '#/no', at #/items/$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}, "itself without end"),
+        (
+            {"$defs": {"a": {"$dynamicAnchor": "x"}, "b": {"$dynamicAnchor": "x"}},
+             "$dynamicRef": "#x"},
+            "`$dynamicRef` may mean several places",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_schema_is_said_with_its_place(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaFault) as raised:
+        standalone(schema)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        (r"^\d+$", "^[0-9]+$"),
+        (r"[\w-.]\W[^\D]", r"[A-Za-z0-9_\-.][^A-Za-z0-9_][^\D]"),
+        (r"a\/b\\d", r"a/b\\d"),
+        (r"\uD83C\uDF89?", "\N{PARTY POPPER}?"),
+        (r"[\u0041-\u005A]", "[A-Z]"),
+    ],
+)
+def test_expressions_mean_what_they_do_in_ecmascript(pattern: str, meant: str) -> None:
+    assert ecma(pattern) == meant
+
+
+def test_what_is_left_out_is_said_with_its_place() -> None:
+    schema = {
+        "$defs": {"d": {"type": "array", "uniqueItems": True}},
+        "properties": {"a": {"$ref": "#/$defs/d"}, "b": {"not": {"pattern": "a"}}},
+    }
+    made = rewritten(schema)
+    assert made.checked == ("`not` at #/properties/b", "`uniqueItems` at #/$defs/d")
+    assert "`uniqueItems` at #/$defs/d" in str(
+        SchemaCheck(standalone(schema), made.checked)('{"a": [1, 1]}')
+    )
+
+
+def test_alternatives_are_few() -> None:
+    many = {f"p{n}": [f"q{n}"] for n in range(40)}
+    made = rewritten({"type": "object", "dependentRequired": many})
+    assert len(json.dumps(made.schema)) < 3000
+    assert made.checked == ("`dependentRequired` at #",)
+    plain = rewritten({"type": "object", "dependentRequired": {"a": ["b"]}}, expand=False)
+    assert (plain.schema, len(plain.checked)) == ({"type": "object"}, 1)
+
+
+def test_a_check_ends() -> None:
+    # Each level names the one below twice: without a memory 2^60 steps.
+    levels: dict[str, Any] = {
+        str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)
+    }
+    source = standalone({"$defs": {**levels, "60": {"minimum": 5}}, "$ref": "#/$defs/0"})
+    assert SchemaCheck(source, ())("5") is None
+    # The expression takes exponential time.
+    slow = SchemaCheck(standalone({"pattern": "^(a|a)*$", "not": {"const": 1}}), ("`not`",))
+    assert "in the time" in str(slow(json.dumps("a" * 40 + "b")))
+    assert "no JSON" in str(slow("[" * 100_000))
+    assert "no JSON" in str(slow("1" * 10_000))

@@ -1,0 +1,380 @@
+"""Tasks in a worker: taken, cut, computed in turns, cancelled, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from fake_peers import until
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused, Sampling
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.messages.tasks import Detokenize, Detokenized, Embed, TaskFinished, Vectors
+from lmx.protocol.states import ModelKind
+from lmx.worker.engine import LoadReporter, ModelFacts, TaskPlan
+from lmx.worker.mlx.encoders.encoder import Rowless
+from lmx.worker.scheduling.batch import BatchLimits
+from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.service.admission import Refusal
+from lmx.worker.service.generations import Generations
+from lmx.worker.service.prompt_thread import PromptThread
+from lmx.worker.service.tasks import Tasks
+
+ROUTER, OTHER = b"router", b"other"
+
+
+class Engine(Rowless):
+    """An input's text says what happens: "slow" computes until it is told, "wrong" can't be
+    planned, "broken" breaks in the plan, "raises" in the computation, "huge" for want of memory."""
+
+    kind = ModelKind.EMBEDDING
+
+    def __init__(self) -> None:
+        self.computed: list[tuple[int, int]] = []
+        self.go_on = asyncio.Event()
+
+    def load(self, advanced: LoadReporter) -> ModelFacts:
+        return ModelFacts(100, frozenset(), 10)
+
+    def plan(self, task: Any) -> TaskPlan:
+        if isinstance(task, Detokenize):
+            return TaskPlan(0, reply=Detokenized(task.stream_id, "text"))
+        if "wrong" in task.texts:
+            raise RequestError(ErrorCode.INVALID_VALUE, "no", param="input[0]")
+        if "broken" in task.texts:
+            raise ZeroDivisionError
+        pieces = [(task.stream_id, index, text) for index, text in enumerate(task.texts)]
+        return TaskPlan(7 * len(pieces), pieces)
+
+    def compute(self, piece: Any) -> Any:
+        stream_id, index, text = piece
+        self.computed.append((stream_id, index))
+        end_s = time.monotonic() + 10
+        while text == "slow" and not self.go_on.is_set() and time.monotonic() < end_s:
+            time.sleep(0.001)
+        if text == "raises":
+            raise ZeroDivisionError
+        if text == "huge":
+            raise RuntimeError("std::bad_alloc")
+        return Vectors(stream_id, (index,), 1, b"1234")
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def shrink(self) -> None: ...
+
+    def regrow(self) -> None: ...
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def peak_memory_bytes(self) -> int:
+        return 0
+
+
+class Rig:
+    """All that a worker has around its tasks."""
+
+    def __init__(self, max_queue: int) -> None:
+        spec = WorkerSpec(
+            instance="i", model_id="m", model_path="/m", run_dir="/r", log=LogSpec("/l"),
+            engine="", engine_options={}, memory_limit_bytes=0, max_rows=1, max_queue=max_queue,
+        )  # fmt: skip
+        self.sent: list[tuple[bytes, Any]] = []
+        self.preparing: list[int] = []
+        self.idle = 0
+        self.engine = Engine()
+        self.loaded_with: ModelFacts | None = None
+        prompts = PromptThread()
+        loading = Refusal(ErrorCode.MODEL_LOADING, "loading", 1.0)
+        self.generations = Generations(spec, prompts, self.send, self.became_idle, loading)
+        self.tasks = Tasks(self.generations, prompts, self.send, self.became_idle)
+        loop = asyncio.get_running_loop()
+        self.thread = EngineThread(lambda: self.engine, BatchLimits(1, 300.0), self, loop)
+
+    def send(self, router: bytes, message: Any) -> None:
+        if isinstance(message, Preparing):
+            self.preparing.append(message.stream_id)
+        else:
+            self.sent.append((router, message))
+
+    def became_idle(self) -> None:
+        self.idle += 1
+
+    def loaded(self, engine: Any, facts: ModelFacts, load_s: float) -> None:
+        self.tasks.start(self.thread, engine)
+        self.generations.start(self.thread, engine, facts)
+        self.loaded_with = facts
+
+    def computed(self, task_id: int, result: Any) -> None:
+        self.tasks.computed(task_id, result)
+
+    def load_advanced(self, phase: Any, fraction: float | None, detail: str) -> None: ...
+
+    def load_failed(self, error: Exception) -> None:
+        raise error
+
+    def deliver(self, outputs: Any) -> None: ...
+
+    def engine_broke(self, error: Exception) -> None:
+        raise error
+
+    def embed(self, stream_id: int, *texts: str, router: bytes = ROUTER, **fields: Any) -> None:
+        values: dict[str, Any] = {"deadline_s": 30.0, "texts": texts, **fields}
+        self.tasks.take(router, Embed(stream_id, f"r{stream_id}", **values))
+
+    def to(self, stream_id: int) -> list[Any]:
+        return [message for _, message in self.sent if message.stream_id == stream_id]
+
+    async def end_of(self, stream_id: int) -> Any:
+        """Wait for the last word of a task."""
+        await until(lambda: any(not isinstance(m, Vectors) for m in self.to(stream_id)))
+        return self.to(stream_id)[-1]
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    rigs: list[Rig] = []
+
+    async def begin(max_queue: int = 10) -> Rig:
+        rig = Rig(max_queue)
+        rigs.append(rig)
+        rig.thread.start()
+        await until(lambda: rig.loaded_with)
+        return rig
+
+    yield begin
+    for rig in rigs:
+        rig.engine.go_on.set()
+        assert rig.thread.stop(5.0)
+
+
+async def test_pieces_are_sent_as_they_come_and_then_the_end(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "a", "b")
+    assert await rig.end_of(1) == TaskFinished(1, 14)
+    assert rig.to(1)[:-1] == [Vectors(1, (0,), 1, b"1234"), Vectors(1, (1,), 1, b"1234")]
+    assert rig.generations.held == 0
+    await until(lambda: rig.idle)
+
+
+async def test_what_needs_no_computing_is_answered_at_once(start: Start) -> None:
+    rig = await start()
+    rig.tasks.take(ROUTER, Detokenize(1, "r", 30.0, (1,)))
+    assert await rig.end_of(1) == Detokenized(1, "text")
+    assert rig.engine.computed == []
+
+
+async def test_tasks_take_turns(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow", *["a"] * 5)
+    await until(lambda: rig.engine.computed)
+    rig.embed(2, "b", "b")
+    await until(lambda: rig.thread.clock.in_flight == 2)
+    rig.engine.go_on.set()
+    await rig.end_of(1)
+    assert rig.engine.computed[:4] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+
+
+async def test_a_cancelled_task_ends_with_its_piece(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow", "a", "a")
+    await until(lambda: rig.engine.computed)
+    rig.tasks.cancel(ROUTER, 1)
+    rig.engine.go_on.set()
+    await until(lambda: rig.generations.held == 0)
+    await until(lambda: rig.idle)
+    assert rig.engine.computed == [(1, 0)]
+    assert rig.to(1) == []
+
+
+async def test_a_cancelled_task_that_waits_is_never_computed(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow")
+    await until(lambda: rig.engine.computed)
+    rig.embed(2, "a")
+    await until(lambda: rig.thread.clock.in_flight == 2)
+    rig.tasks.cancel(ROUTER, 2)
+    rig.engine.go_on.set()
+    await until(lambda: rig.generations.held == 0 and rig.idle)
+    assert rig.engine.computed == [(1, 0)]
+
+
+async def test_a_router_that_has_gone_takes_its_tasks_with_it(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow", "a")
+    rig.embed(1, "slow", "a", router=OTHER)
+    await until(lambda: rig.engine.computed)
+    rig.tasks.cancel_router(OTHER)
+    rig.engine.go_on.set()
+    assert isinstance(await rig.end_of(1), TaskFinished)
+    assert {router for router, _ in rig.sent} == {ROUTER}
+
+
+async def test_a_deadline_ends_a_task(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow", "a", deadline_s=0.05)
+    end = await rig.end_of(1)
+    assert isinstance(end, Refused)
+    assert end.code is ErrorCode.DEADLINE_EXCEEDED
+    rig.engine.go_on.set()
+    await until(lambda: rig.generations.held == 0)
+    assert rig.to(1) == [end]
+
+
+async def test_a_full_queue_refuses(start: Start) -> None:
+    rig = await start(max_queue=1)
+    for stream_id in (1, 2, 3):
+        rig.embed(stream_id, "slow")
+    (refused,) = rig.to(3)
+    assert (refused.code, refused.retry_after_s) == (ErrorCode.QUEUE_FULL, 1.0)
+    rig.engine.go_on.set()
+    for stream_id in (1, 2):
+        assert isinstance(await rig.end_of(stream_id), TaskFinished)
+
+
+async def test_a_worker_that_drains_refuses(start: Start) -> None:
+    rig = await start()
+    rig.generations.refusal = Refusal(ErrorCode.MODEL_UNLOADED, "draining", 1.0)
+    rig.embed(1, "a")
+    assert rig.to(1) == [Refused(1, ErrorCode.MODEL_UNLOADED, "draining", retry_after_s=1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        ("wrong", ErrorCode.INVALID_VALUE, "input[0]"),
+        ("broken", ErrorCode.ENGINE_ERROR, None),
+        ("raises", ErrorCode.ENGINE_ERROR, None),
+        ("huge", ErrorCode.INSUFFICIENT_MEMORY, None),
+    ],
+)
+async def test_a_failure_concerns_its_task_alone(
+    start: Start, text: str, code: ErrorCode, param: str | None
+) -> None:
+    rig = await start()
+    rig.embed(1, text)
+    rig.embed(2, "a")
+    end = await rig.end_of(1)
+    assert isinstance(end, Refused)
+    assert (end.code, end.param) == (code, param)
+    assert isinstance(await rig.end_of(2), TaskFinished)
+
+
+async def test_the_end_of_a_worker_ends_its_tasks(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow")
+    rig.embed(2, "a")
+    await until(lambda: rig.engine.computed)
+    rig.tasks.fail_all(ErrorCode.MODEL_UNLOADED, "bye")
+    assert [message.code for _, message in rig.sent] == [ErrorCode.MODEL_UNLOADED] * 2
+
+
+async def test_routers_with_tasks_get_a_pulse(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow")
+    rig.embed(2, "a")
+    rig.tasks.pulse("i")
+    assert rig.sent == [(ROUTER, Pulse("i", 2))]
+
+
+async def test_a_number_in_use_is_not_taken_again(start: Start) -> None:
+    rig = await start()
+    rig.embed(1, "slow")
+    rig.embed(1, "a")
+    rig.engine.go_on.set()
+    await rig.end_of(1)
+    assert rig.engine.computed == [(1, 0)]
+
+
+async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(start: Start) -> None:
+    rig = await start()
+    last_use = rig.generations.last_use
+    rig.embed(1, "a", keep_alive_s=5.0)
+    await rig.end_of(1)
+    assert last_use.keep_alive_s == 5
+    rig.embed(2, "wrong", keep_alive_s=6.0)
+    await rig.end_of(2)
+    assert last_use.keep_alive_s == 5
+    # One that has no say in it leaves it, but is use all the same.
+    since_s = time.monotonic()
+    rig.tasks.take(ROUTER, Detokenize(3, "r", 30.0, (1,)))
+    await rig.end_of(3)
+    assert last_use.keep_alive_s == 5
+    now = time.monotonic()
+    assert last_use.idle_for_s(0, now) <= now - since_s
+    rig.embed(4, "slow", keep_alive_s=0.0)
+    await until(lambda: len(rig.engine.computed) == 2)
+    rig.tasks.cancel(ROUTER, 4)
+    assert last_use.keep_alive_s == 0
+    assert last_use.idle_for_s(rig.generations.held, time.monotonic()) == 0
+
+
+async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) -> None:
+    rig = await start()
+
+    def encode(_: Any) -> Any:
+        raise MemoryError
+
+    rig.engine.encode = encode
+    rig.generations.generate(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    refused = await rig.end_of(1)
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
+
+
+async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: Start) -> None:
+    """What hangs the prompt thread is known by it, and so is what only waits behind it."""
+    rig = await start()
+    goes_on = threading.Event()
+    seen: list[tuple[str, list[int]]] = []
+
+    def encode(source: Any) -> Any:
+        seen.append((source.text, list(rig.preparing)))
+        goes_on.wait(20)
+        raise ZeroDivisionError
+
+    rig.engine.encode = encode
+    for number in (1, 2, 3):
+        request = Generate(number, "r", Sampling(), 8, prompt=str(number))
+        rig.generations.generate(ROUTER, request)
+    await until(lambda: seen)
+    assert (seen, rig.preparing) == ([("1", [1])], [1])
+    rig.generations.cancel(ROUTER, 2)
+    goes_on.set()
+    await rig.end_of(3)
+    assert seen == [("1", [1]), ("3", [1, 3])]
+    rig.embed(4, "a")
+    await until(lambda: rig.preparing == [1, 3, 4])
+
+
+async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
+    """Somebody whose prompts take long keeps others waiting for one of them, not for all."""
+    rig = await start()
+    goes_on = threading.Event()
+    seen: list[str] = []
+
+    def encode(source: Any) -> Any:
+        seen.append(source.text)
+        goes_on.wait(20)
+        raise ZeroDivisionError
+
+    rig.engine.encode = encode
+    for number, owner in enumerate("aaaaab", start=1):
+        prompt = f"{owner}{number}"
+        rig.generations.generate(
+            ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner)
+        )
+    await until(lambda: seen)
+    goes_on.set()
+    await rig.end_of(5)
+    assert seen == ["a1", "b6", "a2", "a3", "a4", "a5"]

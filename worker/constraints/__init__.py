@@ -1,0 +1,1 @@
+"""Holding an answer to a form, token by token."""

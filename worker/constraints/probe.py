@@ -1,0 +1,95 @@
+"""Whether answers can be written under a grammar, found out before anything runs. Prompt thread.
+
+A grammar is worked out as far as an answer has come, token by token. So what is too complex, or
+can't be spelled with a vocabulary, shows only on the way: a few answers are begun here. That is
+the same for the same grammar: what llguidance may spend is counted in steps, and here it is a
+fifth of what it is when an answer is written.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from lmx.worker.constraints.grammar import Mask
+from lmx.worker.constraints.vocabulary import GrammarVocabulary
+from lmx.worker.constraints.words import TOO_COMPLEX, UNSPELLABLE, in_words
+
+LIMITS: Final = LLParserLimits(
+    max_grammar_size=50_000,
+    step_lexer_fuel=1_000_000,
+    step_max_items=250_000,
+    max_items_in_row=20_000,
+    verbose_errors=False,
+)
+"""Of an answer that is written: a mask within them takes 0.1 s at most."""
+
+_PROBED: Final = LLParserLimits(
+    max_grammar_size=50_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=4_000,
+    verbose_errors=False,
+)
+_WALKS: Final = 2
+_STEPS: Final = 24
+# So often a string, an object or an array is closed where it can be: chance hardly ever does.
+_CLOSING_SHARE: Final = 0.3
+# For all of it, seconds of the processor: a busy machine does not make a grammar complex. The
+# engine thread pays such masks for each token, and stops everybody's streams meanwhile.
+_LONGEST_S: Final = 1.0
+
+
+def fault(grammars: str, vocabulary: GrammarVocabulary) -> str | None:
+    """Return why answers can't be held to llguidance's grammars, as JSON; None if they can."""
+    until_s = time.thread_time() + _LONGEST_S
+    matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
+    if not matcher.is_error():
+        # The first mask is where a grammar with too many alternatives fails.
+        _fill(matcher, vocabulary.masks.new())
+    if matcher.is_error():
+        return in_words(matcher.get_error())
+    found = (_walk(matcher.deep_copy(), vocabulary, seed, until_s) for seed in range(_WALKS))
+    return next((one for one in found if one), None)
+
+
+def _walk(
+    matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int, until_s: float
+) -> str | None:
+    masks = vocabulary.masks
+    draw = random.Random(seed)
+    for _ in range(_STEPS):
+        if time.thread_time() > until_s:
+            return TOO_COMPLEX
+        mask = masks.new()
+        _fill(matcher, mask)
+        if matcher.is_error():
+            return in_words(matcher.get_error())
+        mask = masks.cut(mask)
+        token = _drawn(mask & ~masks.end, vocabulary, draw)
+        if token is None:
+            return None if mask.any() else UNSPELLABLE
+        if not matcher.consume_token(token):
+            return in_words(matcher.get_error())
+    return None
+
+
+def _drawn(mask: Mask, vocabulary: GrammarVocabulary, draw: random.Random) -> int | None:
+    words = np.flatnonzero(mask)
+    if not len(words):
+        return None
+    if draw.random() < _CLOSING_SHARE:
+        closing = [one for one in vocabulary.closing if mask[one // 32] >> (one % 32) & 1]
+        if closing:
+            return draw.choice(closing)
+    word = int(words[draw.randrange(len(words))])
+    bits = [bit for bit in range(32) if int(mask[word]) >> bit & 1]
+    return word * 32 + draw.choice(bits)
+
+
+def _fill(matcher: LLMatcher, mask: Mask) -> None:
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -1,0 +1,101 @@
+"""A model's vocabulary, as grammars need it: read once for each worker. Prompt thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.worker.constraints.grammar import TokenMasks, pack
+from lmx.worker.formats.grammar import SpecialTokens
+
+_CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarVocabulary:
+    """A tokenizer, and what is known of its tokens.
+
+    ``special`` are the tokens that llguidance takes for no text: more than those that the
+    tokenizer calls special. ``single``: the bytes that are a token each; ``joined``: the tokens
+    with bytes that are not. ``closing``: the tokens that end strings, objects and arrays.
+    """
+
+    tokenizer: LLTokenizer
+    special: SpecialTokens
+    masks: TokenMasks
+    single: frozenset[int]
+    joined: frozenset[bytes]
+    closing: tuple[int, ...]
+
+    def spells(self, text: str) -> bool:
+        """Return whether a text can be written with these tokens."""
+        data = text.encode(errors="surrogatepass")
+        if self.single.issuperset(data):
+            return True
+        longest = max(map(len, self.joined), default=0)
+        reached = [True] + [False] * len(data)
+        for start in range(len(data)):
+            if not reached[start]:
+                continue
+            if data[start] in self.single:
+                reached[start + 1] = True
+            for end in range(start + 1, min(start + longest, len(data)) + 1):
+                if data[start:end] in self.joined:
+                    reached[end] = True
+        return reached[-1]
+
+
+def takes_grammars(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is of the kind that grammars work with."""
+    return isinstance(tokenizer, PreTrainedTokenizerFast)
+
+
+def read_vocabulary(tokenizer: Any, size: int, eos_token_ids: frozenset[int]) -> GrammarVocabulary:
+    """Return the vocabulary of a tokenizer whose model has logits of width ``size``.
+
+    Raises ``RequestError`` for a tokenizer that is not one of the ``tokenizers`` library.
+    """
+    if not takes_grammars(tokenizer):
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "This model's tokenizer is of a kind that structures, enforced tools and thinking "
+            "budgets can't work with: leave them out.",
+        )
+    tokens = max(size, len(tokenizer))
+    guide = from_tokenizer(tokenizer, n_vocab=tokens, eos_token=sorted(eos_token_ids))
+    special = {
+        name: token
+        for name, token in tokenizer.get_added_vocab().items()
+        if guide.is_special_token(token)
+    }
+    own = set(range(len(tokenizer)))
+    breaks = [guide.tokenize_str(text) for text in ("\n", "\n\n")]
+    masks = TokenMasks(
+        tokens=tokens,
+        vocabulary_size=size,
+        eos_token_ids=eos_token_ids,
+        anything=pack(own | eos_token_ids, size),
+        end=pack(eos_token_ids, size),
+        thinking=pack(own - eos_token_ids, size),
+        line_breaks=pack([ids[0] for ids in breaks if len(ids) == 1], size),
+    )
+    texts = [
+        guide.decode_bytes([token])
+        for token in range(len(tokenizer))
+        if not guide.is_special_token(token)
+    ]
+    single = frozenset(text[0] for text in texts if len(text) == 1)
+    ends = [guide.tokenize_str(text) for text in _CLOSING]
+    return GrammarVocabulary(
+        guide,
+        SpecialTokens(special),
+        masks,
+        single=single,
+        joined=frozenset(text for text in texts if not single.issuperset(text)),
+        closing=tuple(ids[0] for ids in ends if len(ids) == 1 and ids[0] < size),
+    )

@@ -1,0 +1,224 @@
+"""Grammars for a call's arguments between tags, and what all forms but JSON share. Pure.
+
+Each function returns None where its form can't say what the schema asks for, or where the
+family's parser would not read it back as that: the call is then written as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lmx.worker.schemas.grammar import guided, quoted
+
+Schema = Mapping[str, Any]
+
+ANNOTATIONS: Final = frozenset(
+    {"description", "title", "$comment", "default", "examples", "deprecated", "readOnly"}
+)
+_OBJECT: Final = ANNOTATIONS | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+    "$schema",
+}
+_TEXT: Final = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
+# Without an exponent: a family's parser takes 1e999 for infinity.
+PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
+
+
+@dataclass(slots=True)
+class Rules:
+    """A Lark grammar that is being written."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def rule(self, body: str, options: str = "") -> str:
+        """Add a rule and return its name."""
+        return self._add("r", options, body)
+
+    def terminal(self, body: str) -> str:
+        """Add a terminal and return its name."""
+        return self._add("T", "", body)
+
+    def _add(self, prefix: str, options: str, body: str) -> str:
+        name = f"{prefix}{len(self.lines)}"
+        self.lines.append(f"{name}{options}: {body}")
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An argument: its name, what it may be, and whether it must be there."""
+
+    name: str
+    schema: Schema
+    required: bool
+
+
+def members(parameters: Schema) -> list[Member] | None:
+    """Return the arguments of an object with properties alone, None for any other schema."""
+    properties = parameters.get("properties")
+    required = parameters.get("required", [])
+    plain = parameters.get("type", "object") == "object" and _OBJECT.issuperset(parameters)
+    if not plain or not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    # Without properties of its own it is a map, whose keys are the model's to choose.
+    if not properties and isinstance(parameters.get("additionalProperties"), dict):
+        return None
+    if not properties.keys() >= set(required):
+        return None
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    found = []
+    for name, schema in properties.items():
+        if not isinstance(schema, dict) or shared.keys() & schema.keys():
+            return None
+        found.append(Member(name, {**schema, **shared}, name in required))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TagForm:
+    """How a family writes an argument: ``open`` and ``close`` around its value, the name in
+    place of ``{}``.
+
+    ``closing``: the text at which the parser ends a value, wherever it is. ``strips``: it takes
+    white space around a value away. ``any_json``: what is no string is read as JSON, else only
+    by one of the plain types.
+    """
+
+    open: str
+    close: str
+    closing: str
+    strips: bool
+    any_json: bool
+
+
+def tagged_arguments(
+    rules: Rules, parameters: Schema, form: TagForm, text: Callable[[str], str]
+) -> str | None:
+    """Return the arguments as tags. ``text`` turns text with special tokens into Lark."""
+    arguments = members(parameters)
+    if arguments is None:
+        return None
+    bodies = []
+    for one in arguments:
+        if not re.fullmatch(r"[\w.$-]+", one.name):
+            return None
+        value = _tagged_value(rules, one.schema, form, text)
+        if value is None:
+            return None
+        body = f"{text(form.open.format(one.name))} {value}"
+        bodies.append(body if one.required else f"({body})?")
+    return " ".join(bodies)
+
+
+def _tagged_value(
+    rules: Rules, schema: Schema, form: TagForm, text: Callable[[str], str]
+) -> str | None:
+    kind = schema.get("type")
+    if kind == "string":
+        return text_value(rules, schema, form, text)
+    close = text(form.close)
+    if kind == "number" and is_bare(schema):
+        return f"{rules.terminal(PLAIN_NUMBER)} {close}"
+    if form.any_json or kind in ("integer", "number", "boolean", "object", "array"):
+        untagged = _untagged(schema)
+        if untagged is not None:
+            return f"%json {json.dumps(guided(untagged))} {close}"
+    return None
+
+
+def _untagged(schema: Any) -> dict[str, Any] | None:
+    """Return a schema none of whose strings has an end tag in it: that would end the value."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        return schema if "</" not in json.dumps(values) else None
+    if "anyOf" in schema:
+        options = [_untagged(one) for one in schema["anyOf"]]
+        return None if None in options else {**schema, "anyOf": options}
+    match schema.get("type"):
+        case "integer" | "number" | "boolean" | "null":
+            return schema
+        case "string" if not {"pattern", "format"}.intersection(schema):
+            return {**schema, "pattern": "^([^<]|<+[^</])*<*$"}
+        case "array" if "prefixItems" not in schema:
+            items = _untagged(schema.get("items"))
+            return items and {**schema, "items": items}
+        case "object" if schema.get("additionalProperties") is False:
+            inner = members(schema)
+            if inner is None or any("</" in one.name for one in inner):
+                return None
+            properties = {one.name: _untagged(one.schema) for one in inner}
+            return None if None in properties.values() else {**schema, "properties": properties}
+    return None
+
+
+def text_value(
+    rules: Rules, schema: Schema, form: TagForm, text: Callable[[str], str]
+) -> str | None:
+    """Return a string without quotes, and what closes it."""
+    if not (_TEXT | {"$defs", "definitions"}).issuperset(schema):
+        return None
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices is not None:
+        if not _sayable(choices, form) or "minLength" in schema or "maxLength" in schema:
+            return None
+        return f"{rules.terminal(' | '.join(map(quoted, choices)))} {text(form.close)}"
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least and form.strips:
+        return None
+    # A parser takes "null" for none even where a string is asked for.
+    body = (
+        f"/(?s:.{{{least},{most}}})/ & ~/(?s:.*){_escaped(form.closing)}(?s:.*)/"
+        r" & ~/\s*[nN][uU][lL][lL]\s*/"
+    )
+    content = rules.terminal(body)
+    close = text(form.close)
+    if not close.startswith('"'):
+        # A special token ends it, which is no text.
+        return f"{content} {close}"
+    return rules.rule(rules.terminal(f"{content} {close}"), "[lazy]")
+
+
+def _sayable(choices: Any, form: TagForm) -> bool:
+    return isinstance(choices, list) and all(
+        isinstance(one, str)
+        and form.closing not in one
+        and one.strip().lower() != "null"
+        and (one == one.strip() if form.strips else one == one.strip("\n"))
+        and one
+        for one in choices
+    )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([^\w])", r"\\\1", text).replace("\\<", "<").replace("\\>", ">")
+
+
+def is_bare(schema: Schema) -> bool:
+    """Return whether a schema asks for a type and nothing else."""
+    return schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"type"}
+
+
+def separated(rules: Rules, items: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Return a list in the given order, in which only the required items must be there."""
+    # ``begun``: something was written before; ``fresh``: nothing was.
+    begun = fresh = rules.rule('""')
+    for body, required in reversed(items):
+        with_it = f"{separator} {body} {begun}"
+        alone = f"{body} {begun}"
+        if required:
+            begun, fresh = rules.rule(with_it), rules.rule(alone)
+        else:
+            begun = rules.rule(f"{with_it} | {begun}")
+            fresh = rules.rule(f"{alone} | {fresh}")
+    return fresh

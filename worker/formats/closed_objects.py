@@ -1,0 +1,122 @@
+"""Closes what the schema of a function's arguments leaves open: no argument is invented. Pure.
+
+As llama.cpp and xgrammar read such a schema. To JSON Schema an object may have members that no
+keyword names, and authors of functions hardly ever mean that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from lmx.worker.formats.arguments import ANNOTATIONS
+
+_OPENED: Final = frozenset({"additionalProperties", "unevaluatedProperties"})
+# Keywords of which each holds for the same value as its neighbours.
+_UNIONS: Final = ("anyOf", "oneOf")
+_IN_PLACE: Final = ("allOf", *_UNIONS)
+_CONDITIONS: Final = ("not", "if", "then", "else")
+_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
+_NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id"}
+
+
+class _Place(NamedTuple):
+    """A schema inside another: the keys that lead there from it. ``alone``: no other schema
+    holds for the same value."""
+
+    keys: tuple[str | int, ...]
+    schema: Any
+    alone: bool
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema in which each object with ``properties`` takes those alone, unless its
+    ``additionalProperties`` says otherwise.
+
+    An object that several schemas describe together (``allOf`` and the like) stays as it is:
+    what closes one of them would forbid what the others ask for. Raises ``RecursionError``.
+    """
+    joined: set[str] = set()
+    while found := _joined(schema, "#", joined) - joined:
+        joined |= found
+    result: dict[str, Any] = _close(schema, "#", True, joined)
+    return result
+
+
+def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    alone = alone and pointer not in joined
+    result = dict(schema)
+    for keys, part, part_alone in _places(schema, alone):
+        holder = result
+        # Copied on the way down: a schema is shared by whoever sent it.
+        for key in keys[:-1]:
+            held = holder[key]
+            holder[key] = held.copy()
+            holder = holder[key]
+        holder[keys[-1]] = _close(part, _pointer(pointer, keys), part_alone, joined)
+    names_members = isinstance(schema.get("properties"), dict)
+    if alone and names_members and not _OPENED & schema.keys() and not _described_again(schema):
+        result["additionalProperties"] = False
+    return result
+
+
+def _joined(schema: Any, pointer: str, known: set[str], alone: bool = True) -> set[str]:
+    """Return the references to what another schema holds for too."""
+    if not isinstance(schema, dict):
+        return set()
+    alone = alone and pointer not in known
+    found = set()
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and not (alone and _sides(schema) == 1):
+        found.add(reference)
+    for keys, part, part_alone in _places(schema, alone):
+        found |= _joined(part, _pointer(pointer, keys), known, part_alone)
+    return found
+
+
+def _places(schema: Mapping[str, Any], alone: bool) -> Iterator[_Place]:
+    for key in _BY_NAME:
+        if isinstance(named := schema.get(key), dict):
+            yield from (_Place((key, name), one, True) for name, one in named.items())
+    for key in ("items", "prefixItems"):
+        if isinstance(listed := schema.get(key), list):
+            yield from (_Place((key, index), one, True) for index, one in enumerate(listed))
+    for key in ("items", "additionalProperties", "contains"):
+        if isinstance(one := schema.get(key), dict):
+            yield _Place((key,), one, True)
+    only = alone and _sides(schema) == 1
+    for key in _IN_PLACE:
+        if isinstance(listed := schema.get(key), list):
+            yield from (_Place((key, index), one, only) for index, one in enumerate(listed))
+    for key in _CONDITIONS:
+        if isinstance(one := schema.get(key), dict):
+            yield _Place((key,), one, False)
+
+
+def _sides(schema: Mapping[str, Any]) -> int:
+    """Return how many schemas hold for the same value: its own keywords are one of them."""
+    every = schema.get("allOf")
+    sides = len(every) if isinstance(every, list) else 0
+    sides += sum(key in schema for key in (*_UNIONS, "$ref"))
+    return sides + bool(schema.keys() - _NO_PARTS - {*_IN_PLACE, "$ref"})
+
+
+def _described_again(schema: Mapping[str, Any]) -> bool:
+    """Return whether more than ``properties`` may name members of the same object."""
+    if "$ref" in schema or "dependentSchemas" in schema or "dependencies" in schema:
+        return True
+    listed = [schema.get(key) for key in _IN_PLACE]
+    parts = [one for group in listed if isinstance(group, list) for one in group]
+    parts += [schema[key] for key in _CONDITIONS if key in schema]
+    return any(
+        isinstance(one, dict)
+        and ("properties" in one or "patternProperties" in one or _described_again(one))
+        for one in parts
+    )
+
+
+def _pointer(pointer: str, keys: tuple[str | int, ...]) -> str:
+    escaped = (str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+    return "/".join((pointer, *escaped))

@@ -1,0 +1,77 @@
+"""The answers of gpt-oss: messages in channels, each with a header ("harmony")."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from lmx.protocol.states import DeltaKind
+from lmx.worker.formats.json import read_arguments
+from lmx.worker.text.feed import PartSink, Steps, TextFeed
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+MESSAGE: Final = "<|message|>"
+END: Final = "<|end|>"
+CALL: Final = "<|call|>"
+RETURN: Final = "<|return|>"
+CONSTRAIN: Final = "<|constrain|>"
+TOKENS: Final = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+THINKING: Final = f"{CHANNEL}analysis{MESSAGE}"
+
+_ENDS: Final = (END, CALL, RETURN, START)
+_RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+def read_harmony(feed: TextFeed, sink: PartSink, thinking_open: bool) -> Steps[None]:
+    """Read a whole answer. It begins in the header of its first message, or in the thinking.
+
+    The channel ``analysis`` is reasoning, ``commentary`` to a tool is a call, all else is
+    content. What is no call of a known tool is content as it is, header and all.
+    """
+    sink.kind = DeltaKind.REASONING if thinking_open else DeltaKind.CONTENT
+    if thinking_open and not (yield from feed.until(_ENDS, sink.reasoning)):
+        return
+    sink.kind = DeltaKind.CONTENT
+    while (yield from feed.char()):
+        yield from _read_message(feed, sink)
+        sink.kind = DeltaKind.CONTENT
+
+
+def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
+    feed.mark()
+    header: list[str] = []
+    if (yield from feed.until((MESSAGE, END, RETURN), header.append)) != MESSAGE:
+        # No message: an answer that doesn't keep to the form is content, not lost.
+        text = feed.marked()
+        for marker in TOKENS:
+            text = text.replace(marker, "")
+        sink.content(text)
+        return
+    recipient = _RECIPIENT.search("".join(header))
+    channel = _CHANNEL_NAME.search("".join(header))
+    if recipient:
+        yield from _read_call(feed, sink, recipient.group(1))
+    elif channel and channel.group(1) == "analysis":
+        feed.unmark()
+        sink.kind = DeltaKind.REASONING
+        yield from feed.until(_ENDS, sink.reasoning)
+    else:
+        feed.unmark()
+        yield from feed.until(_ENDS, sink.content)
+
+
+def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
+    sink.kind = DeltaKind.TOOL_CALL
+    yield from feed.skip()
+    if name in sink.names and (yield from feed.starts((CALL, END))):
+        feed.unmark()
+        sink.begin_call(name)
+        sink.arguments("{}")
+    elif (yield from read_arguments(feed, sink, name, CALL)):
+        yield from feed.skip()
+        yield from feed.starts(_ENDS)
+    else:
+        sink.content(feed.marked())
+        yield from feed.until(_ENDS, sink.content)

@@ -1,0 +1,292 @@
+"""Tool calls that are JSON: an object with a name and arguments, or an array of them.
+
+Tool calls that are a header with a name, and a JSON object: Mistral's and Kimi's.
+
+Tool calls that are given out whole, when their end marker has come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
+
+from lmx.worker.formats.registry import parse_call
+from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
+from lmx.worker.text.json_scan import read_json, read_json_text
+
+
+class CallKeys(NamedTuple):
+    """What a family calls the two members of a call."""
+
+    name: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+JSON_START: Final = "<tool_call>"
+JSON_END: Final = "</tool_call>"
+
+COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
+COHERE_KEYS: Final = CallKeys(("tool_name", "name"), ("parameters",))
+
+# What a bare object may have beside them: any other key, and it is somebody's JSON, not a call.
+_HARMLESS: Final = frozenset({"type", "id", "function"})
+
+
+class _Outcome(Enum):
+    NO_CALL = auto()
+    CALLED = auto()
+    BROKEN = auto()
+
+
+def read_json_calls(
+    feed: TextFeed, sink: PartSink, end: str, keys: CallKeys = COMMON_KEYS, bare: bool = False
+) -> Steps[bool]:
+    """Read calls up to and including the marker ``end``; "": as far as there are calls.
+
+    ``bare``: no marker came before, so that only what is certainly a call is one. The feed must
+    be marked; what is marked at the end is what turned out to be no call. Returns False when it
+    all is none.
+    """
+    begun = sink.calls
+    yield from feed.skip()
+    if (yield from feed.char()) == "[":
+        feed.take(1)
+    while True:
+        yield from feed.skip()
+        char = yield from feed.char()
+        if char == "{":
+            outcome = yield from _read_call(feed, sink, keys, bare)
+            if outcome is _Outcome.NO_CALL:
+                return False
+            if outcome is _Outcome.BROKEN:
+                yield from spill(feed, sink, end)
+                return True
+            feed.mark()
+        elif end and (yield from feed.starts((end,))):
+            return sink.calls > begun
+        elif sink.calls == begun:
+            return False
+        elif char and char in ",;]}":
+            # Small models often close one brace too many.
+            feed.take(1)
+            feed.mark()
+        else:
+            feed.rewind()
+            return True
+
+
+def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps[bool]:
+    """Read the object of arguments of a call to ``name``, and what is wrong of it up to and
+    including ``end``. Returns False when it is no object or ``name`` no tool."""
+    yield from feed.skip()
+    if name not in sink.names or (yield from feed.char()) != "{":
+        return False
+    feed.unmark()
+    sink.begin_call(name)
+    if not (yield from read_json(feed, sink.arguments)):
+        yield from spill(feed, sink, end)
+    return True
+
+
+def spill(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
+    """Read arguments that went wrong after their beginning was given out.
+
+    They can't be called back, so the rest goes the same way, as the model wrote it: a client
+    finds that it is no JSON, and nothing is lost.
+    """
+    if end:
+        yield from feed.until((end,), sink.arguments)
+        return
+    while (yield from feed.char()):
+        sink.arguments(feed.take(len(feed.rest)))
+
+
+def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> Steps[_Outcome]:
+    """Read an object. Arguments are given out as they come if the name came before them."""
+    feed.take(1)
+    name: str | None = None
+    members: dict[str, Any] = {}
+    outcome = _Outcome.NO_CALL
+    while True:
+        yield from feed.skip(", \t\r\n")
+        if (yield from feed.char()) == "}":
+            feed.take(1)
+            break
+        key = yield from _read_key(feed)
+        if key is None or (bare and key not in (*keys.name, *keys.arguments, *_HARMLESS)):
+            return outcome
+        yield from feed.skip()
+        if outcome is _Outcome.CALLED:
+            if not (yield from read_json(feed, discard)):
+                return outcome
+        elif name and key in keys.arguments and (yield from feed.char()) == "{":
+            feed.unmark()
+            sink.begin_call(name)
+            outcome = _Outcome.CALLED
+            if not (yield from read_json(feed, sink.arguments)):
+                return _Outcome.BROKEN
+        else:
+            text = yield from read_json_text(feed)
+            if text is None:
+                return outcome
+            members[key] = text
+            if key in keys.name:
+                name = _name(text)
+                if name not in sink.names:
+                    return outcome
+    if outcome is _Outcome.NO_CALL and (found := _call_of(members, keys, bare)):
+        name, arguments = found
+        if name in sink.names:
+            feed.unmark()
+            sink.begin_call(name)
+            sink.arguments(arguments)
+            outcome = _Outcome.CALLED
+    return outcome
+
+
+def _read_key(feed: TextFeed) -> Steps[str | None]:
+    """Return the key of a member and read its colon, None when there is none."""
+    if (yield from feed.char()) != '"':
+        return None
+    text = yield from read_json_text(feed)
+    if text is None:
+        return None
+    yield from feed.skip()
+    if not (yield from feed.starts((":",))):
+        return None
+    return str(json.loads(text))
+
+
+def _name(text: str) -> str | None:
+    value = json.loads(text)
+    return value.strip() if isinstance(value, str) else None
+
+
+def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[str, str] | None:
+    """Return name and arguments of a whole object, given the text of each member."""
+    function = json.loads(members.get("function", "null"))
+    if isinstance(function, dict):
+        # The form that OpenAI's API has in its history.
+        try:
+            members = {key: json_text(value) for key, value in function.items()}
+        except ValueError:
+            return None  # 1e999 has become infinity.
+    name = next((_name(members[key]) for key in keys.name if key in members), None)
+    arguments = next((members[key] for key in keys.arguments if key in members), None)
+    if name is None or (arguments is None and bare):
+        return None
+    value = json.loads(arguments or "null")
+    if isinstance(value, str):
+        arguments = value
+        value = object_of(value)
+    elif value is None:
+        return name, "{}"
+    return (name, arguments) if isinstance(value, dict) and arguments else None
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON that can be sent: half of a surrogate pair, which a model may write
+    as an escape, stays one. Raises ``ValueError`` for infinity, ``TypeError`` for what JSON
+    doesn't have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Return the object that a JSON text is, None when it is anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_ARGS: Final = "[ARGS]"
+_CALL_ID: Final = "[CALL_ID]"
+
+_KIMI_BEGIN: Final = "<|tool_call_begin|>"
+_KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
+_KIMI_END: Final = "<|tool_call_end|>"
+_KIMI_SECTION_END: Final = "<|tool_calls_section_end|>"
+_KIMI_HEADER: Final = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
+
+
+def read_mistral_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read what comes after ``[TOOL_CALLS]``: an array of calls as JSON (the older models), or
+    one call as ``name[CALL_ID]id[ARGS]{...}``, the id or both markers left out."""
+    yield from feed.skip()
+    if (yield from feed.char()) in ("[", "{"):
+        return (yield from read_json_calls(feed, sink, ""))
+    name: list[str] = []
+    marker = yield from feed.until((_ARGS, _CALL_ID, "{", "\n"), name.append)
+    if marker == _CALL_ID:
+        marker = yield from feed.until((_ARGS, "{", "\n"), discard)
+    if marker == "{":
+        feed.untake(1)
+    return (yield from read_arguments(feed, sink, "".join(name).strip(), ""))
+
+
+def read_kimi_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read a section of calls, ``functions.name:0`` being the header of the first."""
+    begun = sink.calls
+    while True:
+        yield from feed.skip()
+        marker = yield from feed.starts((_KIMI_BEGIN, _KIMI_SECTION_END))
+        if marker != _KIMI_BEGIN:
+            return sink.calls > begun
+        header: list[str] = []
+        marker = yield from feed.until((_KIMI_ARGUMENTS, _KIMI_END), header.append)
+        match = _KIMI_HEADER.fullmatch("".join(header).strip())
+        name = match.group(1) if match else ""
+        yield from feed.skip()
+        if marker == _KIMI_ARGUMENTS and (yield from feed.starts((_KIMI_END,))):
+            marker = _KIMI_END
+        if marker == _KIMI_END:
+            if name not in sink.names:
+                return False
+            sink.begin_call(name)
+            sink.arguments("{}")
+        else:
+            if not (yield from read_arguments(feed, sink, name, _KIMI_END)):
+                return False
+            yield from feed.skip()
+            yield from feed.starts((_KIMI_END,))
+        feed.mark()
+
+
+def read_block(feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str) -> Steps[bool]:
+    """Read up to and including ``end``, and parse it with ``prefix`` before it.
+
+    Returns False when it is no call, or one of no known tool. A block without its end is no
+    call: some of the parsers would take what was cut off for the whole.
+    """
+    text: list[str] = []
+    if not (yield from feed.until((end,), text.append)):
+        return False
+    try:
+        parsed = parse_call(parser, prefix + "".join(text).strip(), sink.tools)
+        calls = [_checked(call) for call in parsed]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    if not calls or any(name not in sink.names for name, _ in calls):
+        return False
+    for name, arguments in calls:
+        sink.begin_call(name)
+        sink.arguments(arguments)
+    return True
+
+
+def _checked(call: Any) -> tuple[str, str]:
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        arguments = object_of(arguments)
+    if not isinstance(arguments, dict):
+        raise TypeError("arguments are no object")
+    return call["name"].strip(), json_text(arguments)

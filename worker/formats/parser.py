@@ -1,0 +1,248 @@
+"""One answer's text, told apart into content, reasoning and tool calls as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.states import DeltaKind
+from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.formats import harmony
+from lmx.worker.formats.forms import HARMONY, JSON_TOOLS, CallForm, call_forms
+from lmx.worker.formats.json import read_json_calls
+from lmx.worker.text.feed import Part, PartSink, Steps, TextFeed
+
+__all__ = ["OutputParser", "Part"]
+
+log = structlog.get_logger()
+
+_FENCE: Final = "```"
+_BREAKS: Final = "\r\n"
+_FENCED_LANGUAGES: Final = frozenset({"", "json", "tool_call"})
+
+
+class OutputParser:
+    """Splits text that comes in pieces; the joined parts don't depend on how it is cut.
+
+    Reasoning is what is between the model's two marks, wherever they are; without its end it
+    goes on to the end of the text. Line breaks right inside the marks, and between the last
+    mark and the content, are dropped: models write them around the marks, not for the reader.
+    A lone end mark is dropped.
+
+    Calls are looked for only with ``tools``. Their arguments come in fragments where the form
+    allows it, else in one. White space before, after and between calls is dropped, but for what
+    separates them from further content. A call that is cut off by the end of the text is
+    dropped, but for what was given out of it. A call that is malformed or of an unknown tool
+    becomes content, marks and all; when its arguments go wrong only after the first of them was
+    given out, the rest follows as it is. Without ``parallel`` all that follows the first call is
+    dropped. A model whose form is JSON may also begin its content with bare or fenced JSON
+    that names one of the tools. With ``calls_only``, as where a grammar enforces a call, there
+    is no content: what is neither reasoning nor a call is a call that was cut off, or what an
+    answer ended with, and dropped. ``either``: an answer is content or calls, and what follows
+    calls is dropped.
+    """
+
+    __slots__ = (
+        "_after_call",
+        "_bare",
+        "_calls_only",
+        "_either",
+        "_feed",
+        "_forms",
+        "_kept_end",
+        "_parallel",
+        "_reasoning",
+        "_sink",
+        "_space",
+        "_steps",
+        "_trim",
+        "_wrote",
+    )
+
+    def __init__(
+        self,
+        reasoning: ReasoningMarkers | None,
+        thinking_open: bool,
+        tool_parser: str | None,
+        tools: Sequence[Mapping[str, Any]],
+        parallel: bool = True,
+        calls_only: bool = False,
+        either: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._parallel = parallel
+        self._calls_only = calls_only
+        self._either = either
+        self._feed = TextFeed()
+        self._sink = PartSink(tools, parallel)
+        self._forms: Sequence[CallForm] = ()
+        self._bare = bool(tools) and tool_parser in (None, JSON_TOOLS)
+        self._space = ""
+        self._trim = False
+        self._wrote = False
+        self._after_call = False
+        self._kept_end = ""
+        self._steps: Steps[None] | None = None
+        if tool_parser == HARMONY or (reasoning and reasoning.start == harmony.THINKING):
+            self._steps = harmony.read_harmony(self._feed, self._sink, thinking_open)
+        elif reasoning or tools:
+            self._forms = call_forms(tool_parser) if tools else ()
+            self._steps = self._read(thinking_open)
+        self._advance()
+
+    @property
+    def kind(self) -> DeltaKind:
+        """Where the text is now. What is held back and may still be content is that."""
+        if self._calls_only and self._sink.kind is DeltaKind.CONTENT:
+            return DeltaKind.TOOL_CALL
+        return self._sink.kind
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool call was made, or at least begun."""
+        return self._sink.calls > 0
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether no more text is wanted: the only call that is allowed is whole."""
+        return not self._parallel and self._sink.calls > 0 and self._sink.kind is DeltaKind.CONTENT
+
+    def add(self, text: str) -> list[Part]:
+        """Return the parts that became certain with this text."""
+        if self._steps is None:
+            return [Part(DeltaKind.CONTENT, text)] if text else []
+        self._feed.add(text)
+        self._advance()
+        return self._parts()
+
+    def finish(self) -> list[Part]:
+        """Return the rest; called once, at the end of the text."""
+        self._feed.ended = True
+        self._advance()
+        return self._parts()
+
+    def _parts(self) -> list[Part]:
+        parts = self._sink.take()
+        if self._calls_only or (self._either and self.called):
+            return [part for part in parts if part.kind is not DeltaKind.CONTENT]
+        return parts
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            next(self._steps, None)
+
+    def _read(self, thinking_open: bool) -> Steps[None]:
+        starts = {form.start: form for form in self._forms}
+        ends = {form.end for form in self._forms if form.end}
+        thinking = (self._reasoning.start, self._reasoning.end) if self._reasoning else ("", "")
+        marks = tuple(mark for mark in (*thinking, *starts, *ends) if mark)
+        if thinking_open and self._reasoning:
+            yield from self._think(self._reasoning)
+        while True:
+            if self._bare and not self._wrote:
+                yield from self._read_bare()
+            mark = yield from self._feed.until(marks, self._write)
+            if mark is None:
+                break
+            if self._reasoning and mark == self._reasoning.start:
+                self._space = ""
+                yield from self._think(self._reasoning)
+            elif mark in starts:
+                yield from self._read_calls(starts[mark])
+            elif mark in ends and (mark == self._kept_end or not self.called):
+                self._kept_end = ""
+                self._write(mark)
+        if not self._after_call:
+            self._sink.content(self._space)
+
+    def _think(self, marks: ReasoningMarkers) -> Steps[None]:
+        held = ""
+        blank = True
+
+        def give(text: str) -> None:
+            nonlocal held, blank
+            text = text.lstrip(_BREAKS) if blank else held + text
+            blank = blank and not text
+            body = text.rstrip(_BREAKS)
+            held = text[len(body) :]
+            self._sink.reasoning(body)
+
+        self._sink.kind = DeltaKind.REASONING
+        mark: str | None = marks.start
+        while mark == marks.start:
+            mark = yield from self._feed.until((marks.start, marks.end), give)
+        if mark is None:
+            self._sink.reasoning(held)
+            return
+        self._sink.kind = DeltaKind.CONTENT
+        self._trim = True
+
+    def _read_bare(self) -> Steps[None]:
+        """Read calls that content begins with, without any mark before them."""
+        feed = self._feed
+        feed.mark()
+        yield from feed.skip()
+        char = yield from feed.char()
+        if not char or char not in "{[`":
+            feed.rewind()
+            return
+        self._bare = False
+        end = ""
+        if char == "`":
+            if not (yield from feed.starts((_FENCE,))):
+                feed.rewind()
+                return
+            language: list[str] = []
+            broken = yield from feed.until(("\n", "`"), language.append)
+            if broken != "\n" or "".join(language).strip() not in _FENCED_LANGUAGES:
+                feed.rewind()
+                return
+            end = _FENCE
+        if not (yield from read_json_calls(feed, self._sink, end, bare=True)):
+            feed.rewind()
+        feed.unmark()
+        self._calls_end()
+
+    def _read_calls(self, form: CallForm) -> Steps[None]:
+        """Read from behind the form's start mark to behind its end."""
+        feed, sink = self._feed, self._sink
+        calls = sink.calls
+        self._kept_end = ""
+        feed.mark(len(form.start))
+        sink.kind = DeltaKind.TOOL_CALL
+        whole = yield from form.read(feed, sink)
+        rest = feed.marked()
+        if whole or sink.calls > calls:
+            self._space = ""
+        self._calls_end()
+        if not whole and feed.ended:
+            # Cut off, by a limit or a stop string: the text of a call is no content.
+            log.debug("tool_call.cut_off", characters=len(rest))
+            while (yield from feed.until((form.start,), lambda text: None)) is not None:
+                pass
+        elif not whole:
+            log.debug("tool_call.malformed", characters=len(rest))
+            if not rest.endswith(form.end):
+                self._kept_end = form.end
+            self._write(rest)
+
+    def _calls_end(self) -> None:
+        self._sink.kind = DeltaKind.CONTENT
+        if self.called:
+            self._after_call = True
+            self._trim = not self._wrote
+
+    def _write(self, text: str) -> None:
+        """Add content. White space at its end waits where a call may follow."""
+        if self._trim:
+            text = text.lstrip(_BREAKS)
+            self._trim = not text
+        text = self._space + text
+        body = text.rstrip() if self._forms else text
+        self._space = text[len(body) :]
+        if body:
+            self._sink.content(body)
+            self._wrote = True
+            self._after_call = False

@@ -1,0 +1,61 @@
+"""How models mark their thinking, by family."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.formats import harmony
+
+
+class _Form(NamedTuple):
+    """``token``: the special token that ``start`` begins with; the whole of it where None."""
+
+    start: str
+    end: str
+    token: str | None = None
+
+
+_FORMS: Final = (
+    # gpt-oss
+    _Form(harmony.THINKING, harmony.END, harmony.CHANNEL),
+    # Gemma 4
+    _Form("<|channel>thought", "<channel|>", "<|channel>"),
+    # Command A, Command R
+    _Form("<|START_THINKING|>", "<|END_THINKING|>"),
+    # Magistral, Ministral
+    _Form("[THINK]", "[/THINK]"),
+    # Seed-OSS
+    _Form("<seed:think>", "</seed:think>"),
+    # MiniMax M3
+    _Form("<mm:think>", "</mm:think>"),
+    # LongCat
+    _Form("<longcat_think>", "</longcat_think>"),
+    # Kimi-VL
+    _Form("◁think▷", "◁/think▷"),
+    # EXAONE 3.5 and 4
+    _Form("<thought>", "</thought>"),
+    # Qwen3, DeepSeek, GLM, MiniMax M2, Kimi K2, SmolLM3 and most others
+    _Form("<think>", "</think>"),
+)
+
+
+def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
+    """Return how the model marks its thinking, None when it doesn't think.
+
+    Both marks are single tokens, of which the chat template speaks or which were added to the
+    vocabulary on purpose. For gpt-oss and Gemma 4 ``start`` is longer than its token, and after
+    gpt-oss's ``end`` comes the header of another message, not the answer.
+    """
+    vocabulary = tokenizer.get_vocab()
+    added = tokenizer.get_added_vocab()
+    template = str(tokenizer.chat_template or "")
+    for form in _FORMS:
+        token = form.token or form.start
+        if token not in vocabulary or form.end not in vocabulary:
+            continue
+        if form.start in template or form.end in template or {token, form.end} <= added.keys():
+            if form.token == harmony.CHANNEL and "analysis" not in template:
+                continue
+            return ReasoningMarkers(form.start, form.end, vocabulary[token], vocabulary[form.end])
+    return None

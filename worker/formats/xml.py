@@ -1,0 +1,213 @@
+"""Tool calls that are tags with one parameter each: Qwen3-Coder's, GLM's, LongCat's, MiniMax M2's.
+
+A parameter is text, whose type is in the tool's schema. Those that are strings are given out
+as they come, the others when they are whole, converted by the family's own parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmx.worker.formats.json import json_text, read_json_calls
+from lmx.worker.formats.registry import parse_call
+from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
+
+
+@dataclass(frozen=True, slots=True)
+class XmlForm:
+    """How a family writes a call. ``end`` is the marker after the last.
+
+    ``function``: what comes before the name, "" for nothing. ``key_end`` may be two tags with
+    white space between. ``function_end`` "": the call ends with ``end``. ``strip``: white
+    space around a value doesn't belong to it, else one line break on either side.
+    """
+
+    parser: str
+    end: str
+    function: str
+    name_end: str
+    parameter: str
+    key_end: tuple[str, ...]
+    parameter_end: str
+    function_end: str
+    strip: bool
+
+    def example(self, name: str, key: str, value: str) -> str:
+        """Return a call with this one parameter, as the family's parser takes it."""
+        key_end = "".join(self.key_end)
+        return (
+            f"{self.function}{name}{self.name_end}"
+            f"{self.parameter}{key}{key_end}{value}{self.parameter_end}{self.function_end}"
+        )
+
+
+QWEN3_CODER: Final = XmlForm(
+    parser="qwen3_coder",
+    end="</tool_call>",
+    function="<function=",
+    name_end=">",
+    parameter="<parameter=",
+    key_end=(">",),
+    parameter_end="</parameter>",
+    function_end="</function>",
+    strip=False,
+)
+GLM: Final = XmlForm(
+    parser="glm47",
+    end="</tool_call>",
+    function="",
+    name_end="",
+    parameter="<arg_key>",
+    key_end=("</arg_key>", "<arg_value>"),
+    parameter_end="</arg_value>",
+    function_end="",
+    strip=True,
+)
+LONGCAT: Final = XmlForm(
+    parser="longcat",
+    end="</longcat_tool_call>",
+    function="",
+    name_end="",
+    parameter="<longcat_arg_key>",
+    key_end=("</longcat_arg_key>", "<longcat_arg_value>"),
+    parameter_end="</longcat_arg_value>",
+    function_end="",
+    strip=True,
+)
+MINIMAX_M2: Final = XmlForm(
+    parser="minimax_m2",
+    end="</minimax:tool_call>",
+    function="<invoke name=",
+    name_end=">",
+    parameter="<parameter name=",
+    key_end=(">",),
+    parameter_end="</parameter>",
+    function_end="</invoke>",
+    strip=True,
+)
+
+
+def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:
+    """Read calls up to and including the end marker; JSON is read as such.
+
+    The feed must be marked; what is marked at the end is what turned out to be no call. Returns
+    False when it all is none.
+    """
+    begun = sink.calls
+    yield from feed.skip()
+    if (yield from feed.char()) in ("{", "["):
+        return (yield from read_json_calls(feed, sink, form.end))
+    while True:
+        yield from feed.skip()
+        if form.function and (yield from feed.starts((form.function, form.end))) != form.function:
+            return sink.calls > begun
+        name = yield from _read_name(feed, form)
+        if name not in sink.names:
+            return False
+        feed.unmark()
+        sink.begin_call(name)
+        sink.arguments("{")
+        closed_by = yield from _read_parameters(feed, sink, form, name)
+        if closed_by:
+            sink.arguments("}")
+        feed.mark()
+        if closed_by != form.function_end:
+            return True
+
+
+def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
+    name: list[str] = []
+    if form.name_end:
+        yield from feed.until((form.name_end,), name.append)
+    else:
+        marker = yield from feed.until((form.parameter, form.end), name.append)
+        feed.untake(len(marker or ""))
+    return _unquoted("".join(name))
+
+
+def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
+    """Read to the end of the call; return what ended it, None when the text did."""
+    tags = tuple(tag for tag in (form.parameter, form.function_end, form.end) if tag)
+    separator = ""
+    while True:
+        # What is between the parameters is no part of the call for the family's parser either.
+        tag = yield from feed.until(tags, discard)
+        if tag != form.parameter:
+            return tag
+        key: list[str] = []
+        give: Callable[[str], Any] = key.append
+        for part in form.key_end:
+            if not (yield from feed.until((part,), give)):
+                return None
+            give = discard
+        value = _Value(sink, form, name, _unquoted("".join(key)), separator)
+        if not (yield from feed.until((form.parameter_end,), value.add, whole=False)):
+            return None
+        value.close()
+        separator = ", "
+
+
+def _unquoted(name: str) -> str:
+    name = name.strip()
+    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+        return name[1:-1]
+    return name
+
+
+class _Value:
+    """One parameter, from its text to JSON."""
+
+    __slots__ = ("_form", "_held", "_key", "_name", "_opened", "_separator", "_sink", "_streams")
+
+    def __init__(self, sink: PartSink, form: XmlForm, name: str, key: str, separator: str) -> None:
+        self._sink = sink
+        self._form = form
+        self._name = name
+        self._key = key
+        self._separator = separator
+        self._streams = _is_string(sink, name, key)
+        self._opened = False
+        self._held = ""
+
+    def add(self, text: str) -> None:
+        self._held += text
+        if not self._streams:
+            return
+        if not self._opened:
+            # "null" is no string to some of the parsers.
+            begins = self._held.strip() if self._form.strip else self._held.removeprefix("\n")
+            if "null".startswith(begins.strip().lower()):
+                return
+            self._held = self._held.lstrip() if self._form.strip else begins
+            self._sink.arguments(f'{self._separator}{json_text(self._key)}: "')
+            self._opened = True
+        kept = self._held.rstrip() if self._form.strip else self._held.removesuffix("\n")
+        self._sink.arguments(json_text(kept)[1:-1])
+        self._held = self._held[len(kept) :]
+
+    def close(self) -> None:
+        if self._opened:
+            self._sink.arguments('"')
+        else:
+            value = self._converted()
+            self._sink.arguments(f"{self._separator}{json_text(self._key)}: {value}")
+
+    def _converted(self) -> str:
+        """Return the value as JSON: a string when the parser can't make anything else of it."""
+        example = self._form.example(self._name, self._key, self._held)
+        try:
+            call = parse_call(self._form.parser, example, self._sink.tools)[0]
+            return json_text(call["arguments"][self._key])
+        except (ValueError, TypeError, LookupError):
+            text = self._held
+            return json_text(text.strip() if self._form.strip else text.strip("\n"))
+
+
+def _is_string(sink: PartSink, name: str, key: str) -> bool:
+    for tool in sink.tools:
+        if tool["function"]["name"] == name:
+            schema = tool["function"]["parameters"]["properties"].get(key)
+            return isinstance(schema, dict) and schema.get("type") == "string"
+    return False

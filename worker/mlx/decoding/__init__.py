@@ -1,0 +1,1 @@
+"""Rows of tokens: prefill, decode, beams and speculation."""

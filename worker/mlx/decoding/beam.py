@@ -1,0 +1,279 @@
+"""Beam search over one prompt: several beams that decode as a batch of their own.
+
+A beam's score is made of logprobs: log-softmax of the logits, after penalties, biases and bans
+where there are some, each beam's by its own tokens; that is what sampling at temperature 1 draws
+from. A constraint takes tokens away without raising the others' chances, as in Transformers;
+temperature and filters have no part in it. The scores that are told of tokens are the model's own.
+
+Which continuations a beam search goes on with, which it keeps as hypotheses, when it ends.
+
+As Transformers does it, without early stopping. Pure: knows nothing of models and caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from lmx.worker.engine import BeamSearch, Constraint, Hypothesis, RowSampling, TokenScores
+from lmx.worker.mlx.model.forward import PromptCache, cache_states
+from lmx.worker.mlx.sampling.filters import candidates
+from lmx.worker.mlx.sampling.mask import fit_mask, mask_rows
+from lmx.worker.mlx.sampling.penalties import LogitEdits, apply_edits
+
+
+class Continuation(NamedTuple):
+    """A token after one of the running beams; ``total`` is the sum of all logprobs with it."""
+
+    total: float
+    beam: int
+    token: int
+
+
+class Choice(NamedTuple):
+    """What becomes of a step's continuations, each part best first."""
+
+    ended: Sequence[Continuation]
+    running: Sequence[Continuation]
+
+
+def considered(beam: BeamSearch) -> int:
+    """Return how many continuations a step looks at: enough to go on by ``width`` of them
+    though every beam should end in each possible way; twice the width for one end token."""
+    return beam.width * (1 + max(1, len(beam.end_ids)))
+
+
+def choose(continuations: Iterable[Continuation], beam: BeamSearch, last: bool) -> Choice:
+    """Sort a step's continuations out. In the ``last`` step all come to their end.
+
+    Only ends among the best ``width`` count. Of equal ones, the earlier beam's comes first,
+    then the lower token.
+    """
+    ranked = sorted(continuations, key=lambda one: (-one.total, one.beam, one.token))
+    ranked = ranked[: considered(beam)]
+    ended = [one for one in ranked[: beam.width] if last or one.token in beam.end_ids]
+    running = [one for one in ranked if one.token not in beam.end_ids]
+    return Choice(ended, [] if last else running[: beam.width])
+
+
+def score(total: float, length: int, length_penalty: float) -> float:
+    """Return a hypothesis' score: ``total`` divided by its ``length`` (its tokens, the end
+    token too) to the power of ``length_penalty``; above 0 it favours long ones."""
+    # At most e^600, so that the product is a float too.
+    return total * math.exp(min(600.0, -length_penalty * math.log(length)))
+
+
+def is_settled(
+    kept_scores: Collection[float], best_running: float, length: int, beam: BeamSearch
+) -> bool:
+    """Return whether a search can end: ``width`` hypotheses are kept, and the best running
+    beam, were it to end at its present ``length``, would be none of them.
+
+    A guess where length is rewarded: it might still have become one.
+    """
+    if len(kept_scores) < beam.width:
+        return False
+    return score(best_running, length, beam.length_penalty) <= min(kept_scores)
+
+
+Decode = Callable[[mx.array, PromptCache], mx.array]
+"""Feeds a token to each row, [rows, 1], and returns the logits after it, [rows, vocabulary]."""
+
+
+class _Tail(NamedTuple):
+    """A beam's last token; ``before`` is what the beam was without it, None: empty."""
+
+    token: int
+    scores: TokenScores | None
+    before: _Tail | None
+
+
+class _Beam(NamedTuple):
+    tail: _Tail | None
+    total: float
+    constraint: Constraint | None
+    edits: LogitEdits | None
+
+
+class _Ranking(NamedTuple):
+    """What may follow the running beams. ``logprobs`` are the model's own, by beam and token, and
+    ``tops`` the likeliest tokens, by beam; both empty where nobody asked."""
+
+    continuations: Sequence[Continuation]
+    logprobs: dict[tuple[int, int], float]
+    tops: Sequence[Sequence[tuple[int, float]]]
+
+
+class BeamGroup:
+    """A beam search. Engine thread.
+
+    ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1,
+    vocabulary] are those of its end. ``constraint`` is used up as well. At least one token is
+    made, and ``max_tokens`` at most. Of ``sampling``, which is for ``prompt`` too, only what edits
+    logits counts.
+    """
+
+    def __init__(
+        self,
+        forward: Decode,
+        prompt_cache: PromptCache,
+        first_logits: mx.array,
+        beam: BeamSearch,
+        max_tokens: int,
+        constraint: Constraint | None,
+        top_logprobs: int | None,
+        sampling: RowSampling,
+        prompt: Sequence[int],
+    ) -> None:
+        self._forward = forward
+        self._min_tokens = sampling.min_tokens
+        self._prompt_cache = prompt_cache
+        self._first_logits: mx.array | None = first_logits
+        self._beam = beam
+        self._max_tokens = max_tokens
+        self._top_logprobs = top_logprobs
+        self._length = 0
+        edits = LogitEdits(sampling, prompt) if LogitEdits.needed(sampling) else None
+        self._running = [_Beam(None, 0.0, constraint, edits)]
+        self._kept: list[Hypothesis] = []
+
+    def step(self) -> Sequence[Hypothesis] | None:
+        """Make one more token for each beam. Blocks.
+
+        Returns the hypotheses when the search is over, the best first: as many as its width,
+        or fewer where no more are possible. None before. Raises what a constraint raises, and
+        ValueError when it allows nothing: the search has failed then.
+        """
+        ranking = self._rank(self._decode())
+        self._length += 1
+        last = self._length == self._max_tokens
+        ended, running = choose(ranking.continuations, self._beam, last)
+        self._keep(ended, ranking)
+        if running and not self._is_settled(running[0].total):
+            self._go_on(running, ranking)
+            return None
+        if not self._kept:
+            raise ValueError("the constraint allows no token in any beam")
+        return self._kept
+
+    def _decode(self) -> mx.array:
+        if self._first_logits is not None:
+            logits, self._first_logits = self._first_logits, None
+            return logits
+        tokens = [[cast(_Tail, beam.tail).token] for beam in self._running]
+        return self._forward(mx.array(tokens), self._prompt_cache)
+
+    def _rank(self, logits: mx.array) -> _Ranking:
+        logits = logits.astype(mx.float32)
+        told = self._top_logprobs is not None
+        edited = self._edited(logits)
+        logprobs = _log_softmax(edited)
+        own = _log_softmax(logits) if told and edited is not logits else logprobs
+        values, tokens = candidates(self._masked(logprobs), considered(self._beam))
+        own_values = [mx.take_along_axis(own, tokens, axis=-1)] if told else []
+        tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
+        # What no logit depends on, such as a cache's offsets, would never be evaluated.
+        mx.eval(values, tokens, own_values, tops, cache_states(self._prompt_cache))
+        continuations = [
+            Continuation(self._running[beam].total + logprob, beam, token)
+            for beam, row in enumerate(_pairs(tokens, values))
+            for token, logprob in row
+            if logprob > -float("inf")
+        ]
+        found = {
+            (beam, token): logprob
+            for each in own_values
+            for beam, row in enumerate(_pairs(tokens, each))
+            for token, logprob in row
+        }
+        ranked = _pairs(tops[1], tops[0]) if tops else [()] * len(self._running)
+        return _Ranking(continuations, found, ranked)
+
+    def _edited(self, logits: mx.array) -> mx.array:
+        banned = self._length < self._min_tokens
+        edits = {
+            index: beam.edits
+            for index, beam in enumerate(self._running)
+            if beam.edits is not None and (banned or not beam.edits.idle)
+        }
+        if not edits:
+            return logits
+        return apply_edits(logits, list(edits), list(edits.values()), [banned] * len(edits))
+
+    def _masked(self, logprobs: mx.array) -> mx.array:
+        masks = {}
+        for index, beam in enumerate(self._running):
+            mask = None if beam.constraint is None else beam.constraint.mask()
+            if mask is not None:
+                masks[index] = fit_mask(mask, logprobs.shape[-1])
+        return mask_rows(logprobs, masks) if masks else logprobs
+
+    def _keep(self, ended: Sequence[Continuation], ranking: _Ranking) -> None:
+        for one in ended:
+            tail: _Tail | None = self._extend(one, ranking)
+            tails = []
+            while tail is not None:
+                tails.append(tail)
+                tail = tail.before
+            tails.reverse()
+            self._kept.append(
+                Hypothesis(
+                    [tail.token for tail in tails],
+                    score(one.total, self._length, self._beam.length_penalty),
+                    [tail.scores for tail in tails if tail.scores is not None],
+                )
+            )
+        # Stable: of equal scores, the first found stays first.
+        self._kept.sort(key=lambda kept: -kept.score)
+        del self._kept[self._beam.width :]
+
+    def _is_settled(self, best_total: float) -> bool:
+        scores = [kept.score for kept in self._kept]
+        return is_settled(scores, best_total, self._length, self._beam)
+
+    def _go_on(self, chosen: Sequence[Continuation], ranking: _Ranking) -> None:
+        parents = [one.beam for one in chosen]
+        heirs = {beam: index for index, beam in enumerate(parents)}
+        running = []
+        for index, one in enumerate(chosen):
+            parent = self._running[one.beam]
+            constraint, edits = parent.constraint, parent.edits
+            if heirs[one.beam] != index:
+                # The last of a beam's successors takes what it had itself.
+                constraint = None if constraint is None else constraint.fork()
+                edits = None if edits is None else edits.fork()
+            running.append(_Beam(self._extend(one, ranking), one.total, constraint, edits))
+        for beam in running:
+            token = cast(_Tail, beam.tail).token
+            if beam.constraint is not None:
+                beam.constraint.accept(token)
+            if beam.edits is not None:
+                beam.edits.accept(token)
+        if self._length == 1:
+            self._prompt_cache = [
+                layer.merge([layer] * len(parents)) for layer in self._prompt_cache
+            ]
+        elif parents != list(range(len(self._running))):
+            rows = mx.array(parents)
+            for layer in self._prompt_cache:
+                layer.filter(rows)
+        self._running = running
+
+    def _extend(self, one: Continuation, ranking: _Ranking) -> _Tail:
+        scores = None
+        if self._top_logprobs is not None:
+            logprob = ranking.logprobs[one.beam, one.token]
+            scores = TokenScores(logprob, ranking.tops[one.beam])
+        return _Tail(one.token, scores, self._running[one.beam].tail)
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _pairs(tokens: mx.array, values: mx.array) -> list[tuple[tuple[int, float], ...]]:
+    rows = zip(cast("list[Any]", tokens.tolist()), cast("list[Any]", values.tolist()), strict=True)
+    return [tuple(zip(*row, strict=True)) for row in rows]

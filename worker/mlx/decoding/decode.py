@@ -1,0 +1,268 @@
+"""The batch of rows that decode: one forward for all of them, a token for each.
+
+Decodes ahead: while the caller has this step's tokens, the next step's are being computed. So
+the tokens of a step were drawn in the step before, and are fed to the model in this one: after
+a step, a row's cache holds its prompt and exactly the tokens that were returned.
+
+Written for mlx-vlm 0.7.10: caches are joined by a private function of ``mlx_vlm.generate.ar``.
+
+The caches of a batch that has one row left, as those of a single row.
+
+Written for mlx-vlm 0.7.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+from mlx_vlm.generate.ar import _extend_cache, _get_batch_cache_eval_interval
+from mlx_vlm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, CacheList
+
+from lmx.worker.engine import RowDrafts, RowToken
+from lmx.worker.mlx.decoding.rollback import Rollback
+from lmx.worker.mlx.decoding.verify import Guesses, draw, score
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
+
+
+def can_be_single(cache: PromptCache) -> bool:
+    """Return whether all layers are of kinds that a row can be taken out of."""
+    return all(
+        can_be_single(layer.caches)
+        if isinstance(layer, CacheList)
+        else type(layer) in (ArraysCache, BatchKVCache, BatchRotatingKVCache)
+        for layer in cache
+    )
+
+
+def single_row(cache: PromptCache, index: int) -> PromptCache:
+    """Return one row's cache. Uses the batch's up."""
+    return [_single(layer, index) for layer in cache]
+
+
+def _single(layer: Any, index: int) -> Any:
+    if isinstance(layer, CacheList):
+        return CacheList(*single_row(layer.caches, index))
+    if isinstance(layer, ArraysCache) or layer.keys is None:
+        # The same kind for one row as for many; or a layer that borrows another one's.
+        layer.filter(mx.array([index], mx.int32))
+        return layer
+    return layer.extract(index)
+
+
+@dataclass(slots=True)
+class DecodeRow:
+    """A row's place in the batch. ``tokens``: its prompt, and what it has returned so far."""
+
+    row_id: int
+    tokens: list[int]
+    left_tokens: int
+    salt: str
+    made_tokens: int = 0
+
+
+class Joining(NamedTuple):
+    """A row that comes out of prefill: its single-row cache, and the logits of its first token
+    [1, vocabulary]."""
+
+    row: DecodeRow
+    prompt_cache: PromptCache
+    logits: mx.array
+    rope_deltas: mx.array | None
+
+
+class DecodeStep(NamedTuple):
+    """A token for each row but the failed ones, whose constraints raised, and more where tokens
+    were guessed. The caller lets the failed rows leave."""
+
+    tokens: Sequence[RowToken]
+    failed: Sequence[tuple[int, Exception]] = ()
+    drafts: Sequence[RowDrafts] = ()
+
+
+class DecodeBatch:
+    """Rows that decode together, each by its own parameters. Engine thread.
+
+    The sampler knows a row before it joins, and is told by the caller when it is gone. A row is
+    not removed when it has no tokens left: the caller does that before the next step.
+    """
+
+    def __init__(self, forward: Forward, sampler: RowSampler) -> None:
+        self.rows: list[DecodeRow] = []
+        self.prompt_cache: PromptCache = []
+        # Whether those are mlx-vlm's caches of a batch: not while a row is alone.
+        self._batched = False
+        self._forward = forward
+        self._sampler = sampler
+        self._row_ids: list[int] = []
+        # Drawn and not fed yet, [rows], and their scores.
+        self._next: mx.array | None = None
+        self._scores: list[PendingScores] = []
+        self._rope_deltas: mx.array | None = None
+        self._steps = 0
+        self._eval_interval = _get_batch_cache_eval_interval()
+
+    def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
+        """Take a row in and draw its first token, which the next step returns.
+
+        Blocks until its prefill is done. Returns it when its constraint raised: it has not
+        joined then.
+        """
+        row_ids = [joining.row.row_id]
+        first = self._sampler.sample(joining.logits, row_ids, [0])
+        if failed := self._sampler.take_failed():
+            return failed
+        scores = self._sampler.scores(joining.logits, first, row_ids)
+        new = [] if scores is None else [scores]
+        # Else the first decode step would inherit the graph of the prefill, and the copy of the
+        # caches that of the last step.
+        mx.eval(first, [score.arrays for score in new], cache_states(joining.prompt_cache))
+        if self._next is None:
+            self.prompt_cache, self._batched = joining.prompt_cache, False
+            self._next = first
+            self._rope_deltas = joining.rope_deltas
+        else:
+            mx.eval(self._next, cache_states(self.prompt_cache))
+            self.prompt_cache = _extend_cache(self.prompt_cache, joining.prompt_cache)
+            self._batched = True
+            self._next = mx.concatenate([self._next, first])
+            if self._rope_deltas is not None and joining.rope_deltas is not None:
+                self._rope_deltas = mx.concatenate([self._rope_deltas, joining.rope_deltas])
+        self._scores += new
+        self.rows.append(joining.row)
+        self._row_ids.append(joining.row.row_id)
+        return ()
+
+    def step(self) -> DecodeStep:
+        """Return the tokens that were drawn ahead, feed them, and draw the next ones."""
+        inputs, scores = self._next, self._scores
+        assert inputs is not None, "a step is for at least one row"
+        logits = self._forward.decode(inputs[:, None], self.prompt_cache, self._rope_deltas)
+        logits = logits[:, -1, :]
+        tokens: list[int] | None = None
+        if self._sampler.needs_tokens(self._row_ids):
+            # The host waits for the tokens while the device is busy with what comes of them.
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            tokens = self._accept(inputs)
+        positions = [row.made_tokens + 1 for row in self.rows]
+        drawn = self._sampler.sample(logits, self._row_ids, positions)
+        drawn_scores = self._sampler.scores(logits, drawn, self._row_ids)
+        self._next = drawn
+        self._scores = [] if drawn_scores is None else [drawn_scores]
+        arrays = [drawn, *(array for score in self._scores for array in score.arrays)]
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        if tokens is None:
+            tokens = self._accept(inputs)
+        made = self._return(tokens, scores)
+        self._clean_up()
+        return self._without_failed(made)
+
+    def drawn(self) -> list[int]:
+        """Return the tokens that the next step returns; waits for them."""
+        assert self._next is not None, "there is at least one row"
+        return cast(list[int], self._next.tolist())
+
+    def verify(self, guesses: Guesses, end_ids: Collection[int]) -> DecodeStep:
+        """Step, and as far as the guesses for a row are right return them as well.
+
+        A row is to be given fewer guesses than it has tokens left. Nothing is drawn behind a
+        token of ``end_ids``. Blocks until the next tokens are drawn.
+        """
+        inputs, scores = self._next, self._scores
+        assert inputs is not None, "a step is for at least one row"
+        tokens = mx.concatenate([inputs[:, None].astype(mx.int32), guesses.tokens], axis=1)
+        rollback = Rollback(self.prompt_cache, tokens.shape[1])
+        logits = self._forward.decode(tokens, self.prompt_cache, self._rope_deltas)
+        made = self._return(self._accept(inputs), scores)
+        positions = [row.made_tokens for row in self.rows]
+        drawn = draw(logits, guesses, self._row_ids, positions, self._sampler, end_ids)
+        rollback.keep([1 + len(row.accepted) for row in drawn])
+        read, self._scores = score(logits, drawn, self._row_ids, self._sampler)
+        self._next = mx.array([row.following for row in drawn], inputs.dtype)
+        for row, (accepted, _) in zip(self.rows, drawn, strict=True):
+            row.tokens += accepted
+            row.made_tokens += len(accepted)
+            row.left_tokens -= len(accepted)
+            made += [
+                RowToken(row.row_id, token, read.get((row.row_id, offset)))
+                for offset, token in enumerate(accepted)
+            ]
+        self._clean_up()
+        drafts = [
+            RowDrafts(row_id, length, len(row.accepted))
+            for row_id, length, row in zip(self._row_ids, guesses.lengths, drawn, strict=True)
+            if length
+        ]
+        return self._without_failed(made, drafts)
+
+    def leave(self, row_ids: Collection[int]) -> None:
+        """Let rows go, and free their caches; ignores those that are not here."""
+        keep = [index for index, row_id in enumerate(self._row_ids) if row_id not in row_ids]
+        if len(keep) == len(self.rows):
+            return
+        if not keep:
+            self.rows, self._row_ids = [], []
+            self.prompt_cache, self._next, self._scores = [], None, []
+            self._rope_deltas = None
+            return
+        assert self._next is not None
+        # A cache that is cut before it is computed would hold on to all that it is cut from.
+        mx.eval(self._next, cache_states(self.prompt_cache))
+        self.rows = [self.rows[index] for index in keep]
+        self._row_ids = [row.row_id for row in self.rows]
+        kept = mx.array(keep, mx.int32)
+        if len(keep) == 1 and can_be_single(self.prompt_cache):
+            # A row alone needs no mask. Qwen3.5 copies a batch's cache at every step for one.
+            self.prompt_cache = single_row(self.prompt_cache, keep[0])
+            self._batched = False
+        else:
+            for layer in self.prompt_cache:
+                layer.filter(kept)
+        self._next = self._next[kept]
+        if self._rope_deltas is not None:
+            self._rope_deltas = self._rope_deltas[kept]
+
+    def find(self, row_id: int) -> tuple[DecodeRow, int | None] | None:
+        """Return a row and its place in ``prompt_cache``, None where that is a single row's;
+        None if the row isn't here."""
+        if row_id not in self._row_ids:
+            return None
+        index = self._row_ids.index(row_id)
+        return self.rows[index], index if self._batched else None
+
+    def _without_failed(
+        self, made: Sequence[RowToken], drafts: Sequence[RowDrafts] = ()
+    ) -> DecodeStep:
+        failed = self._sampler.take_failed()
+        gone = {row_id for row_id, _ in failed}
+        if gone:
+            made = [token for token in made if token.row_id not in gone]
+        return DecodeStep(made, failed, drafts)
+
+    def _accept(self, inputs: mx.array) -> list[int]:
+        tokens = cast(list[int], inputs.tolist())
+        for row_id, token in zip(self._row_ids, tokens, strict=True):
+            self._sampler.accept(row_id, token)
+        return tokens
+
+    def _return(self, tokens: list[int], scores: list[PendingScores]) -> list[RowToken]:
+        read: dict[int, Any] = {}
+        for pending in scores:
+            read |= pending.read()
+        made = []
+        for row, token in zip(self.rows, tokens, strict=True):
+            row.tokens.append(token)
+            row.made_tokens += 1
+            row.left_tokens -= 1
+            made.append(RowToken(row.row_id, token, read.get(row.row_id)))
+        return made
+
+    def _clean_up(self) -> None:
+        self._steps += 1
+        if self._eval_interval and self._steps % self._eval_interval == 0:
+            # What no token depends on, such as a cache's offsets, is never evaluated otherwise.
+            mx.eval(cache_states(self.prompt_cache))
+            mx.clear_cache()

@@ -1,0 +1,158 @@
+"""A small model that guesses what a large one will say. Engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import mlx.core as mx
+from mlx_vlm.models.cache import (
+    BufferedRotatingKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+from mlx_vlm.utils import load
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.worker.mlx.model.folder import read_folder
+from lmx.worker.mlx.model.forward import cache_states
+from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+
+Choose = Callable[[mx.array, int], mx.array]
+"""Takes logits [1, vocabulary] and how many tokens were guessed before; returns the token [1]."""
+
+_ROLLBACK_TOKENS: Final = 64
+"""How many tokens a sliding window can take back; more than are ever guessed at once."""
+
+
+class DraftModel:
+    """Makes guesses for any number of rows. Knows nothing of the model that checks them."""
+
+    def __init__(self, model: Any, context_tokens: int | None) -> None:
+        self._language_model = getattr(model, "language_model", model)
+        self.context_tokens = context_tokens
+
+    def open_row(self) -> DraftRow:
+        """Begin a row. Its KV cache goes when the row does."""
+        return DraftRow(self._forward, self._make_cache())
+
+    def check(self) -> None:
+        """Raise :class:`OperationError` for an architecture whose state can't be taken back."""
+        kinds = sorted(
+            {type(layer).__name__ for layer in self._make_cache() if not layer.is_trimmable()}
+        )
+        if kinds:
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"The draft model keeps a state that can't be taken back ({', '.join(kinds)}), "
+                "so it can't guess: choose one with plain attention.",
+            )
+
+    def _make_cache(self) -> list[Any]:
+        return [_with_rollback(layer) for layer in make_prompt_cache(self._language_model)]
+
+    def _forward(self, tokens: mx.array, prompt_cache: list[Any]) -> mx.array:
+        output = self._language_model(tokens, cache=prompt_cache)
+        logits: mx.array = getattr(output, "logits", output)
+        return logits[:, -1]
+
+
+class DraftRow:
+    """One row's guesses. ``read_tokens``: how much of the row the draft model has read."""
+
+    def __init__(
+        self, forward: Callable[[mx.array, list[Any]], mx.array], prompt_cache: list[Any]
+    ) -> None:
+        self._forward = forward
+        self._cache = prompt_cache
+        self.read_tokens = 0
+        self._guessed_in_cache = 0
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the row's next tokens, and wait until it is done."""
+        self._forward(mx.array([tokens]), self._cache)
+        mx.eval(cache_states(self._cache))
+        self.read_tokens += len(tokens)
+
+    def guess(
+        self,
+        rest: Sequence[int],
+        num_tokens: int,
+        choose: Choose,
+        confidence_threshold: float | None,
+    ) -> mx.array | None:
+        """Read the rest of the row's tokens, at least one, and guess what follows.
+
+        Returns up to ``num_tokens`` token ids [guessed], not evaluated unless there is a
+        threshold: it ends the guesses before a token that is less likely. None for no guess.
+        Each call is to be followed by one of ``keep``.
+        """
+        logits = self._forward(mx.array([rest]), self._cache)
+        self.read_tokens += len(rest)
+        guesses: list[mx.array] = []
+        while True:
+            token = choose(logits, len(guesses))
+            if confidence_threshold is not None and (
+                _probability(logits, token) < confidence_threshold
+            ):
+                break
+            guesses.append(token)
+            if len(guesses) == num_tokens:
+                break
+            logits = self._forward(token[:, None], self._cache)
+            self._guessed_in_cache += 1
+        return mx.concatenate(guesses) if guesses else None
+
+    def keep(self, accepted_tokens: int) -> None:
+        """Learn how many of the last guesses were right; the others are forgotten."""
+        kept = min(accepted_tokens, self._guessed_in_cache)
+        for layer in self._cache:
+            layer.trim(self._guessed_in_cache - kept)
+        self.read_tokens += kept
+        self._guessed_in_cache = 0
+
+
+def load_draft(folder: Path, tokenizer: Any) -> DraftModel:
+    """Load the draft model in ``folder``, for a model with ``tokenizer``.
+
+    Raises :class:`OperationError` when it can't be loaded as it is, or can't draft for that
+    model, and whatever mlx-vlm raises for a folder that it can't load.
+    """
+    config = read_folder(folder)
+    forbid_checkpoint_code()
+    model, processor = load(str(folder), trust_remote_code=False)
+    own = getattr(processor, "tokenizer", processor)
+    differs = _difference(own, tokenizer)
+    if differs:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            f"The draft model in {folder} can't guess for this model: {differs}. Choose one "
+            "with the same tokenizer.",
+        )
+    draft = DraftModel(model, config.context_tokens)
+    draft.check()
+    return draft
+
+
+def _difference(draft: Any, target: Any) -> str:
+    """Return in words how two tokenizers differ, nothing if they don't."""
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours != theirs:
+        different = len(ours.items() ^ theirs.items())
+        return f"their vocabularies differ in {different} entries ({len(theirs)}, {len(ours)})"
+    if set(draft.all_special_ids) != set(target.all_special_ids):
+        return "their special tokens differ"
+    return ""
+
+
+def _with_rollback(layer: Any) -> Any:
+    """Return a sliding window's cache as one that can take tokens back after it has slid."""
+    if type(layer) is RotatingKVCache and layer.keep == 0:
+        return BufferedRotatingKVCache(layer.max_size, buffer_size=_ROLLBACK_TOKENS)
+    return layer
+
+
+def _probability(logits: mx.array, token: mx.array) -> float:
+    chances = mx.softmax(logits.astype(mx.float32), axis=-1)
+    return cast(float, chances[0, token[0]].item())

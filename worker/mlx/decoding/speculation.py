@@ -1,0 +1,351 @@
+"""Speculation: steps of the decode batch that make several tokens of a row at once.
+
+What may come is guessed, by a draft model or by looking it up, and checked in one forward. A
+row has the same tokens with it as without (:mod:`lmx.worker.mlx.decoding.verify`), sooner or not:
+whether it pays is measured (:mod:`lmx.worker.mlx.decoding.speculation`).
+
+Whether guessing ahead pays for a row, and how many tokens to guess. Pure.
+
+It pays when the row's tokens come faster than by plain steps, all told: the guessing, the
+checking, and that a step can't begin before the tokens of the last one are known. What that
+costs depends on the device, the model and the other rows, so it is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+
+from lmx.protocol.messages.data import Assist
+from lmx.protocol.messages.specs import SpeculationSpec
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep
+from lmx.worker.mlx.decoding.draft import DraftModel, DraftRow
+from lmx.worker.mlx.decoding.lookup import PromptLookup
+from lmx.worker.mlx.decoding.pace import PrefillPace
+from lmx.worker.mlx.decoding.rollback import fits_rows
+from lmx.worker.mlx.decoding.verify import Guesses
+from lmx.worker.mlx.sampling.sampler import RowSampler
+
+_TRIAL_STEPS: Final = 4
+_SUCCESS_STEPS: Final = 16
+_FIRST_PAUSE_STEPS: Final = 16
+_LONGEST_PAUSE_STEPS: Final = 256
+# Of the next pause's length, which has doubled when this one began.
+_FORESEEN_SHARE: Final = 4
+_DISCOURAGING_TRIALS: Final = 8
+# Plain steps are measured anew after so many of the others: a context grows, a machine heats up.
+_REFRESH_STEPS: Final = 256
+_PLAIN_SAMPLES: Final = 2
+_NEW_SHARE: Final = 0.25
+# Measurements scatter: a draw is no reason to pause.
+_MARGIN: Final = 1.05
+# So much slower than plain steps, a trial ends at once.
+_HOPELESS: Final = 2.0
+
+
+class Experience:
+    """What the rows of an engine have in common: how long a plain step takes, by the number of
+    rows, and how many trials on end were in vain."""
+
+    def __init__(self) -> None:
+        self.vain_trials = 0
+        self._average_s: dict[int, float] = {}
+        self._samples: dict[int, int] = {}
+
+    def measured(self, rows: int, took_s: float) -> None:
+        """Take in a step that followed on a plain one. (After another there is nothing to wait
+        for: its tokens are known.)"""
+        average_s = self._average_s.get(rows, took_s)
+        self._average_s[rows] = average_s + _NEW_SHARE * (took_s - average_s)
+        self._samples[rows] = self._samples.get(rows, 0) + 1
+
+    def average_s(self, rows: int) -> float | None:
+        """Return what a step takes; None: measure first."""
+        return self._average_s[rows] if self._samples.get(rows, 0) >= _PLAIN_SAMPLES else None
+
+    def renew(self, rows: int) -> None:
+        """Ask for new samples."""
+        self._samples[rows] = 0
+
+
+class SpeculationPace:
+    """One row's pace. A pause is short at first and doubles each time it ends in vain.
+
+    A row begins with a pause where the rows before it tried in vain. So a draft model that is
+    too slow for this device doesn't read every prompt for nothing.
+    """
+
+    def __init__(self, experience: Experience, most_tokens: int) -> None:
+        self._experience = experience
+        self._most_tokens = most_tokens
+        self._accepted = float(most_tokens)
+        self._pause_steps = _FIRST_PAUSE_STEPS
+        discouraged = experience.vain_trials >= _DISCOURAGING_TRIALS
+        self._left_steps = _LONGEST_PAUSE_STEPS if discouraged else 0
+        self._begin_trial()
+
+    @property
+    def pausing(self) -> bool:
+        """Whether nothing is to be guessed for now because it didn't pay."""
+        return self._left_steps > 0
+
+    def tokens(self, rows: int) -> int:
+        """Return how many tokens to guess in the next step, of ``rows`` rows; 0: none."""
+        if self.pausing or self._experience.average_s(rows) is None:
+            return 0
+        # One more than what is accepted as a rule, so that it can become more.
+        return min(self._most_tokens, int(self._accepted + 0.5) + 1)
+
+    def rested(self) -> None:
+        """A step went by without an attempt."""
+        self._left_steps = max(0, self._left_steps - 1)
+
+    def foreseen(self, tokens: int) -> None:
+        """So many tokens on end came as they would have been guessed. Ends a pause when that is
+        many for its length."""
+        if tokens >= self._pause_steps // _FORESEEN_SHARE:
+            self._left_steps = 0
+
+    def tried(self, rows: int, guessed: int, accepted: int, took_s: float | None) -> None:
+        """A step of ``rows`` rows took so long, with ``guessed`` tokens for this row, maybe
+        none because there was nothing to go by, and ``accepted`` of them right. ``took_s``
+        None: nobody knows."""
+        if guessed:
+            # All right: nobody knows how many more would have been.
+            seen = 2 * guessed if accepted == guessed else accepted
+            self._accepted += _NEW_SHARE * (min(seen, self._most_tokens) - self._accepted)
+        if took_s is None:
+            return
+        self._steps += 1
+        share = max(_NEW_SHARE, 1 / self._steps)
+        self._took_s += share * (took_s - self._took_s)
+        self._made += share * (1 + accepted - self._made)
+        self._judge(rows)
+
+    def _judge(self, rows: int) -> None:
+        plain_s = self._experience.average_s(rows)
+        if plain_s is None:
+            return
+        margin = _MARGIN if self._steps >= _TRIAL_STEPS else _HOPELESS
+        if self._took_s > margin * plain_s * self._made:
+            self._left_steps = self._pause_steps
+            self._pause_steps = min(2 * self._pause_steps, _LONGEST_PAUSE_STEPS)
+            self._experience.vain_trials += 1
+            self._begin_trial()
+        elif self._steps >= _SUCCESS_STEPS:
+            self._pause_steps = _FIRST_PAUSE_STEPS
+            self._experience.vain_trials = 0
+            if self._steps % _REFRESH_STEPS == 0:
+                self._experience.renew(rows)
+
+    def _begin_trial(self) -> None:
+        self._steps = 0
+        self._took_s = 0.0
+        self._made = 0.0
+
+
+MOST_ASSISTANT_TOKENS: Final = 32
+MOST_NGRAM_SIZE: Final = 8
+"""A request that asks for more than these gets them."""
+
+# The draft model's share of the time that running streams may wait for a prompt.
+_READING_SHARE: Final = 0.25
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is kept of a row: how it is guessed for, with either ``lookup`` or ``draft``."""
+
+    pace: SpeculationPace
+    confidence_threshold: float | None
+    lookup: PromptLookup | None
+    draft: DraftRow | None
+    streak: int = 0
+
+
+class Speculation:
+    """Steps a decode batch, with guesses for its rows while they are few. Engine thread.
+
+    Without a draft model, guesses are looked up. Nothing is guessed behind a token of
+    ``end_ids``. Of a batch whose caches can't take back a different number of tokens for each
+    row, only a single row is guessed for.
+    """
+
+    def __init__(
+        self,
+        spec: SpeculationSpec,
+        draft: DraftModel | None,
+        sampler: RowSampler,
+        end_ids: Collection[int],
+        max_decode_stall_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._spec = spec
+        self._draft = draft
+        self._sampler = sampler
+        self._end_ids = end_ids
+        self._clock = clock
+        self._rows: dict[int, _Row] = {}
+        self._experience = Experience()
+        self._reading = PrefillPace(_READING_SHARE * max_decode_stall_s)
+        # When the last step ended, and whether it was one with guesses. None: the time until
+        # the next one ends says nothing.
+        self._ended_s: float | None = None
+        self._last_tried = False
+
+    def add(self, row_id: int, assist: Assist) -> None:
+        """Guess for this row once it decodes, by its own parameters where it has some."""
+        tokens = assist.num_assistant_tokens or self._spec.num_assistant_tokens
+        ngram_size = assist.max_ngram_size or self._spec.max_ngram_size
+        threshold = assist.assistant_confidence_threshold
+        if threshold is None:
+            threshold = self._spec.assistant_confidence_threshold
+        self._rows[row_id] = _Row(
+            SpeculationPace(self._experience, min(tokens, MOST_ASSISTANT_TOKENS)),
+            threshold,
+            None if self._draft else PromptLookup(min(ngram_size, MOST_NGRAM_SIZE)),
+            self._draft.open_row() if self._draft else None,
+        )
+
+    def remove(self, row_id: int) -> None:
+        """Forget a row, and free its draft model's cache; ignores one that is unknown."""
+        if self._rows.pop(row_id, None) is not None:
+            self._ended_s = None
+
+    def step(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
+        """Step the batch. ``alone``: there is no other work before and after this step, so that
+        what it takes can be compared."""
+        if alone:
+            return self._step(batch)
+        self._ended_s = None
+        step = self._step(batch)
+        self._ended_s = None
+        return step
+
+    def _step(self, batch: DecodeBatch) -> DecodeStep:
+        wanted = self._wanted(batch)
+        if not any(wanted):
+            return self._step_plainly(batch)
+        rows = list(batch.rows)
+        guessed = [
+            self._guess(row, token, count)
+            for row, token, count in zip(rows, batch.drawn(), wanted, strict=True)
+        ]
+        guesses = _joined(guessed)
+        step = batch.step() if guesses is None else batch.verify(guesses, self._end_ids)
+        accepted = {drafts.row_id: drafts.accepted_tokens for drafts in step.drafts}
+        took_s = self._took_s(tried=True)
+        for row, count, guess in zip(rows, wanted, guessed, strict=True):
+            right = accepted.get(row.row_id, 0)
+            mine = self._rows[row.row_id]
+            if mine.draft is not None:
+                mine.draft.keep(right)
+            if count:
+                size = 0 if guess is None else guess.size
+                mine.pace.tried(len(rows), size, right, took_s)
+            else:
+                mine.pace.rested()
+        return step
+
+    def _wanted(self, batch: DecodeBatch) -> list[int]:
+        """Return for each row how many tokens to guess."""
+        rows = batch.rows
+        if len(rows) > self._spec.max_rows or not fits_rows(batch.prompt_cache, len(rows)):
+            return []
+        return [self._wanted_by(row, len(rows)) for row in rows]
+
+    def _wanted_by(self, row: DecodeRow, rows: int) -> int:
+        mine = self._rows[row.row_id]
+        # One token is drawn already.
+        most = min(mine.pace.tokens(rows), row.left_tokens - 1)
+        if mine.draft is None or self._draft is None or mine.pace.pausing:
+            return most
+        length = len(row.tokens) + 1
+        if self._draft.context_tokens is not None:
+            most = min(most, self._draft.context_tokens - length)
+            if most <= 0:
+                return 0
+        begin = mine.draft.read_tokens
+        chunk_tokens = self._reading.chunk(begin, decoding=True)
+        if length - begin <= chunk_tokens:
+            return most
+        began_s = self._clock()
+        mine.draft.read(row.tokens[begin : begin + chunk_tokens])
+        self._reading.prefilled(chunk_tokens, self._clock() - began_s, begin, decoding=True)
+        self._ended_s = None
+        return 0
+
+    def _guess(self, row: DecodeRow, drawn: int, count: int) -> mx.array | None:
+        if not count or drawn in self._end_ids:
+            return None
+        mine = self._rows[row.row_id]
+        if mine.lookup is not None:
+            mine.lookup.extend(_rest(row, drawn, len(mine.lookup)))
+            found = mine.lookup.propose(count)
+            return mx.array(found) if found else None
+        assert mine.draft is not None
+        # With the noise of the row's own draw it is more often right than the likeliest token.
+        # But penalties and grammars know only the tokens up to the first guess.
+        alike = not self._sampler.needs_tokens([row.row_id])
+
+        def choose(logits: mx.array, guessed: int) -> mx.array:
+            if alike:
+                position = row.made_tokens + 1 + guessed
+                return self._sampler.sample(logits, [row.row_id], [position])
+            return mx.argmax(logits, axis=-1)
+
+        rest = _rest(row, drawn, mine.draft.read_tokens)
+        return mine.draft.guess(rest, count, choose, mine.confidence_threshold)
+
+    def _step_plainly(self, batch: DecodeBatch) -> DecodeStep:
+        rows = list(batch.rows)
+        step = batch.step()
+        took_s = self._took_s(tried=False)
+        if took_s is not None:
+            self._experience.measured(len(rows), took_s)
+        for row in rows:
+            mine = self._rows[row.row_id]
+            if mine.pace.pausing and mine.lookup is not None:
+                _look_back(mine, mine.lookup, row.tokens)
+            mine.pace.rested()
+        return step
+
+    def _took_s(self, *, tried: bool) -> float | None:
+        """Return the time since the last step's end, if that one was of the same kind: else
+        work of the one kind is waited for in the other."""
+        before_s, self._ended_s = self._ended_s, self._clock()
+        comparable = before_s is not None and tried == self._last_tried
+        self._last_tried = tried
+        return self._ended_s - before_s if comparable and before_s is not None else None
+
+
+def _rest(row: DecodeRow, drawn: int, begin: int) -> list[int]:
+    """Return the row's tokens from ``begin`` on, with the one that is drawn and not returned."""
+    return row.tokens[begin:] + [drawn] * (begin <= len(row.tokens))
+
+
+def _look_back(row: _Row, lookup: PromptLookup, tokens: Sequence[int]) -> None:
+    """Compare a pausing row's last token with what would have been guessed."""
+    new = tokens[len(lookup) :]
+    row.streak = row.streak + 1 if new and lookup.propose(1) == new else 0
+    lookup.extend(new)
+    row.pace.foreseen(row.streak)
+
+
+def _joined(guessed: Sequence[mx.array | None]) -> Guesses | None:
+    """Return the guesses of all rows; None: there are none."""
+    lengths = [0 if guess is None else int(guess.size) for guess in guessed]
+    width = max(lengths)
+    if not width:
+        return None
+    lines = [
+        mx.zeros(width, mx.int32)
+        if guess is None
+        else mx.pad(guess.astype(mx.int32), (0, width - guess.size))
+        for guess in guessed
+    ]
+    return Guesses(mx.stack(lines), lengths)

@@ -1,0 +1,138 @@
+"""Drawing several tokens of a row from one forward over guesses of them. Engine thread.
+
+Exact: each token is drawn by the row's own parameters from the model's logits, at the position
+and with the history that it would have in plain decoding. A guess is only ever compared with
+what was drawn, so that it decides how many tokens a step has and never which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from lmx.worker.engine import TokenScores
+from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
+
+
+class Guesses(NamedTuple):
+    """What may follow the tokens that are drawn but not fed: for each row so many of ``tokens``
+    [rows, most guessed], of any value behind those. Maybe not evaluated."""
+
+    tokens: mx.array
+    lengths: Sequence[int]
+
+
+class Drawn(NamedTuple):
+    """What became of a row's guesses: those that are right, and the token drawn after them."""
+
+    accepted: Sequence[int]
+    following: int
+
+
+def draw(
+    logits: mx.array,
+    guesses: Guesses,
+    row_ids: Sequence[int],
+    positions: Sequence[int],
+    sampler: RowSampler,
+    end_ids: Collection[int],
+) -> list[Drawn]:
+    """Draw each row's tokens as far as its guesses are right. Blocks.
+
+    ``logits`` [rows, 1 + most guessed, vocabulary]; the first are for ``positions``. The
+    sampler accepts the tokens that were guessed; ``following`` isn't, as it is not fed yet.
+    Nothing is drawn behind a token of ``end_ids``: a row is about to end there.
+    """
+    rows, width, _ = logits.shape
+    everything: list[list[int]] | None = None
+    if sampler.needs_tokens(row_ids):
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+    else:
+        everything = _draw_everything(logits, row_ids, positions, sampler)
+    guessed: Any = guesses.tokens.tolist()
+    drawn: list[list[int]] = [[] for _ in row_ids]
+    going = list(range(rows))
+    for offset in range(width):
+        tokens: Any
+        if everything is None:
+            tokens = sampler.sample(
+                logits[mx.array(going), offset],
+                [row_ids[row] for row in going],
+                [positions[row] + offset for row in going],
+            ).tolist()
+        else:
+            tokens = [everything[row][offset] for row in going]
+        right = []
+        for row, token in zip(going, tokens, strict=True):
+            drawn[row].append(token)
+            was_guessed = offset < guesses.lengths[row] and token == guessed[row][offset]
+            if was_guessed and token not in end_ids:
+                sampler.accept(row_ids[row], token)
+                right.append(row)
+        if not right:
+            break
+        going = right
+    return [Drawn(tokens[:-1], tokens[-1]) for tokens in drawn]
+
+
+def _draw_everything(
+    logits: mx.array, row_ids: Sequence[int], positions: Sequence[int], sampler: RowSampler
+) -> list[list[int]]:
+    """Draw at all positions at once: no draw depends on the one before."""
+    rows, width, vocabulary = logits.shape
+    tokens = sampler.sample(
+        logits.reshape(rows * width, vocabulary),
+        [row_id for row_id in row_ids for _ in range(width)],
+        [position + offset for position in positions for offset in range(width)],
+    )
+    return cast(list[list[int]], tokens.reshape(rows, width).tolist())
+
+
+class DrawnScores(NamedTuple):
+    """The scores of the accepted tokens, by (row, how many were accepted before), and those of
+    the tokens drawn after them. Rows that want none are left out."""
+
+    accepted: dict[tuple[int, int], TokenScores]
+    following: list[PendingScores]
+
+
+def score(
+    logits: mx.array, drawn: Sequence[Drawn], row_ids: Sequence[int], sampler: RowSampler
+) -> DrawnScores:
+    """Score what was drawn from ``logits``. Blocks where a row wants scores."""
+    pending: dict[int, PendingScores] = {}
+    following: list[PendingScores] = []
+    for offset in range(1 + max(len(row.accepted) for row in drawn)):
+        going = [row for row, made in enumerate(drawn) if len(made.accepted) > offset]
+        last = [row for row, made in enumerate(drawn) if len(made.accepted) == offset]
+        if going:
+            tokens = [drawn[row].accepted[offset] for row in going]
+            scores = _score_some(logits, going, offset, tokens, row_ids, sampler)
+            if scores is not None:
+                pending[offset] = scores
+        if last:
+            tokens = [drawn[row].following for row in last]
+            scores = _score_some(logits, last, offset, tokens, row_ids, sampler)
+            if scores is not None:
+                following.append(scores)
+    mx.eval([scores.arrays for scores in [*pending.values(), *following]])
+    accepted = {
+        (row_id, offset): scores
+        for offset, read in pending.items()
+        for row_id, scores in read.read().items()
+    }
+    return DrawnScores(accepted, following)
+
+
+def _score_some(
+    logits: mx.array,
+    rows: Sequence[int],
+    offset: int,
+    tokens: Sequence[int],
+    row_ids: Sequence[int],
+    sampler: RowSampler,
+) -> PendingScores | None:
+    some = [row_ids[row] for row in rows]
+    return sampler.scores(logits[mx.array(list(rows)), offset], mx.array(list(tokens)), some)

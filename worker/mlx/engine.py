@@ -1,0 +1,220 @@
+"""The MLX engine of a model that writes: all its parts, behind the engine interface.
+
+All of MLX happens on the engine thread, in mlx-vlm's generation stream.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import mlx.core as mx
+from mlx_vlm.generate.common import generation_stream
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.states import LoadPhase
+from lmx.worker.constraints.compiler import ConstraintCompiler
+from lmx.worker.engine import (
+    ConstraintMaker,
+    ConstraintSource,
+    EncodedPrompt,
+    LoadReporter,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+    StepOutput,
+    TaskPlan,
+)
+from lmx.worker.formats.forms import marker_ids
+from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.draft import load_draft
+from lmx.worker.mlx.decoding.pace import PrefillPace
+from lmx.worker.mlx.decoding.rollback import can_roll_back
+from lmx.worker.mlx.decoding.rows import RowSet
+from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.model.load import LoadedModel, load_model
+from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks, TokenText
+from lmx.worker.mlx.prefix.cache import PrefixCache
+from lmx.worker.mlx.prefix.folder import prefix_namespace
+from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.templates.renderer import Renderer
+from lmx.worker.text.detokenize import IncrementalDetokenizer
+
+# Enough for the first chunks of the first prompt to be chosen well.
+_WARM_UP_PROMPT_TOKENS: Final = 64
+_WARM_UP_TOKENS: Final = 3
+
+
+class MlxEngine:
+    """See :class:`lmx.worker.engine.Engine`."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._prefixes: PrefixCache | None = None
+        self._renderer = Renderer(spec.render_timeout_s)
+
+    def load(self, advanced: LoadReporter) -> ModelFacts:
+        """Load, then generate a few tokens, so that the first request doesn't pay for it."""
+        with mx.stream(generation_stream):
+            loaded = load_model(self._spec, advanced)
+            self._make_text_side(loaded)
+            sampler = RowSampler()
+            speculation = self._make_speculation(loaded, sampler)
+            _wire_share(self._spec.memory_limit_bytes)
+            advanced(LoadPhase.WARMUP, None, "")
+            pace = PrefillPace(self._spec.max_decode_stall_s)
+            forward = loaded.forward
+            _warm_up(RowSet(forward, sampler, pace, None, None, batching=True), loaded.facts)
+            self._prefixes = self._make_prefix_cache(loaded)
+            batching = can_batch(forward)
+            self._rows = RowSet(
+                forward, sampler, pace, self._prefixes, speculation, batching=batching
+            )
+        self.rest()
+        return loaded.facts
+
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        """Render and tokenize, with a tokenizer that the engine thread doesn't touch."""
+        return self._prompts.encode(source)
+
+    def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
+        """Compile, with the same tokenizer."""
+        return self._constraints.compile(source)
+
+    def plan(self, task: Any) -> TaskPlan:
+        """What concerns tokens alone, with the same tokenizer; nothing else."""
+        if isinstance(task, TokenTask):
+            return self._token_tasks.plan(task)
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "This model writes answers; it makes no embeddings and ranks no documents: name an "
+            "embedding or a rerank model.",
+            param="model",
+        )
+
+    def compute(self, piece: Any) -> NoReturn:
+        """Never called: ``plan`` gives no pieces."""
+        raise NotImplementedError
+
+    def detokenizer(
+        self, markers: bool, after: Sequence[int] = (), *, special: bool = False
+    ) -> IncrementalDetokenizer:
+        """Return a new row's detokenizer."""
+        return self._text.detokenizer(markers, after, special=special)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; a special token's name."""
+        return self._text.token_bytes(token)
+
+    def can_admit(self) -> bool:
+        """Return whether no other prompt is in prefill, and no row lives of a model that
+        can't batch."""
+        return self._rows.can_admit()
+
+    def admit(self, row: RowRequest) -> None:
+        """Begin a row."""
+        with mx.stream(generation_stream):
+            self._rows.admit(row)
+
+    def step(self) -> StepOutput:
+        """One token or more for each decoding row, and one chunk of the prompt in prefill."""
+        with mx.stream(generation_stream):
+            return self._rows.step()
+
+    def remove(self, row_id: int) -> None:
+        """Take the row out of wherever it is."""
+        with mx.stream(generation_stream):
+            self._rows.remove(row_id)
+
+    def rest(self) -> None:
+        """Give the buffers of ended rows back."""
+        if self._prefixes is not None:
+            self._prefixes.rest()
+        gc.collect()
+        mx.clear_cache()
+
+    def shrink(self) -> None:
+        """Give up half of the computed prompts in memory, and all buffers kept for reuse."""
+        if self._prefixes is not None:
+            self._prefixes.shrink()
+        gc.collect()
+        mx.clear_cache()
+
+    def regrow(self) -> None:
+        """Let computed prompts take their whole share again."""
+        if self._prefixes is not None:
+            self._prefixes.regrow()
+
+    def close(self) -> None:
+        """Write what is to survive to disk."""
+        if self._prefixes is not None:
+            self._prefixes.close()
+        self._renderer.kill()
+
+    def memory_bytes(self) -> int:
+        """MLX's own count: buffers in use and buffers kept for reuse."""
+        return int(mx.get_active_memory() + mx.get_cache_memory())
+
+    def peak_memory_bytes(self) -> int:
+        """MLX's own count, of buffers in use."""
+        return int(mx.get_peak_memory())
+
+    def _make_text_side(self, loaded: LoadedModel) -> None:
+        facts, tokenizer = loaded.facts, loaded.tokenizer
+        markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
+        self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
+        if tokenizer.chat_template:
+            # So that the first request doesn't wait for it.
+            self._renderer.start()
+        self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
+        self._token_tasks = TokenTasks(
+            tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
+        )
+        self._constraints = ConstraintCompiler(
+            tokenizer,
+            facts.vocabulary_size,
+            facts.eos_token_ids,
+            facts.reasoning,
+            facts.tool_parser,
+        )
+
+    def _make_speculation(self, loaded: LoadedModel, sampler: RowSampler) -> Speculation | None:
+        spec = self._spec.speculation
+        if spec is None or not can_roll_back(loaded.forward):
+            return None
+        draft = load_draft(Path(spec.draft_path), loaded.tokenizer) if spec.draft_path else None
+        return Speculation(
+            spec, draft, sampler, loaded.facts.eos_token_ids, self._spec.max_decode_stall_s
+        )
+
+    def _make_prefix_cache(self, loaded: LoadedModel) -> PrefixCache | None:
+        spec = self._spec.prefix_cache
+        if spec is None:
+            return None
+        versions = [version("mlx"), version("mlx-vlm")]
+        namespace = prefix_namespace(Path(self._spec.model_path), versions)
+        return PrefixCache(loaded.model, spec, namespace)
+
+
+def _wire_share(limit_bytes: int) -> None:
+    """Let this worker's share of the memory be wired, and no more: every worker does so."""
+    if mx.metal.is_available():
+        most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
+        # Weights that are not wired would be paged in at every step.
+        share_bytes = max(limit_bytes, int(mx.get_active_memory()))
+        mx.set_wired_limit(min(share_bytes, most_bytes))
+
+
+def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
+    prompt_tokens = min(_WARM_UP_PROMPT_TOKENS, facts.context_tokens // 2)
+    prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
+    rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))
+    while not rows.idle:
+        for _, error in rows.step().failed:
+            raise error

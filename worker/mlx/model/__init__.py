@@ -1,0 +1,1 @@
+"""A model in memory: loading it, its tokenizer and its prompts."""

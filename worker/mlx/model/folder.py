@@ -1,0 +1,113 @@
+"""What a model folder's configuration files say. Pure but for reading them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+
+_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderConfig:
+    """A model folder's own settings; None where it has none."""
+
+    context_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+
+
+def read_folder(folder: Path) -> FolderConfig:
+    """Read and check a folder's configuration.
+
+    Raises :class:`OperationError` when it is no model folder, or names a ``model_file``:
+    mlx-vlm executes that without asking. (Code that transformers would run is
+    :mod:`lmx.worker.mlx.model.guard`'s matter.)
+    """
+    config = _read_json(folder / "config.json")
+    if not config:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{folder} has no config.json: not a model folder."
+        )
+    if "model_file" in config:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            f"{folder / 'config.json'} names code of its own to run (model_file), which "
+            "lmx doesn't: use a checkpoint of a built-in architecture without that entry.",
+        )
+    generation = _read_json(folder / "generation_config.json")
+    return FolderConfig(
+        context_tokens=declared_context(config),
+        # A checkpoint that asks for no sampling asks for greedy decoding.
+        temperature=0.0
+        if generation.get("do_sample") is False
+        else _number(generation.get("temperature")),
+        top_p=_number(generation.get("top_p")),
+        top_k=_count(generation.get("top_k")),
+        min_p=_number(generation.get("min_p")),
+        typical_p=_number(generation.get("typical_p")),
+        repetition_penalty=_number(generation.get("repetition_penalty")),
+    )
+
+
+def declared_context(config: Mapping[str, Any]) -> int | None:
+    """Return the context length in tokens that a config.json declares, None if it doesn't."""
+    text_config = config.get("text_config")
+    for section in (text_config if isinstance(text_config, dict) else {}, config):
+        for key in _CONTEXT_KEYS:
+            value = section.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def effective_context(declared: int | None, configured: int | None) -> int:
+    """Return the context length to serve with: the configured one, within the declared one.
+
+    Raises :class:`OperationError` when more is configured than the model has, or neither is known.
+    """
+    if declared is None and configured is None:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            "The model's config.json doesn't say how long its context is: set context_length.",
+        )
+    if declared is not None and configured is not None and configured > declared:
+        raise OperationError(
+            ErrorCode.CONFIG_INVALID,
+            f"context_length is set to {configured} tokens, but the model's context has "
+            f"{declared}: lower it.",
+        )
+    return min(value for value in (declared, configured) if value is not None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{path} is not JSON: {error}"
+        ) from error
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

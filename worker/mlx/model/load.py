@@ -1,0 +1,125 @@
+"""Loading a model folder into memory, with progress.
+
+Bringing a lazily loaded model's weights into memory, with progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import structlog
+from mlx.utils import tree_flatten
+from mlx_vlm.utils import load
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.models.memory import buffer_cache_bytes
+from lmx.protocol.states import LoadPhase
+from lmx.worker.constraints.vocabulary import takes_grammars
+from lmx.worker.engine import LoadReporter, ModelFacts
+from lmx.worker.formats.forms import parser_for
+from lmx.worker.formats.reasoning import find_markers
+from lmx.worker.mlx.model.folder import effective_context, read_folder
+from lmx.worker.mlx.model.forward import Forward
+from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+
+log = structlog.get_logger()
+
+# Evaluated at once: small enough for progress to be seen, large enough not to slow it.
+_GROUP_BYTES: Final = 64 * 1024 * 1024
+
+
+def read_weights(model: Any, advanced: LoadReporter) -> None:
+    """Evaluate all parameters, and limit the buffers that mlx keeps for reuse."""
+    weights = [array for _, array in tree_flatten(model.parameters())]
+    total_bytes = sum(array.nbytes for array in weights)
+    mx.set_cache_limit(buffer_cache_bytes(total_bytes))
+    done_bytes = 0
+    for group in _groups(weights):
+        mx.eval(group)
+        done_bytes += sum(array.nbytes for array in group)
+        advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
+    _warn_if_slow(weights)
+
+
+def _groups(weights: list[mx.array]) -> Iterator[list[mx.array]]:
+    group: list[mx.array] = []
+    size = 0
+    for array in weights:
+        group.append(array)
+        size += array.nbytes
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _warn_if_slow(weights: list[mx.array]) -> None:
+    if mx.metal.is_available():
+        return
+    slow = sorted(
+        {str(array.dtype) for array in weights} & {"mlx.core.float16", "mlx.core.bfloat16"}
+    )
+    if slow:
+        log.warning(
+            "model.slow_on_cpu",
+            dtypes=slow,
+            advice="16-bit weights or scales are about 50 times slower on a CPU: use float32",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model whose weights are in memory, its tokenizer, and what is known of it."""
+
+    model: Any
+    forward: Forward
+    tokenizer: Any
+    facts: ModelFacts
+
+
+def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
+    """Load the folder that the spec names. Engine thread; takes as long as the disk needs.
+
+    Raises :class:`OperationError` for a folder that can't be served as configured, and whatever
+    mlx-vlm raises for one that it can't load.
+    """
+    folder = Path(spec.model_path)
+    config = read_folder(folder)
+    context_tokens = effective_context(config.context_tokens, spec.context_length)
+    advanced(LoadPhase.WEIGHTS, 0.0, "")
+    forbid_checkpoint_code()
+    model, processor = load(str(folder), lazy=True, trust_remote_code=False)
+    read_weights(model, advanced)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processor, "chat_template", None)
+    forward = Forward(model)
+    facts = ModelFacts(
+        context_tokens=context_tokens,
+        eos_token_ids=frozenset(tokenizer.stopping_criteria.eos_token_ids),
+        vocabulary_size=forward.vocabulary_size,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        typical_p=config.typical_p,
+        repetition_penalty=config.repetition_penalty,
+        reasoning=find_markers(tokenizer),
+        tool_parser=_tool_parser(tokenizer.chat_template, spec.tool_parser),
+        converses=bool(tokenizer.chat_template),
+        grammars=takes_grammars(tokenizer),
+    )
+    return LoadedModel(model, forward, tokenizer, facts)
+
+
+def _tool_parser(chat_template: Any, configured: str | None) -> str | None:
+    try:
+        return parser_for(chat_template, configured)
+    except ValueError as error:
+        raise OperationError(ErrorCode.CONFIG_INVALID, f"tool_parser: {error}.") from error

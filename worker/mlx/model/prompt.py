@@ -1,0 +1,217 @@
+"""From messages, text or tokens to a prompt. Prompt thread only."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Thinking
+from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
+from lmx.worker.templates.chat_template import ChatTemplate
+from lmx.worker.templates.hermes import with_tools_in_words
+from lmx.worker.templates.history import Message, for_template, with_text_arguments
+from lmx.worker.templates.renderer import (
+    Renderer,
+    RenderingEndedError,
+    TemplateRefusedError,
+    TextTooLongError,
+)
+
+# What the template itself is called with. The names of apply_chat_template's own parameters are
+# reserved too: a template from a request would be code to run.
+_OWN_NAMES: Final = frozenset(
+    {"self", "messages", "conversations", "tools", "documents", "add_generation_prompt"}
+)
+
+# Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2.
+_THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+
+# gpt-oss knows three efforts, and puts any other word into its prompt as it is.
+_HARMONY_EFFORTS: Final[Mapping[str, str]] = {"none": "low", "minimal": "low", "xhigh": "high"}
+
+_PROBE: Final = "lmx_probe"
+
+
+class PromptEncoder:
+    """Has prompts rendered, in a process of its own, and tokenizes them here.
+
+    Has the tokenizer to itself: a tokenizer serves one thread. Tokenizing stays here because a
+    second copy of a vocabulary of 150,000 takes 100 MB and half a second to load, and because it
+    lets go of the GIL.
+    """
+
+    def __init__(self, tokenizer: Any, facts: ModelFacts, renderer: Renderer) -> None:
+        self._tokenizer = tokenizer
+        self._facts = facts
+        signature = inspect.signature(tokenizer.apply_chat_template)
+        self._reserved = frozenset(signature.parameters) | _OWN_NAMES
+        self._longest_token_bytes = max(len(token.encode()) for token in tokenizer.get_vocab())
+        most_bytes = (facts.context_tokens + 1) * self._longest_token_bytes - 1
+        self._template = ChatTemplate(tokenizer, renderer, most_bytes)
+
+    def encode(self, source: PromptSource) -> EncodedPrompt:
+        """Return the prompt's tokens: of a conversation, up to where the answer begins.
+
+        Messages have text as content, or none. A text gets the special tokens that the
+        tokenizer adds by itself; tokens are taken as they are. Raises :class:`RequestError`
+        when the model has no template, when the template refuses the messages (its own words
+        are the message) or takes too long or too much memory for them, when a text can't fit
+        into the context, when there is no prompt, or for tokens that the model doesn't have.
+        That a prompt is too long by a little is the caller's to find.
+        """
+        if source.messages is not None:
+            return self._encode_messages(source, source.messages)
+        if source.tokens is not None:
+            return EncodedPrompt(self._checked(source.tokens))
+        return EncodedPrompt(self._encode_text(source.text or ""))
+
+    def _encode_messages(
+        self, source: PromptSource, messages: Sequence[Mapping[str, Any]]
+    ) -> EncodedPrompt:
+        text = self._render(source, messages)
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        if not tokens:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "The model's chat template makes an empty prompt of these messages.",
+                param="messages",
+            )
+        reasoning = self._facts.reasoning
+        thinking_open = reasoning is not None and text.rstrip().endswith(reasoning.start)
+        return EncodedPrompt(tokens, thinking_open)
+
+    def _encode_text(self, text: str) -> list[int]:
+        self._refuse_if_hopeless(text, "prompt")
+        tokens: list[int] = self._tokenizer.encode(text)
+        if not tokens and (start := self._tokenizer.bos_token_id) is not None:
+            return [start]
+        if not tokens:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "The prompt is empty, and this model has no token to begin a text with.",
+                param="prompt",
+            )
+        return tokens
+
+    def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
+        size = self._facts.vocabulary_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"The prompt has token {wrong}, and this model's go from 0 to {size - 1}.",
+                param="prompt",
+            )
+        if not tokens:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE, "The prompt has no tokens: give one.", param="prompt"
+            )
+        return tokens
+
+    def _render(self, source: PromptSource, messages: Sequence[Mapping[str, Any]]) -> str:
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "This model has no chat template: it can't answer messages.",
+                param="messages",
+            )
+        if clash := self._reserved.intersection(source.template_kwargs):
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"{', '.join(sorted(clash))} can't be set for a chat template: remove it.",
+                param="chat_template_kwargs",
+            )
+        kwargs = {
+            **source.template_kwargs,
+            **self._thinking_kwargs(source.thinking),
+            "add_generation_prompt": source.add_generation_prompt,
+        }
+        conversation = for_template(messages, self._facts.tool_parser)
+        # Those that may not be called now are not shown; where one is named, the others are: the
+        # grammar sees to that, and a prompt that stays the same stays cached.
+        tools: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
+        has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
+        if (tools or has_calls) and not self._knows_tools:
+            conversation, tools = with_tools_in_words(conversation, tools), ()
+        param = "chat_template_kwargs" if source.template_kwargs else "messages"
+        try:
+            return self._apply(conversation, tools, kwargs, has_calls)
+        except TemplateRefusedError as error:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"The model's chat template refuses this request: {error}",
+                param=param,
+            ) from error
+        except RenderingEndedError as error:
+            raise RequestError(
+                ErrorCode.CHAT_TEMPLATE_FAILED,
+                f"The model's chat template {error}. It is the model's own, in its "
+                "tokenizer_config.json or chat_template.jinja: send other messages or "
+                "chat_template_kwargs, or have the model's template mended.",
+                param=param,
+            ) from error
+        except TextTooLongError as error:
+            raise self._hopeless(error.text_bytes, "messages") from error
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        has_calls: bool,
+    ) -> str:
+        try:
+            return self._template.apply(messages, tools, kwargs)
+        except TemplateRefusedError as error:
+            if has_calls:
+                try:
+                    return self._template.apply(with_text_arguments(messages), tools, kwargs)
+                except TemplateRefusedError:
+                    pass  # The first error says what is wrong.
+            raise error
+
+    @functools.cached_property
+    def _knows_tools(self) -> bool:
+        """Whether the template shows tools to the model: found out by giving it one."""
+        function = {
+            "name": _PROBE,
+            "description": _PROBE,
+            "parameters": {"type": "object", "properties": {}},
+        }
+        tools = [{"type": "function", "function": function}]
+        try:
+            return _PROBE in self._template.apply([{"role": "user", "content": "-"}], tools, {})
+        except (TemplateRefusedError, TextTooLongError, RenderingEndedError):
+            # It stumbles over a tool, or over so short a conversation. That it speaks of tools
+            # is the next best sign.
+            return "tools" in str(self._tokenizer.chat_template)
+
+    def _thinking_kwargs(self, thinking: Thinking) -> dict[str, Any]:
+        """Return what tells a template how to think; names that it doesn't know do nothing."""
+        kwargs: dict[str, Any] = {}
+        effort, enabled = thinking.effort, thinking.enabled
+        if effort is not None:
+            efforts = _HARMONY_EFFORTS if self._facts.tool_parser == "harmony" else {}
+            kwargs["reasoning_effort"] = efforts.get(effort, effort)
+            enabled = True if enabled is None else enabled
+        if enabled is not None:
+            kwargs |= dict.fromkeys(_THINKING_SWITCHES, enabled)
+        return kwargs
+
+    def _refuse_if_hopeless(self, text: str, param: str) -> None:
+        """Refuse what can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in which
+        everybody else's prompt waits."""
+        text_bytes = len(text.encode(errors="replace"))
+        if text_bytes // self._longest_token_bytes > self._facts.context_tokens:
+            raise self._hopeless(text_bytes, param)
+
+    def _hopeless(self, text_bytes: int, param: str) -> RequestError:
+        return RequestError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"The prompt has at least {text_bytes // self._longest_token_bytes} tokens, and the "
+            f"model's context is {self._facts.context_tokens}: shorten the {param}.",
+            param=param,
+        )

@@ -1,0 +1,226 @@
+"""What a model's tokens stand for: the text of many, the bytes of one. Engine thread.
+
+Tokenize, Detokenize and DescribeTokenizer, for any model that has a tokenizer. Prompt thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.tasks import (
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Tokenize,
+    Tokenized,
+    TokenizerDescribed,
+)
+from lmx.worker.engine import EncodedPrompt, PromptSource, TaskPlan
+from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+class TokenText:
+    """Works on a copy of the tokenizer: a tokenizer serves one thread.
+
+    ``end_ids`` end an answer; ``marker_ids`` are those special tokens that tell tool calls and
+    reasoning from content.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: frozenset[int], marker_ids: frozenset[int]) -> None:
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._decode = _decode_by(self._tokenizer)
+        self._special = _special_ids(tokenizer) | end_ids
+        self._markers = marker_ids - end_ids
+        self._byte_level = _is_byte_level(tokenizer)
+
+    def detokenizer(
+        self, markers: bool, after: Sequence[int], *, special: bool = False
+    ) -> IncrementalDetokenizer:
+        """See :meth:`lmx.worker.engine.Engine.detokenizer`."""
+        if special:
+            return IncrementalDetokenizer(self._decode, frozenset(), after)
+        skip = self._special - self._markers if markers else self._special | self._markers
+        return IncrementalDetokenizer(self._decode, skip, after)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's bytes, which may be a part of a character; the name of a special
+        one; nothing for an id that the tokenizer doesn't have."""
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""
+        if token in self._special or token in self._markers:
+            return str(name).encode()
+        if self._byte_level:
+            return bytes(_BYTE_OF[char] for char in name if char in _BYTE_OF)
+        if match := _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        return str(name).replace(_METASPACE, " ").encode()
+
+
+def _decode_by(tokenizer: Any) -> Decode:
+    """Return a decode function.
+
+    The Rust tokenizer where there is one: ten times faster than through transformers. Special
+    tokens are not skipped here; the detokenizer has left them out.
+    """
+    rust = getattr(tokenizer, "backend_tokenizer", None)
+    if rust is not None:
+        return lambda ids: str(rust.decode(ids, skip_special_tokens=False))
+    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that are never text. ``all_special_ids`` has only those with a role of
+    their own; a tokenizer marks more of them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    marked = {token_id for token_id, token in added.items() if token.special}
+    return frozenset(tokenizer.all_special_ids) | marked
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether tokens are written in GPT-2's alphabet of a character for each byte."""
+    rust = getattr(tokenizer, "backend_tokenizer", None)
+    return rust is not None and "ByteLevel" in str(rust.decoder)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's alphabet: printable Latin-1 stands for itself, the rest is moved up."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(moved)
+    }
+
+
+_BYTE_OF: Final = _byte_alphabet()
+
+
+MAX_CHARACTERS = 4 * 1024 * 1024
+"""Of a text to be tokenized: seconds of work."""
+
+MAX_REPLY_BYTES = 32 * 1024 * 1024
+"""A reply that doesn't fit a message would cost the connection, and every stream on it."""
+
+
+TokenTask = Tokenize | Detokenize | DescribeTokenizer
+
+
+class TokenTasks:
+    """Answers with the model's own tokenizer, which it shares with ``encode``."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocabulary_size: int,
+        context_tokens: int,
+        encode: Callable[[PromptSource], EncodedPrompt],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._context_tokens = context_tokens
+        self._encode = encode
+
+    def plan(self, task: TokenTask) -> TaskPlan:
+        """Return the reply. Raises ``RequestError``."""
+        if isinstance(task, DescribeTokenizer):
+            text = json.dumps(self._description())
+            _check_reply(len(text), "model")
+            return TaskPlan(0, reply=TokenizerDescribed(task.stream_id, text))
+        if isinstance(task, Detokenize):
+            check_tokens(task.tokens, self._vocabulary_size, "tokens")
+            text = self._text(task.tokens)
+            _check_reply(len(text.encode()), "tokens")
+            return TaskPlan(0, reply=Detokenized(task.stream_id, text))
+        tokens = self._tokens(task)
+        names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
+        # A token that an enlarged vocabulary has no name for.
+        pieces = tuple(name or "" for name in names)
+        size_bytes = 5 * len(tokens) + sum(3 + len(piece.encode()) for piece in pieces)
+        _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
+        reply = Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
+        return TaskPlan(0, reply=reply)
+
+    def _description(self) -> dict[str, Any]:
+        """Return the tokenizer's settings, without the files of this machine."""
+        told = dict(getattr(self._tokenizer, "init_kwargs", None) or {})
+        settings = {
+            key: value for key, value in told.items() if not key.endswith(("_file", "_or_path"))
+        }
+        settings["tokenizer_class"] = type(self._tokenizer).__name__
+        if getattr(self._tokenizer, "chat_template", None):
+            settings["chat_template"] = self._tokenizer.chat_template
+        described: dict[str, Any] = _plain(settings)
+        return described
+
+    def _tokens(self, task: Tokenize) -> list[int]:
+        if task.text is not None:
+            if len(task.text) > MAX_CHARACTERS:
+                raise RequestError(
+                    ErrorCode.INVALID_VALUE,
+                    f"`prompt` has {len(task.text)} characters, and at most {MAX_CHARACTERS} "
+                    "are tokenized at once: send less.",
+                    param="prompt",
+                )
+            # Not through the engine: there a text must fit the context, here it is only counted.
+            return list(
+                self._tokenizer.encode(
+                    task.text, add_special_tokens=task.add_special_tokens, verbose=False
+                )
+            )
+        source = PromptSource(
+            messages=task.messages,
+            template_kwargs=task.template_kwargs or {},
+            tool_use=task.tool_use,
+            add_generation_prompt=task.add_generation_prompt,
+        )
+        return list(self._encode(source).tokens)
+
+    def _text(self, tokens: tuple[int, ...]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it; a token by its text."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case dict():
+            return {str(key): _plain(one) for key, one in value.items()}
+    return str(value)
+
+
+def _check_reply(size_bytes: int, param: str) -> None:
+    if size_bytes > MAX_REPLY_BYTES:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"The answer to `{param}` would have {size_bytes} bytes, and at most "
+            f"{MAX_REPLY_BYTES} are sent at once: send less.",
+            param=param,
+        )
+
+
+def check_tokens(tokens: Sequence[int], vocabulary_size: int, param: str) -> None:
+    """Raise ``RequestError`` for a token that the model doesn't have: looking one up outside of
+    the table gives whatever lies in memory there."""
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocabulary_size:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{param}[{index}]` is {token}: this model's tokens go from 0 to "
+                f"{vocabulary_size - 1}.",
+                param=f"{param}[{index}]",
+            )

@@ -1,0 +1,1 @@
+"""The prefix cache, in memory and on the disk."""

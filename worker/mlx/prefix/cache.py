@@ -1,0 +1,226 @@
+"""Prompts that were computed before, so that one that begins alike begins where they agree.
+
+A tree of token runs (:mod:`lmx.worker.mlx.prefix.tree`): what two prompts share is stored once, a
+conversation's next turn adds what is new. Keys and values are cut anywhere. Sliding windows and
+recurrent states can't be cut: they are kept as they were after certain tokens.
+
+Why not ``mlx_vlm.apc`` (0.7.10, tried): a file whose tail was lost gave wrong keys and values,
+the engine waits for the disk at every prefill, and ``close`` without end; its hashes have 64
+bits, by default Python's own, which anyone can collide; queued writes are not within the memory
+budget; the disk budget is each model's own; at most two states are kept. Its cache classes'
+snapshots are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.mlx.prefix.state import CacheLayout
+from lmx.worker.mlx.prefix.store import Payload, PrefixStore, payload_of
+from lmx.worker.mlx.prefix.tree import Hit, Tokens, usable
+
+log = structlog.get_logger()
+
+# Fewer aren't worth the copying: prefill takes them in one go with the rest.
+_LEAST_TOKENS: Final = 16
+# A run is at most so long, so that memory and disk are given up, and read, in pieces.
+_RUN_TOKENS: Final = 512
+# States are kept after so many tokens, and after twice as many, and so on: at least half of
+# what two prompts share is found, at the price of a few states for each prompt.
+_FIRST_STATE_TOKENS: Final = 256
+# Where a prompt branches off from a stored one, a state is worth its price from here on.
+_LEAST_BRANCH_TOKENS: Final = 64
+# Before a prompt's end: the next turn's prompt may lack what opens the answer ("<think>").
+_OPENING_TOKENS: Final = 8
+# What mlx-vlm's caches grow by.
+_CAPACITY_STEP: Final = 256
+# For how long a lookup waits for the disk.
+_READ_WAIT_S: Final = 0.5
+_CLOSE_S: Final = 3.0
+
+
+class WarmPrefix(NamedTuple):
+    """A single row's cache, ready for the token after its first ``cached_tokens``."""
+
+    prompt_cache: list[Any]
+    cached_tokens: int
+
+
+class PrefixCache:
+    """What one worker has stored, in memory and on disk. Engine thread.
+
+    Prompts with another salt never meet. ``namespace`` stands for the model's files
+    (:func:`lmx.worker.mlx.prefix.folder.prefix_namespace`). Memory stays within the spec's
+    budget, which doesn't count the caches that ``lookup`` gives; the disk's budget is for all
+    models that share the folder. Files are written and read by another thread, which doesn't
+    touch MLX.
+
+    ``stored_bytes``: all that was ever stored. ``hit_tokens``: all that lookups gave.
+    """
+
+    def __init__(self, model: Any, spec: PrefixCacheSpec, namespace: str) -> None:
+        self.lookups = 0
+        self.hits = 0
+        self.hit_tokens = 0
+        self.stored_bytes = 0
+        self._layout = CacheLayout(model)
+        self._store = PrefixStore(self._layout, spec, namespace)
+        self._enabled = self._layout.restorable
+        if not self._enabled:
+            log.warning("prefix_cache.unsupported", reason="a cache can't be restored")
+
+    @property
+    def disk_bytes(self) -> int:
+        """The files of all models that share the folder; 0 without one."""
+        return self._store.disk_bytes
+
+    def bytes_held(self) -> int:
+        """Return the bytes in memory."""
+        return self._store.bytes_held
+
+    def lookup(self, tokens: Sequence[int], salt: str, *, wait: bool = True) -> WarmPrefix | None:
+        """Return the longest stored beginning of ``tokens``, never all of them.
+
+        Nothing stored is aliased. Waits for the disk up to half a second, or not at all, and
+        gives what has come: :meth:`fetch` before saves that.
+        """
+        self.lookups += 1
+        deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
+        prompt = np.asarray(tokens, np.int32)
+        while not self._fetch(prompt, salt) and (left_s := deadline - time.monotonic()) > 0:
+            self._store.wait(left_s)
+        hit = self._best(prompt, salt, len(prompt) - 1, resident=True)
+        if hit is None:
+            return None
+        self._store.touch(hit.segments)
+        self.hits += 1
+        self.hit_tokens += hit.length
+        # Room for the prompt and its first token, so that prefill doesn't copy all of it again.
+        capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
+        return WarmPrefix(self._restore(hit, capacity), hit.length)
+
+    def fetch(self, tokens: Sequence[int], salt: str) -> bool:
+        """Begin to read from disk what ``lookup`` would give; True: there is nothing to wait
+        for. Never blocks."""
+        return self._fetch(np.asarray(tokens, np.int32), salt)
+
+    def checkpoints(
+        self, tokens: Sequence[int], cached_tokens: int, salt: str = ""
+    ) -> Sequence[int]:
+        """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
+
+        None for a model whose caches can be cut anywhere. Where a prompt branches off from a
+        stored one (of ``salt``'s), more are likely to: the next one begins right there.
+        """
+        if self._layout.cuttable or not self._enabled:
+            return ()
+        last = len(tokens) - _OPENING_TOKENS
+        points = {last} if last - cached_tokens >= _LEAST_TOKENS else set()
+        point = _FIRST_STATE_TOKENS
+        while point <= last - _LEAST_TOKENS:
+            points.add(point)
+            point *= 2
+        for way in self._store.tree.match(np.asarray(tokens, np.int32), salt):
+            if way.length - cached_tokens >= _LEAST_BRANCH_TOKENS:
+                points.add(way.length)
+        return sorted(point for point in points if cached_tokens < point <= last)
+
+    def store(
+        self,
+        tokens: Sequence[int],
+        prompt_cache: Sequence[Any],
+        salt: str,
+        row: int | None = None,
+    ) -> None:
+        """Keep what ``prompt_cache`` holds of a row: exactly these tokens, or, for a model
+        without :meth:`checkpoints`, at least these.
+
+        ``row`` None: the cache is a single row's. To be called at the checkpoints, when a
+        prompt is through and when a row ends. Copies what is new and waits for that; the cache
+        can be used on. Keeps less, or nothing, where the budget is small, and nothing where only
+        a few tokens are new.
+        """
+        if not self._enabled or len(tokens) < _LEAST_TOKENS:
+            return
+        self._store.settle()
+        whole = np.asarray(tokens, np.int32)
+        stored = self._best(whole, salt, len(whole), resident=False)
+        if stored is not None and len(whole) - stored.length < _LEAST_TOKENS:
+            self._store.touch(stored.segments)
+            return
+        ways = self._store.tree.match(whole, salt)
+        path, start = ways[0] if ways else ((), 0)
+        parent = path[-1] if path else self._store.tree.root(salt)
+        try:
+            captured = list(self._capture(whole, start, prompt_cache, row))
+        except TypeError as error:
+            log.warning("prefix_cache.unsupported", reason=str(error))
+            self._enabled = False
+            return
+        total_bytes = sum(payload.nbytes for _, _, payload in captured)
+        if not self._layout.cuttable and not self._store.make_room(total_bytes, path):
+            return  # Runs without their state are of no use.
+        added = self._store.add(parent, captured, path)
+        self._store.touch([*path, *added])
+        self.stored_bytes += sum(segment.nbytes for segment in added)
+
+    def rest(self) -> None:
+        """Use a pause: let go of what has been written."""
+        self._store.settle()
+
+    def shrink(self) -> None:
+        """Give up half of what is in memory, and take no more than the other half."""
+        self._store.shrink()
+
+    def regrow(self) -> None:
+        """Take the whole budget again."""
+        self._store.regrow()
+
+    def close(self) -> None:
+        """Wait a few seconds at most for what is still to be written."""
+        self._store.close(_CLOSE_S)
+
+    def _best(self, prompt: Tokens, salt: str, limit: int, *, resident: bool) -> Hit | None:
+        """Return the most of a prompt, at most ``limit`` tokens, that can be restored."""
+        hits = [
+            usable(way, limit, cuttable=self._layout.cuttable, resident=resident)
+            for way in self._store.tree.match(prompt, salt)
+        ]
+        best = max((hit for hit in hits if hit), key=lambda hit: hit.length, default=None)
+        return best if best is not None and best.length >= _LEAST_TOKENS else None
+
+    def _fetch(self, prompt: Tokens, salt: str) -> bool:
+        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+        self._store.settle(hit.segments if hit else ())
+        # Another one, if a part of that is gone.
+        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+        return hit is None or self._store.bring(hit)
+
+    def _restore(self, hit: Hit, capacity_tokens: int) -> list[Any]:
+        ends = [segment.start for segment in hit.path[1:]] + [hit.length]
+        runs = [
+            (payload_of(segment).arrays, end - segment.start)
+            for segment, end in zip(hit.path, ends, strict=True)
+        ]
+        state = payload_of(hit.state) if hit.state is not None else None
+        return self._layout.restore(
+            runs, (state.structure, state.arrays) if state is not None else None, capacity_tokens
+        )
+
+    def _capture(
+        self, tokens: Tokens, start: int, prompt_cache: Sequence[Any], row: int | None
+    ) -> Iterator[tuple[int, Tokens, Payload]]:
+        """Give what is new of a cache, lazily: runs, and the state after them."""
+        for begin in range(start, len(tokens), _RUN_TOKENS):
+            run = tokens[begin : begin + _RUN_TOKENS]
+            arrays = self._layout.run(prompt_cache, row, begin, begin + len(run))
+            yield begin, run.copy(), Payload(arrays)
+        if not self._layout.cuttable:
+            structure, arrays = self._layout.state(prompt_cache, row)
+            yield len(tokens), tokens[:0].copy(), Payload(arrays, structure)

@@ -1,0 +1,228 @@
+"""What a prompt cache holds, taken out of it and put back: any of mlx-vlm's cache classes.
+
+Written for mlx-vlm 0.7.10: ``prefix_cache_snapshot`` and ``prefix_cache_restore`` of its caches,
+and the fields of its plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.apc_adapters import Capability, resolve_capability
+from mlx_vlm.models.cache import BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from lmx.worker.mlx.prefix.file import SegmentRecord, Tensor
+
+Arrays = Mapping[str, mx.array]
+
+_DTYPES: Final = {
+    mx.float32: "F32",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.bool_: "BOOL",
+    mx.uint8: "U8",
+    mx.int8: "I8",
+    mx.uint16: "U16",
+    mx.int16: "I16",
+    mx.uint32: "U32",
+    mx.int32: "I32",
+    mx.uint64: "U64",
+    mx.int64: "I64",
+}
+_DTYPE_OF: Final = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+class CacheLayout:
+    """Which of a model's caches hold a key and a value for each token, so that they can be cut
+    anywhere, and which have a state that is right after its last token alone.
+
+    ``cuttable``: all are of the first kind. ``restorable``: a cache can be put together again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._language_model = getattr(model, "language_model", model)
+        leaves = list(_leaves(self._fresh()))
+        # A subclass may keep more than its keys and values.
+        self._runs = [n for n, leaf in enumerate(leaves) if type(leaf) is KVCache]
+        self._states = [n for n, leaf in enumerate(leaves) if type(leaf) is not KVCache]
+        self.cuttable = not self._states
+        self.restorable = bool(leaves) and all(
+            resolve_capability(leaves[n]) is not Capability.UNSUPPORTED for n in self._states
+        )
+
+    def run(
+        self, prompt_cache: Sequence[Any], row: int | None, start: int, end: int
+    ) -> dict[str, mx.array]:
+        """Return copies of the keys and values of tokens ``start`` to ``end``, lazily.
+
+        Raises ``TypeError`` for caches that aren't the model's own, of one row or of a batch.
+        """
+        leaves = list(_leaves(prompt_cache))
+        # All at once: a device that is asked for one after the other takes a while for each.
+        mx.eval([getattr(leaves[n], "left_padding", ()) for n in self._runs])
+        arrays = {}
+        for n in self._runs:
+            leaf = leaves[n]
+            first, span = _row_span(leaf, row)
+            if leaf.keys is None:
+                continue  # A layer that borrows another one's.
+            rows = slice(None) if row is None else slice(row, row + 1)
+            if end > span:
+                raise TypeError(f"cache {n} holds {span} tokens of {end}")
+            # Keys alone would keep all of the live cache in memory.
+            for name, whole in (("k", leaf.keys), ("v", leaf.values)):
+                part = whole[rows, :, first + start : first + end]
+                arrays[f"{name}{n}"] = mx.contiguous(part)
+        return arrays
+
+    def state(
+        self, prompt_cache: Sequence[Any], row: int | None
+    ) -> tuple[list[Any], dict[str, mx.array]]:
+        """Return the states of the other caches, lazily: a structure for JSON, and the arrays
+        that it refers to. Raises ``TypeError`` for a state that has no such form."""
+        leaves = list(_leaves(prompt_cache))
+        arrays: dict[str, mx.array] = {}
+        structure = []
+        for n in self._states:
+            leaf = leaves[n] if row is None else _extract(leaves[n], row)
+            if type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None:
+                # After a prefill it holds a whole chunk more than its window.
+                leaf = leaf.merge([leaf]).extract(0)
+            structure.append(_take_apart(leaf.prefix_cache_snapshot(), arrays))
+        return structure, arrays
+
+    def fits(self, record: SegmentRecord) -> bool:
+        """Return whether what was stored has the form that ``run`` and ``state`` give."""
+        names = {f"{kind}{n}" for n in self._runs for kind in "kv"}
+        if len(record.tokens):
+            return all(
+                tensor.name in names
+                and len(tensor.shape) == 4
+                and tensor.shape[2] == len(record.tokens)
+                for tensor in record.tensors
+            )
+        return isinstance(record.structure, list) and len(record.structure) == len(self._states)
+
+    def restore(
+        self,
+        runs: Sequence[tuple[Arrays, int]],
+        state: tuple[list[Any], Arrays] | None,
+        capacity_tokens: int,
+    ) -> list[Any]:
+        """Return a single row's cache of runs, of each its first tokens, and a state.
+
+        It has room for ``capacity_tokens``. Nothing that is given is part of it: an update in
+        place can't change what is stored.
+        """
+        prompt_cache = self._fresh()
+        leaves = list(_leaves(prompt_cache))
+        length = sum(count for _, count in runs)
+        for n in self._runs:
+            if all(f"k{n}" in arrays for arrays, _ in runs):
+                leaves[n].keys = _join(runs, f"k{n}", capacity_tokens)
+                leaves[n].values = _join(runs, f"v{n}", capacity_tokens)
+                leaves[n].offset = length
+        if state is not None:
+            structure, arrays = state
+            for n, tree in zip(self._states, structure, strict=True):
+                leaves[n].prefix_cache_restore(_put_together(tree, arrays))
+        return prompt_cache
+
+    def _fresh(self) -> list[Any]:
+        return list(make_prompt_cache(self._language_model))
+
+
+def describe(arrays: Arrays) -> tuple[Tensor, ...]:
+    """Return what arrays are as a file says it."""
+    return tuple(
+        Tensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes)
+        for name, array in arrays.items()
+    )
+
+
+def expose(arrays: Arrays) -> tuple[list[memoryview], list[mx.array]]:
+    """Return the arrays' bytes, without copying them, and what is to be kept while they are
+    read. The arrays are evaluated; reading the bytes needs no MLX."""
+    views = [array.reshape(-1).view(mx.uint8) for array in arrays.values()]
+    mx.eval(views)
+    buffers: list[Any] = [view if view.size else b"" for view in views]
+    return [memoryview(buffer) for buffer in buffers], views
+
+
+def arrays_of(tensors: Sequence[Tensor], data: Sequence[memoryview]) -> dict[str, mx.array]:
+    """Return arrays made of bytes that ``expose`` gave, evaluated."""
+    arrays = {}
+    for tensor, part in zip(tensors, data, strict=True):
+        raw = mx.array(np.frombuffer(part, np.uint8))
+        dtype = _DTYPE_OF[tensor.dtype]
+        arrays[tensor.name] = (raw.view(dtype) if raw.size else raw.astype(dtype)).reshape(
+            tensor.shape
+        )
+    mx.eval(arrays)
+    return arrays
+
+
+def _leaves(caches: Any) -> Iterator[Any]:
+    """Give the caches that consist of no others."""
+    for cache in caches:
+        parts = cache if isinstance(cache, list | tuple) else getattr(cache, "caches", None)
+        if parts is None:
+            yield cache
+        else:
+            yield from _leaves(parts)
+
+
+def _row_span(leaf: Any, row: int | None) -> tuple[int, int]:
+    """Return where a row begins in a plain cache, and how many tokens it has."""
+    if type(leaf) is KVCache:
+        return 0, leaf.offset
+    if type(leaf) is BatchKVCache:
+        padding = int(leaf.left_padding.tolist()[row or 0])
+        return padding, leaf._idx - padding
+    raise TypeError(f"a plain cache became {type(leaf).__name__}")
+
+
+def _extract(leaf: Any, row: int) -> Any:
+    if not hasattr(leaf, "extract"):
+        raise TypeError(f"a row can't be taken out of {type(leaf).__name__}")
+    return leaf.extract(row)
+
+
+def _join(runs: Sequence[tuple[Arrays, int]], name: str, capacity_tokens: int) -> mx.array:
+    parts = [arrays[name][:, :, :count] for arrays, count in runs]
+    rows, heads, _, width = parts[0].shape
+    spare = capacity_tokens - sum(count for _, count in runs)
+    # A single part and no room would be the stored array itself.
+    spare = max(1, spare)
+    return mx.concatenate([*parts, mx.zeros((rows, heads, spare, width), parts[0].dtype)], axis=2)
+
+
+def _take_apart(tree: Any, arrays: dict[str, mx.array]) -> Any:
+    if isinstance(tree, mx.array):
+        name = f"a{len(arrays)}"
+        arrays[name] = mx.contiguous(tree)
+        return {"array": name}
+    if isinstance(tree, dict):
+        return {"dict": {str(key): _take_apart(value, arrays) for key, value in tree.items()}}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_take_apart(value, arrays) for value in tree]}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return {"value": tree}
+    raise TypeError(f"a cache's state has a {type(tree).__name__}")
+
+
+def _put_together(tree: Any, arrays: Arrays) -> Any:
+    ((kind, value),) = tree.items()
+    if kind == "array":
+        # Another object on the same buffer: assigning to a part of it makes a copy first.
+        return arrays[value][...]
+    if kind == "dict":
+        return {key: _put_together(part, arrays) for key, part in value.items()}
+    if kind == "value":
+        return value
+    parts = [_put_together(part, arrays) for part in value]
+    return parts if kind == "list" else tuple(parts)

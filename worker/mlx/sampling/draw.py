@@ -1,0 +1,188 @@
+"""Drawing a batch of logits by each row's own temperature and filters, in as few operations
+as there are kinds of rows.
+
+Drawing one token a row from weights, by numbers that depend on seed and position alone.
+
+Not a noise array over the vocabulary, as in Gumbel sampling: two numbers a row, which the host
+makes for all rows at once. So a draw needs no random state that could depend on the company a
+row is in, and rounding in the logits changes a token only where it falls on the very border of
+two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from lmx.worker.engine import RowSampling
+from lmx.worker.mlx.sampling.filters import (
+    LANES,
+    Filters,
+    candidates,
+    filter_all,
+    filter_sorted,
+    lane_sums,
+    pad_to_lanes,
+    weigh,
+)
+
+WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def position_keys(
+    seeds: npt.NDArray[np.uint64], positions: Sequence[int]
+) -> npt.NDArray[np.uint64]:
+    """Return the 64-bit keys of draws: the same for the same seed and position (splitmix64)."""
+    steps = np.asarray(positions, np.uint64) + np.uint64(1)
+    mixed: npt.NDArray[np.uint64] = seeds + steps * np.uint64(0x9E37_79B9_7F4A_7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return two numbers for each row, [rows, 2], in [0, 1) and in steps of 2^-24."""
+    keys = position_keys(seeds, positions)
+    parts = np.stack([keys >> np.uint64(40), (keys >> np.uint64(16)) & np.uint64(0xFF_FFFF)], 1)
+    return (parts.astype(np.float64) / 2**24).astype(np.float32)
+
+
+def draw(weights: mx.array, numbers: mx.array) -> mx.array:
+    """Return a column for each row, with chances in proportion to the weights; [rows, 1].
+
+    A column of weight 0 is never drawn; each row has one that is above. Of a whole vocabulary,
+    which has a multiple of LANES columns, first a lane is drawn and then one of its columns:
+    one running sum of so many float32 would lose the unlikely ones.
+    """
+    first, second = numbers[:, :1], numbers[:, 1:]
+    if weights.shape[-1] <= LANES or weights.shape[-1] % LANES:
+        return _first_beyond(weights, first)
+    lane = _first_beyond(lane_sums(weights), first)
+    by_lane = weights.reshape(weights.shape[0], -1, LANES)
+    column = _first_beyond(mx.take_along_axis(by_lane, lane[:, :, None], axis=-1)[..., 0], second)
+    return column * LANES + lane
+
+
+def _first_beyond(weights: mx.array, number: mx.array) -> mx.array:
+    """Return the first column whose sum of weights up to it goes beyond ``number`` of all.
+
+    Rounding can leave none where sums are made in parallel: then it is the heaviest.
+    """
+    sums = mx.cumsum(weights, axis=-1)
+    beyond = (sums > number * sums[:, -1:]) & (weights > 0)
+    first = mx.argmax(beyond, axis=-1, keepdims=True)
+    heaviest = mx.argmax(weights, axis=-1, keepdims=True)
+    return mx.where(beyond.any(axis=-1, keepdims=True), first, heaviest)
+
+
+_GREEDY_BELOW: Final = 1e-5
+"""In float32 a division by much less makes every logit infinite. At this temperature, tokens
+that differ by a thousandth in their logits differ by a factor of e^100 in their chances."""
+
+_FEWEST_CANDIDATES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What decides by which operations a row is drawn; it depends on the row alone.
+
+    ``candidates``: from how many tokens; 0: from all. Else what of the costly there is.
+    """
+
+    greedy: bool
+    candidates: int = 0
+    typical_p: bool = False
+    top_p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows of one kind, in order. ``places`` are their indices; ``indices`` too, None: all."""
+
+    kind: _Kind
+    places: Sequence[int]
+    indices: mx.array | None
+    temperature: mx.array
+    top_k: mx.array
+    filters: Filters
+    seeds: npt.NDArray[np.uint64]
+
+
+class DrawGroups:
+    """The rows of a batch, sorted by kind once, for as long as the batch has these rows."""
+
+    def __init__(self, rows: Sequence[RowSampling]) -> None:
+        kinds: dict[_Kind, list[int]] = {}
+        for index, row in enumerate(rows):
+            kinds.setdefault(_kind(row), []).append(index)
+        self._greedy = set(kinds) == {_Kind(greedy=True)}
+        self._groups = [_make_group(kind, rows, places) for kind, places in kinds.items()]
+        order = [index for places in kinds.values() for index in places]
+        # Puts what the groups drew into the rows' order; None: it is in that order.
+        self._back: mx.array | None = None
+        if order != sorted(order):
+            self._back = mx.array(sorted(range(len(order)), key=order.__getitem__))
+
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """Return a token for each row of ``logits`` [rows, vocabulary]; not evaluated.
+
+        The number of tokens before it, ``positions``, and the row's seed decide the draw.
+        """
+        if self._greedy:
+            return mx.argmax(logits, axis=-1)
+        parts = [_draw_group(group, logits, positions) for group in self._groups]
+        drawn = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        return drawn if self._back is None else drawn[self._back]
+
+
+def _kind(sampling: RowSampling) -> _Kind:
+    if sampling.temperature < _GREEDY_BELOW:
+        return _Kind(greedy=True)
+    count = 0
+    if sampling.top_k > 0:
+        count = _FEWEST_CANDIDATES
+        while count < sampling.top_k:
+            count *= 4
+    return _Kind(False, count, sampling.typical_p < 1, sampling.top_p < 1)
+
+
+def _make_group(kind: _Kind, batch: Sequence[RowSampling], places: list[int]) -> _Group:
+    rows = [batch[index] for index in places]
+
+    def column(value: Callable[[RowSampling], float]) -> mx.array:
+        return mx.array([[value(row)] for row in rows])
+
+    return _Group(
+        kind,
+        places,
+        indices=None if len(places) == len(batch) else mx.array(places),
+        temperature=column(lambda row: row.temperature),
+        top_k=mx.array([[row.top_k] for row in rows]),
+        filters=Filters(
+            typical_p=column(lambda row: row.typical_p) if kind.typical_p else None,
+            top_p=column(lambda row: row.top_p) if kind.top_p else None,
+            min_p=column(lambda row: row.min_p) if any(row.min_p > 0 for row in rows) else None,
+        ),
+        seeds=np.array([row.seed & WORD for row in rows], np.uint64),
+    )
+
+
+def _draw_group(group: _Group, logits: mx.array, positions: Sequence[int]) -> mx.array:
+    chosen = logits if group.indices is None else logits[group.indices]
+    if group.kind.greedy:
+        return mx.argmax(chosen, axis=-1)
+    numbers = mx.array(uniforms(group.seeds, [positions[index] for index in group.places]))
+    chosen = chosen.astype(mx.float32)
+    if group.kind.candidates:
+        values, tokens = candidates(chosen, group.kind.candidates)
+        weights = filter_sorted(weigh(values, group.temperature), group.top_k, group.filters)
+        drawn = mx.take_along_axis(tokens, draw(weights, numbers), axis=-1)
+    else:
+        weights = filter_all(weigh(pad_to_lanes(chosen), group.temperature), group.filters)
+        drawn = draw(weights, numbers)
+    return drawn[:, 0].astype(mx.uint32)

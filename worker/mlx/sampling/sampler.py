@@ -1,0 +1,214 @@
+"""One sampler for a batch whose rows all sample differently.
+
+A row's tokens depend on its own parameters, history and logits alone, never on the company it
+decodes in. What a draw does, in this order:
+
+1. repetition penalty, over prompt and answer;
+2. presence and frequency penalty, over the answer;
+3. logit_bias;
+4. end tokens are banned, before ``min_tokens``;
+5. tokens that the row's constraint does not allow are banned;
+6. the likeliest is taken, where the temperature is (nearly) 0; or
+7. temperature, top_k, typical_p, top_p, min_p, each filter over what the last one left, and a
+   draw among the rest.
+
+Transformers and vLLM take the same steps and differ in detail. In both, filters come after
+temperature, so that top_p means a share of what would be drawn, and top_k before top_p. Both
+add a bias before the penalties; here it comes after, so that it is worth what was asked
+whatever the repetition penalty, which scales logits. vLLM filters by min_p first, Transformers
+by typical_p last; here typical_p comes before top_p, as in llama.cpp, and min_p last, where it
+compares with the likeliest token that is left. The bans commute with all penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from lmx.worker.engine import Constraint, RowSampling
+from lmx.worker.mlx.sampling.draw import DrawGroups
+from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
+from lmx.worker.mlx.sampling.penalties import LogitEdits, apply_edits
+from lmx.worker.mlx.sampling.scores import PendingScores, prompt_scores, score
+
+__all__ = ["PendingScores", "RowSampler", "prompt_scores"]
+
+_MOST_PLANS: Final = 64
+
+
+@dataclass(slots=True)
+class _Row:
+    sampling: RowSampling
+    top_logprobs: int | None
+    edits: LogitEdits | None
+    constraint: Constraint | None
+
+    @property
+    def needs_tokens(self) -> bool:
+        return self.constraint is not None or LogitEdits.counts(self.sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a batch of certain rows needs, worked out once. The numbers are rows' indices."""
+
+    draws: DrawGroups
+    needs_tokens: bool
+    edited: Sequence[int]
+    constrained: Sequence[int]
+    scored: list[int]
+
+
+class RowSampler:
+    """Samples for a batch whose rows all sample differently. Engine thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._failed: list[tuple[int, Exception]] = []
+
+    def add(
+        self,
+        row_id: int,
+        sampling: RowSampling,
+        prompt: Sequence[int],
+        constraint: Constraint | None,
+        top_logprobs: int | None,
+    ) -> None:
+        """Sample the row ``row_id`` in this way from now on."""
+        edits = LogitEdits(sampling, prompt) if LogitEdits.needed(sampling) else None
+        self._rows[row_id] = _Row(sampling, top_logprobs, edits, constraint)
+        self._plans.clear()
+
+    def remove(self, row_id: int) -> None:
+        """Forget a row; ignores one that is unknown."""
+        self._rows.pop(row_id, None)
+
+    def needs_tokens(self, row_ids: Sequence[int]) -> bool:
+        """Return whether some row's next draw depends on the tokens it has made: ``accept``
+        must have had them all before ``sample``."""
+        return self._plan(row_ids).needs_tokens
+
+    def accept(self, row_id: int, token: int) -> None:
+        """Take a token that has become part of the row's answer."""
+        row = self._rows[row_id]
+        if row.edits is not None:
+            row.edits.accept(token)
+        if row.constraint is not None:
+            try:
+                row.constraint.accept(token)
+            except Exception as error:
+                self._fail(row_id, row, error)
+
+    def sample(
+        self, logits: mx.array, row_ids: Sequence[int], positions: Sequence[int]
+    ) -> mx.array:
+        """Return one token for each row of raw ``logits`` [rows, vocabulary]; not evaluated.
+
+        ``positions``: how many tokens a row has made so far. A row may come up several times,
+        at several positions, unless it needs tokens.
+        """
+        plan = self._plan(row_ids)
+        masks: dict[int, npt.NDArray[np.uint32]] = {}
+        if plan.constrained:
+            masks = self._masks(plan.constrained, row_ids, logits.shape[-1])
+        if plan.edited:
+            logits = self._edit(logits, plan.edited, row_ids, positions, masks)
+        if masks:
+            logits = mask_rows(logits, masks)
+        return plan.draws.draw(logits, positions)
+
+    def scores(
+        self, logits: mx.array, tokens: mx.array, row_ids: Sequence[int]
+    ) -> PendingScores | None:
+        """Return the scores of ``tokens`` [rows] by raw ``logits``, for the rows that asked;
+        None when there are none. Not evaluated."""
+        scored = self._plan(row_ids).scored
+        if not scored:
+            return None
+        if len(scored) < len(row_ids):
+            indices = mx.array(scored)
+            logits, tokens = logits[indices], tokens[indices]
+        asking = [row_ids[index] for index in scored]
+        return score(logits, tokens, asking, [self._rows[row].top_logprobs or 0 for row in asking])
+
+    def take_failed(self) -> list[tuple[int, Exception]]:
+        """Return the rows whose constraint raised, or allowed nothing, since the last call.
+
+        They are sampled without it until they are removed.
+        """
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _fail(self, row_id: int, row: _Row, error: Exception) -> None:
+        row.constraint = None
+        self._failed.append((row_id, error))
+        self._plans.clear()
+
+    def _plan(self, row_ids: Sequence[int]) -> _Plan:
+        key = tuple(row_ids)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = _make_plan([self._rows[row_id] for row_id in row_ids])
+        return plan
+
+    def _masks(
+        self, constrained: Sequence[int], row_ids: Sequence[int], vocabulary: int
+    ) -> dict[int, npt.NDArray[np.uint32]]:
+        masks = {}
+        for index in constrained:
+            row = self._rows[row_ids[index]]
+            if row.constraint is None:
+                continue
+            try:
+                mask = row.constraint.mask()
+                if mask is None:
+                    continue
+                words = fit_mask(mask, vocabulary)
+                if not words.any():
+                    raise ValueError("the constraint allows no token")
+            except Exception as error:
+                self._fail(row_ids[index], row, error)
+            else:
+                masks[index] = words
+        return masks
+
+    def _edit(
+        self,
+        logits: mx.array,
+        edited: Sequence[int],
+        row_ids: Sequence[int],
+        positions: Sequence[int],
+        masks: dict[int, npt.NDArray[np.uint32]],
+    ) -> mx.array:
+        indices, edits, bans = [], [], []
+        for index in edited:
+            row = self._rows[row_ids[index]]
+            assert row.edits is not None
+            sampling = row.sampling
+            banned = positions[index] < sampling.min_tokens and (
+                # Where a constraint leaves the end alone, that is so: the answer is complete.
+                index not in masks or allows_other_than(masks[index], sampling.end_ids)
+            )
+            if banned or not row.edits.idle:
+                indices.append(index)
+                edits.append(row.edits)
+                bans.append(banned)
+        return apply_edits(logits, indices, edits, bans) if indices else logits
+
+
+def _make_plan(rows: Sequence[_Row]) -> _Plan:
+    return _Plan(
+        draws=DrawGroups([row.sampling for row in rows]),
+        needs_tokens=any(row.needs_tokens for row in rows),
+        edited=[index for index, row in enumerate(rows) if row.edits is not None],
+        constrained=[index for index, row in enumerate(rows) if row.constraint is not None],
+        scored=[index for index, row in enumerate(rows) if row.top_logprobs is not None],
+    )

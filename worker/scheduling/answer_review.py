@@ -1,0 +1,85 @@
+"""Holds the ends of a job's answers back until they have been checked against its schema. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.worker.engine import AnswerCheck
+from lmx.worker.scheduling.jobs import AnswerEnded, Piece
+
+
+class AnswerReview:
+    """What has come of the answers of one job that is not known to satisfy its schema.
+
+    With ``whole`` the text is held back too, so that nobody has seen it and another answer may
+    be made in its place. Checked are answers that the model itself ended: the arguments of its
+    calls, or its text where there are none.
+    """
+
+    __slots__ = ("_call_checks", "_calls", "_check", "_ends", "_held", "_texts", "_whole", "again")
+
+    def __init__(
+        self,
+        check: AnswerCheck | None,
+        call_checks: Mapping[str, AnswerCheck],
+        *,
+        whole: bool,
+        again: bool = False,
+    ) -> None:
+        self._check = check
+        self._call_checks = call_checks
+        self._whole = whole
+        self.again = again
+        self._texts: dict[int, list[str]] = {}
+        # By answer and call, the function and the pieces of its arguments.
+        self._calls: dict[int, dict[int, tuple[str | None, list[str]]]] = {}
+        self._ends: list[AnswerEnded] = []
+        self._held: list[Piece | AnswerEnded] = []
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether other answers may be made in the place of these."""
+        return self._whole and not self.again
+
+    def next(self) -> AnswerReview:
+        """Return the review of the answers that are made in the place of these."""
+        return AnswerReview(self._check, self._call_checks, whole=self._whole, again=True)
+
+    def take(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
+        """Take what an answer gave; return what may go out now."""
+        if isinstance(output, AnswerEnded):
+            self._ends.append(output)
+            self._held.append(output)
+            return ()
+        if output.call is not None:
+            calls = self._calls.setdefault(output.answer, {})
+            call = calls.setdefault(output.call.index, (output.call.name, []))
+            call[1].append(output.text)
+        elif output.kind is DeltaKind.CONTENT:
+            self._texts.setdefault(output.answer, []).append(output.text)
+        if self._whole:
+            self._held.append(output)
+            return ()
+        return (output,)
+
+    def fault(self) -> str | None:
+        """Return what is wrong with one of the answers, None when nothing is. Takes long."""
+        for end in self._ends:
+            if end.reason is FinishReason.LENGTH or end.stop is not None:
+                continue
+            for check, text in self._parts(end.answer):
+                fault = check(text) if check is not None else None
+                if fault is not None:
+                    return fault
+        return None
+
+    def _parts(self, answer: int) -> Iterator[tuple[AnswerCheck | None, str]]:
+        for name, pieces in self._calls.get(answer, {}).values():
+            yield self._call_checks.get(name or ""), "".join(pieces)
+        if answer not in self._calls:
+            yield self._check, "".join(self._texts.get(answer, ()))
+
+    def held(self) -> Sequence[Piece | AnswerEnded]:
+        """Return what was held back, in its order."""
+        return self._held

@@ -1,0 +1,429 @@
+"""The jobs that wait and the rows that run: admitting, stepping, cancelling. Engine thread.
+
+A job that has begun, and what is known of its answers together. Engine thread.
+
+How an answer of a job begins, and how those of a beam search are told. Engine thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.data import Timings, TokenLogprob, Usage
+from lmx.protocol.models.memory import KvLayers
+from lmx.worker.engine import (
+    Engine,
+    Hypothesis,
+    RowDrafts,
+    RowRequest,
+    RowStarted,
+    StepOutput,
+    TokenScores,
+)
+from lmx.worker.scheduling.fair_queue import FairQueue
+from lmx.worker.scheduling.jobs import Job, JobCancelled, JobFailed, JobFinished, JobOutput
+from lmx.worker.scheduling.kv_admission import KvAdmission
+from lmx.worker.scheduling.logprobs import describe
+from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.row import Row
+
+
+@dataclass(slots=True, eq=False)
+class LiveJob:
+    """``waiting``: its rows that have not begun, with their places among its answers."""
+
+    job: Job
+    started_s: float
+    waiting: deque[tuple[int, RowRequest]]
+    rows: dict[int, Row] = field(default_factory=dict)
+    first_token_s: float | None = None
+    started: RowStarted | None = None
+    _completion_tokens: int = 0
+    _reasoning_tokens: int = 0
+    _drafted_tokens: int = 0
+    _accepted_tokens: int = 0
+
+    @classmethod
+    def begin(cls, job: Job, now: float) -> LiveJob:
+        """Return a new one."""
+        return cls(job, now, deque(enumerate(job.rows)))
+
+    def drafted(self, drafts: RowDrafts) -> None:
+        """Count tokens that were guessed ahead."""
+        self._drafted_tokens += drafts.drafted_tokens
+        self._accepted_tokens += drafts.accepted_tokens
+
+    def count(self, row: Row) -> None:
+        """Count the tokens of an answer that has ended."""
+        self._completion_tokens += row.tokens
+        self._reasoning_tokens += row.reasoning_tokens
+
+    def finished(self, now: float) -> JobFinished:
+        """Return its end, once all its answers have been counted."""
+        job = self.job
+        first_s = now if self.first_token_s is None else self.first_token_s
+        return JobFinished(
+            job.job_id,
+            Usage(
+                len(job.rows[0].prompt),
+                self._completion_tokens,
+                self.started.cached_tokens if self.started else 0,
+                self._reasoning_tokens,
+            ),
+            Timings(
+                queue_s=self.started_s - job.arrived_s,
+                prefill_s=first_s - self.started_s,
+                decode_s=now - first_s,
+                drafted_tokens=self._drafted_tokens,
+                accepted_tokens=self._accepted_tokens,
+            ),
+        )
+
+
+# Text that continues a prompt is decoded with so many of its last tokens: a tokenizer joins
+# tokens differently at the start of a text.
+_TAIL_TOKENS: Final = 8
+
+
+def begin_answer(engine: Engine, job: Job, index: int) -> Row:
+    """Return the row that makes text of an answer's tokens."""
+    rules = job.rules
+    continues = rules.make_parser is None
+    tail = job.rows[0].prompt[-_TAIL_TOKENS:] if continues else ()
+    detokenizer = engine.detokenizer(rules.make_parser is not None, tail)
+    return Row(job, index, detokenizer, engine.token_bytes)
+
+
+def echo_prompt(
+    engine: Engine, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
+) -> None:
+    """Begin an answer with its prompt, and with its logprobs where they are asked for.
+
+    Special tokens in it are text, as they were to who wrote it, but for those that the tokenizer
+    puts before a text: they have none.
+    """
+    prompt = job.rows[0].prompt
+    added = _added(engine, prompt, job.rules.prompt)
+    entries: list[TokenLogprob] = []
+    if job.rules.logprobs and started is not None:
+        scores: list[TokenScores | None] = [None, *started.prompt_scores]
+        entries = [
+            describe(token, score, engine.token_bytes)
+            for token, score in zip(prompt, scores, strict=True)
+        ]
+    entries[:added] = [replace(entry, token=b"") for entry in entries[:added]]
+    row.echo(entries, list(prompt), added, engine.detokenizer(False, special=True), out)
+
+
+def _added(engine: Engine, prompt: Sequence[int], text: str | None) -> int:
+    """Return how many special tokens are before the first of a text itself."""
+    if text is None:
+        return 0
+    for place, token in enumerate(prompt):
+        plain = engine.detokenizer(False)
+        is_special = not plain.add(token) and not plain.flush()
+        name = engine.token_bytes(token).decode(errors="replace")
+        if not is_special or not name or text.startswith(name):
+            return place
+    return 0
+
+
+def tell_found(
+    engine: Engine, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
+) -> None:
+    """Give out all answers of a beam search, from their beginning to their end."""
+    job = live.job
+    for index, hypothesis in enumerate(hypotheses[: job.answers]):
+        row = begin_answer(engine, job, index)
+        if job.rules.echo:
+            echo_prompt(engine, job, row, live.started, out)
+        unknown: Sequence[TokenScores | None] = [None] * len(hypothesis.tokens)
+        scores = hypothesis.scores or unknown
+        for token, score in zip(hypothesis.tokens, scores, strict=True):
+            if row.advance(token, score, out):
+                break
+        else:
+            row.finish(out)
+        live.count(row)
+    # A grammar may allow fewer answers than were asked for: the others are empty.
+    for index in range(len(hypotheses), job.answers):
+        begin_answer(engine, job, index).finish(out)
+
+
+log = structlog.get_logger()
+
+_NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
+_ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
+_TOO_LARGE = (
+    "There was not enough memory for this request: send a shorter one, or ask for fewer tokens "
+    "or answers."
+)
+_GIVEN_UP = (
+    "The machine's memory ran out, and this was the largest of the requests that ran: try again "
+    "later, with a shorter prompt or for fewer tokens or answers."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How many rows may run at a time, for how long a job may wait for one, and what the KV
+    caches of all rows may take (None: not counted)."""
+
+    max_places: int
+    max_queue_s: float
+    kv_cache_bytes: int | None = None
+    kv_layers: Sequence[KvLayers] = ()
+
+
+class Batch:
+    """The owners of jobs take turns, and each one's are first come, first served: a job's rows are
+    admitted in order, and no job passes the one whose turn it is, however small it is.
+
+    ``outputs`` collects what became final; the caller takes it. Every job that was added gets
+    exactly one end in it, unless the engine breaks. An exception of the engine that concerns
+    one row fails its job; others are passed on. While it is ``paused``, a row begins only when
+    no other runs.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
+        self._waiting: FairQueue[Job] = FairQueue()
+        self._live: dict[int, LiveJob] = {}
+        self._job_of: dict[int, LiveJob] = {}
+        self._filling: LiveJob | None = None
+        self._places: dict[int, int] = {}
+        self._searching: set[int] = set()
+        self.outputs: list[JobOutput] = []
+        self.paused = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows the engine has."""
+        return len(self._job_of)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What the KV caches of the rows are counted at."""
+        return self._kv.total_bytes
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs, waits, or is to be taken."""
+        return bool(self._live or self._waiting or self.outputs)
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.add(job.owner, job)
+
+    def expire(self, now: float) -> None:
+        """Fail the jobs that have waited too long for their first row."""
+        limit_s = self._limits.max_queue_s
+        # The first of each owner has waited longest of its own: nobody passes.
+        for job in self._waiting.take_first(lambda one: now - one.arrived_s >= limit_s):
+            message = (
+                f"The request waited {now - job.arrived_s:.0f} s for its turn, and the limit is "
+                f"{limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
+                "less to do."
+            )
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
+        if not self.paused:
+            return
+        for job in self._waiting.take_out(lambda one: _outwaited(one, now)):
+            message = (
+                f"The machine is short of memory, and the request waited {now - job.arrived_s:.0f} "
+                "s for it to get better: nothing was made. It waits no longer than for a model "
+                "that is to be loaded (server.load_wait_s). Try again later."
+            )
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.INSUFFICIENT_MEMORY, message))
+
+    def give_up_waiting(self) -> None:
+        """Fail the jobs that have no row: the engine is broken, and none of them broke it."""
+        for job in self._waiting.take_out(lambda _: True):
+            self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
+
+    def admit(self, engine: Engine) -> None:
+        """Give the engine the rows that it has room for now."""
+        while engine.can_admit():
+            live = self._filling
+            if live is None:
+                if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
+                    return
+                job = self._waiting.pop()
+                live = LiveJob.begin(job, time.monotonic())
+                self._live[job.job_id] = self._filling = live
+            index, row = live.waiting[0]
+            if not self._fits(row):
+                return
+            live.waiting.popleft()
+            if not live.waiting:
+                self._filling = None
+            try:
+                self._begin(engine, live, index, row)
+            except Exception as error:
+                self._fail(engine, live, error)
+
+    def step(self, engine: Engine) -> StepOutput:
+        """Advance every row; returns what the engine said of it."""
+        result = engine.step()
+        now = time.monotonic()
+        if result.search_tokens:
+            for row_id in self._searching:  # Each of them, by a token.
+                self._kv.made(row_id)
+        for started in result.started:
+            if (live := self._job_of.get(started.row_id)) is not None:
+                try:
+                    self._started(engine, live, started, now)
+                except Exception as error:
+                    self._fail(engine, live, error)
+        for drafts in result.drafts:
+            if (live := self._job_of.get(drafts.row_id)) is not None:
+                live.drafted(drafts)
+        for row_id, token, scores in result.tokens:
+            live = self._job_of.get(row_id)
+            if live is None:
+                continue  # It ended with an earlier token of this step.
+            if live.first_token_s is None:
+                live.first_token_s = now
+            self._kv.made(row_id)
+            row = live.rows[row_id]
+            try:
+                ended = row.advance(token, scores, self.outputs)
+            except Exception as error:
+                self._fail(engine, live, error)
+                continue
+            if ended:
+                self._row_ended(engine, live, row_id, row, now)
+        for row_id, hypotheses in result.found:
+            if (live := self._job_of.get(row_id)) is not None:
+                self._found(engine, live, row_id, hypotheses, now)
+        for row_id, reason in result.failed:
+            if (live := self._job_of.get(row_id)) is not None:
+                self._fail(engine, live, reason)
+        return result
+
+    def cancel(self, engine: Engine, job_id: int, step_at_cancel: int, step: int) -> None:
+        """End a job wherever it is; one that has ended already is left alone."""
+        live = self._live.get(job_id)
+        if live is not None:
+            where = "prefill" if live.first_token_s is None else "decode"
+            request_id = live.job.request_id
+            self._drop(engine, live)
+        else:
+            waiting = self._waiting.take_out(lambda one: one.job_id == job_id)
+            if not waiting:
+                return  # It ended by itself while the cancellation was under way.
+            where, request_id = "queued", waiting[0].request_id
+        log.info(
+            "stream.cancelled",
+            request_id=request_id,
+            where=where,
+            step_at_cancel=step_at_cancel,
+            step_when_freed=step,
+        )
+        self.outputs.append(JobCancelled(job_id))
+
+    def fail_largest(self, engine: Engine) -> None:
+        """Fail the newest of the largest jobs that run, for its memory; none runs: nothing."""
+        running = [live for live in self._live.values() if live.rows]
+        if not running:
+            return
+        # Of equals max takes the first: the newest, that way round.
+        live = max(reversed(running), key=lambda one: self._kv.size(one.rows))
+        kv_bytes, tokens = self._kv.size(live.rows)
+        log.warning(
+            "row.given_up", request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens
+        )
+        self._drop(engine, live)
+        end = JobFailed(live.job.job_id, ErrorCode.INSUFFICIENT_MEMORY, _GIVEN_UP)
+        self.outputs.append(end)
+
+    def _fits(self, row: RowRequest) -> bool:
+        if self.paused and self._job_of:
+            return False
+        places = sum(self._places.values()) + row.places
+        return places <= self._limits.max_places and self._kv.fits(row)
+
+    def _begin(self, engine: Engine, live: LiveJob, index: int, row: RowRequest) -> None:
+        # Before its place is taken: a request whose row can't even be made must not keep one.
+        live.rows[row.row_id] = begin_answer(engine, live.job, index)
+        self._job_of[row.row_id] = live
+        self._places[row.row_id] = row.places
+        self._kv.begin(row)
+        engine.admit(row)
+
+    def _started(self, engine: Engine, live: LiveJob, started: RowStarted, now: float) -> None:
+        if live.started is None:
+            live.started = started
+        if live.job.rows[0].beam is not None:
+            self._searching.add(started.row_id)
+            # It shows no token before its end, but from here on it makes them.
+            live.first_token_s = now
+        # The answers of a beam search begin when they are found.
+        elif live.job.rules.echo:
+            echo_prompt(engine, live.job, live.rows[started.row_id], started, self.outputs)
+
+    def _found(
+        self,
+        engine: Engine,
+        live: LiveJob,
+        row_id: int,
+        hypotheses: Sequence[Hypothesis],
+        now: float,
+    ) -> None:
+        live.rows.pop(row_id)
+        self._forget(row_id)
+        try:
+            tell_found(engine, live, hypotheses, self.outputs)
+        except Exception as error:
+            self._fail(engine, live, error)
+        else:
+            self._finish(live, now)
+
+    def _row_ended(self, engine: Engine, live: LiveJob, row_id: int, row: Row, now: float) -> None:
+        engine.remove(row_id)
+        self._forget(row_id)
+        del live.rows[row_id]
+        live.count(row)
+        if not live.rows and not live.waiting:
+            self._finish(live, now)
+
+    def _finish(self, live: LiveJob, now: float) -> None:
+        del self._live[live.job.job_id]
+        self.outputs.append(live.finished(now))
+
+    def _fail(self, engine: Engine, live: LiveJob, error: Exception) -> None:
+        log.error("row.failed", request_id=live.job.request_id, exc_info=error)
+        self._drop(engine, live)
+        code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED
+        if isinstance(error, LmxError):
+            code, message = error.code, error.message
+        if is_out_of_memory(error):
+            code, message = ErrorCode.INSUFFICIENT_MEMORY, _TOO_LARGE
+        self.outputs.append(JobFailed(live.job.job_id, code, message))
+
+    def _drop(self, engine: Engine, live: LiveJob) -> None:
+        for row_id in live.rows:
+            engine.remove(row_id)
+            self._forget(row_id)
+        live.rows.clear()
+        if self._filling is live:
+            self._filling = None
+        del self._live[live.job.job_id]
+
+    def _forget(self, row_id: int) -> None:
+        self._job_of.pop(row_id, None)
+        self._places.pop(row_id, None)
+        self._searching.discard(row_id)
+        self._kv.end(row_id)
+
+
+def _outwaited(job: Job, now: float) -> bool:
+    return job.memory_wait_s is not None and now - job.arrived_s >= job.memory_wait_s

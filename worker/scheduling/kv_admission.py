@@ -1,0 +1,117 @@
+"""What the KV caches of the rows in flight are counted at, and whether one more fits. Pure.
+
+A row is counted at its prompt and a first part of its answer, and grows with what it makes,
+some tokens ahead. Cached prefixes save computing, no memory: a row has its own copy of them.
+
+mlx-vlm's batch has one array for all its rows, as long as the longest of them. So each row of
+it is counted at the longest. A beam search has a batch of its own, of its width.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
+from lmx.worker.engine import RowRequest
+
+ANSWER_TOKENS: Final = 1024
+"""Of an answer counted at its beginning: most that may be longer never are."""
+
+AHEAD_TOKENS: Final = 256
+"""A row is counted at so many tokens more than it has made."""
+
+_FIRST_TOKENS: Final = ANSWER_TOKENS - AHEAD_TOKENS
+"""Until it has made more, a row stays at what it was counted at first."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """``width``: of a beam search, None for a row of the batch."""
+
+    prompt_tokens: int
+    max_tokens: int
+    width: int | None
+    made_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of each of its sequences."""
+        answer_tokens = max(ANSWER_TOKENS, self.made_tokens + AHEAD_TOKENS)
+        return self.prompt_tokens + min(self.max_tokens, answer_tokens)
+
+
+class KvAdmission:
+    """Counts rows from ``begin`` to ``end``. ``limit_bytes`` None, or no ``layers``: every row
+    fits. A row that has begun grows past the limit if it must: nothing is taken from it."""
+
+    def __init__(self, layers: Sequence[KvLayers], limit_bytes: int | None) -> None:
+        self._layers = layers
+        self._limit_bytes = limit_bytes
+        self._rows: dict[int, _Counted] = {}
+        self._total_bytes: int | None = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What all rows are counted at."""
+        if self._total_bytes is None:
+            self._total_bytes = self._sum(self._rows.values())
+        return self._total_bytes
+
+    def fits(self, row: RowRequest) -> bool:
+        """Return whether a row may begin now: it fits, or no other runs."""
+        if self._limit_bytes is None or not self._rows:
+            return True
+        return self._sum([*self._rows.values(), _counted(row)]) <= self._limit_bytes
+
+    def begin(self, row: RowRequest) -> None:
+        """Count a row from now on."""
+        self._rows[row.row_id] = _counted(row)
+        self._total_bytes = None
+
+    def made(self, row_id: int) -> None:
+        """A row became longer by a token."""
+        counted = self._rows[row_id]
+        counted.made_tokens += 1
+        # For every token of every row: only one that begins a step of a cache changes the sum.
+        if counted.made_tokens > _FIRST_TOKENS and counted.tokens % STEP_TOKENS == 1:
+            self._total_bytes = None
+
+    def end(self, row_id: int) -> None:
+        """Count a row no more; ignores one that isn't counted."""
+        if self._rows.pop(row_id, None) is not None:
+            self._total_bytes = None
+
+    def size(self, row_ids: Iterable[int]) -> tuple[int, int]:
+        """Return what the rows of a request need by themselves, to compare requests: bytes,
+        then tokens, where nothing is known of the cache."""
+        counted = [self._rows[row_id] for row_id in row_ids]
+        return (
+            sum((one.width or 1) * kv_bytes(self._layers, one.tokens) for one in counted),
+            sum((one.width or 1) * one.tokens for one in counted),
+        )
+
+    def _sum(self, rows: Iterable[_Counted]) -> int:
+        total_bytes = together = longest_tokens = 0
+        for row in rows:
+            if row.width is None:
+                together += 1
+                longest_tokens = max(longest_tokens, row.tokens)
+            else:
+                total_bytes += row.width * kv_bytes(self._layers, row.tokens)
+        return total_bytes + together * kv_bytes(self._layers, longest_tokens)
+
+
+def most_tokens(
+    layers: Sequence[KvLayers], limit_bytes: int, sequences: int, asked_tokens: int
+) -> int:
+    """Return how many of ``asked_tokens`` fit, of each of so many sequences."""
+    lengths = range(asked_tokens + 1)
+    fitting = bisect_right(lengths, limit_bytes, key=lambda n: sequences * kv_bytes(layers, n))
+    return max(0, fitting - 1)
+
+
+def _counted(row: RowRequest) -> _Counted:
+    return _Counted(len(row.prompt), row.max_tokens, row.beam.width if row.beam else None)

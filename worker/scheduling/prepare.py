@@ -1,0 +1,291 @@
+"""From a Generate to a job for the engine: runs on the prompt thread, where it may take long.
+
+What a request that names no value gets. Pure.
+
+Order: the request, the model's configuration (the spec), its generation_config.json, then
+temperature 0.7 and what changes nothing for all else.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Assist, Generate, Sampling
+from lmx.protocol.messages.specs import SpeculationSpec, WorkerSpec
+from lmx.protocol.states import FinishReason, ToolChoice
+from lmx.worker.engine import (
+    BeamSearch,
+    ConstraintSource,
+    EncodedPrompt,
+    Engine,
+    ModelFacts,
+    PromptSource,
+    RowRequest,
+    RowSampling,
+)
+from lmx.worker.formats.parser import OutputParser
+from lmx.worker.scheduling.jobs import Job, TextRules
+from lmx.worker.scheduling.kv_admission import most_tokens
+
+DEFAULT_TEMPERATURE: Final = 0.7
+DEFAULT_TOP_P: Final = 1.0
+
+_WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def resolve_sampling(
+    asked: Sampling, spec: WorkerSpec, facts: ModelFacts, random_seed: int
+) -> RowSampling:
+    """Return how a row is sampled; ``random_seed`` is taken when the request has none.
+
+    Raises :class:`RequestError` for a token id that the model doesn't have.
+    """
+    for bias in asked.logit_bias:
+        _check_token(bias.token, facts, "logit_bias")
+    for token in asked.stop_token_ids:
+        _check_token(token, facts, "stop_token_ids")
+    return RowSampling(
+        temperature=_first(
+            asked.temperature, spec.temperature, facts.temperature, DEFAULT_TEMPERATURE
+        ),
+        top_p=_first(asked.top_p, spec.top_p, facts.top_p, DEFAULT_TOP_P),
+        top_k=max(0, int(_first(asked.top_k, spec.top_k, facts.top_k, 0))),
+        min_p=_first(asked.min_p, spec.min_p, facts.min_p, 0.0),
+        typical_p=_first(asked.typical_p, facts.typical_p, 1.0),
+        repetition_penalty=_first(
+            asked.repetition_penalty, spec.repetition_penalty, facts.repetition_penalty, 1.0
+        ),
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=tuple((bias.token, bias.bias) for bias in asked.logit_bias),
+        min_tokens=asked.min_tokens,
+        end_ids=(frozenset() if asked.ignore_eos else facts.eos_token_ids)
+        | frozenset(asked.stop_token_ids),
+        seed=random_seed if asked.seed is None else asked.seed,
+    )
+
+
+def answer_seed(seed: int, index: int) -> int:
+    """Return the seed of one of several answers (splitmix64); the first has the request's own."""
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0xD1B5_4A32_D192_ED03) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD
+    return mixed ^ (mixed >> 31)
+
+
+def resolve_max_tokens(
+    asked: int | None, spec: WorkerSpec, prompt_tokens: int, context_tokens: int, param: str
+) -> int:
+    """Return how many tokens an answer may have: at least 1.
+
+    Raises :class:`RequestError` (``context_length_exceeded``) when the prompt leaves no room
+    for a single one. A limit that is too high is lowered, not refused.
+    """
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise RequestError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"The {param} {'is' if param == 'prompt' else 'are'} {prompt_tokens} tokens long, and "
+            f"the model's context of {context_tokens} tokens has to hold them and the answer: "
+            "shorten them.",
+            param=param,
+        )
+    wanted = asked if asked is not None else spec.default_max_tokens
+    limits = [room, wanted, spec.max_tokens_limit]
+    return max(1, min(limit for limit in limits if limit is not None))
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def _check_token(token: int, facts: ModelFacts, param: str) -> None:
+    if not 0 <= token < facts.vocabulary_size:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` has the token {token}, and the model's tokens are 0 to "
+            f"{facts.vocabulary_size - 1}.",
+            param=param,
+        )
+
+
+_AGAIN_TEMPERATURE: Final = 0.7
+_SEEDS: Final = 2**63 - 1
+
+
+def prepare(
+    engine: Engine,
+    facts: ModelFacts,
+    spec: WorkerSpec,
+    request: Generate,
+    job_id: int,
+    next_row_id: Callable[[], int],
+    arrived_s: float,
+    *,
+    again: bool = False,
+) -> Job:
+    """Render, tokenize, compile and check a request. Raises ``RequestError`` when it can't be
+    met. ``again``: for other answers than it had before, so that they are drawn, with other
+    seeds, also where the likeliest tokens were asked for.
+    """
+    encoded = engine.encode(
+        PromptSource(
+            messages=request.messages,
+            text=request.prompt,
+            tokens=request.prompt_tokens,
+            template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
+            tool_use=request.tool_use,
+            thinking=request.thinking,
+        )
+    )
+    prompt = encoded.tokens
+    param = "prompt" if request.messages is None else "messages"
+    max_tokens = resolve_max_tokens(
+        request.max_tokens, spec, len(prompt), facts.context_tokens, param
+    )
+    sampling = resolve_sampling(request.sampling, spec, facts, secrets.randbits(63))
+    if again:
+        warmer = max(sampling.temperature, _AGAIN_TEMPERATURE)
+        sampling = replace(sampling, temperature=warmer, seed=~sampling.seed & _SEEDS)
+    beam = _beam(request, spec, sampling)
+    _check_assist(request.assist, spec.speculation)
+    _check_memory(spec, len(prompt), beam.width if beam else 1, param)
+    make_constraint = engine.constrain(
+        ConstraintSource(
+            request.structure, request.tool_use, request.thinking, encoded.thinking_open
+        )
+    )
+    check = make_constraint.check if make_constraint else None
+    if check and request.echo:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`echo` can't be combined with a schema of which a part is checked when the answer is "
+            "whole: leave one of them out.",
+            param="echo",
+        )
+    ranked = beam is None and request.search.best_of > request.search.n
+    rows = tuple(
+        RowRequest(
+            row_id=next_row_id(),
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=replace(sampling, seed=answer_seed(sampling.seed, index)),
+            constraint=make_constraint() if make_constraint else None,
+            top_logprobs=0 if ranked and request.top_logprobs is None else request.top_logprobs,
+            prompt_logprobs=request.echo and request.top_logprobs is not None,
+            beam=beam,
+            assist=request.assist,
+            cache_salt=request.cache_salt,
+        )
+        for index in range(1 if beam else max(request.search.n, request.search.best_of))
+    )
+    rules = _text_rules(facts, request, encoded)
+    return Job(
+        job_id,
+        request.request_id,
+        rows,
+        rules,
+        request.search.n,
+        arrived_s,
+        request.owner,
+        request.memory_wait_s,
+        check,
+        make_constraint.remarks if make_constraint else (),
+        make_constraint.call_checks if make_constraint else {},
+    )
+
+
+def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
+    """Refuse what is said of guessing ahead to a model that does not, or does it another way."""
+    by_draft = speculation is not None and speculation.draft_path is not None
+    usable = {
+        "num_assistant_tokens": speculation is not None,
+        "assistant_confidence_threshold": by_draft,
+        "max_ngram_size": speculation is not None and not by_draft,
+    }
+    for name, is_usable in usable.items():
+        if getattr(assist, name) is not None and not is_usable:
+            how = (
+                "does not guess tokens ahead (`speculation` in its configuration)"
+                if speculation is None
+                else f"guesses tokens ahead by {'a draft model' if by_draft else 'prompt lookup'}"
+            )
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{name}` has no meaning for this model, which {how}: leave it out.",
+                param=name,
+            )
+
+
+def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSearch | None:
+    search = request.search
+    if not search.beam:
+        return None
+    width = max(search.best_of, search.n)
+    if width > spec.max_rows:
+        param = "best_of" if search.best_of > search.n else "n"
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"A beam search with `{param}` {width} needs as many places, and this model has "
+            f"{spec.max_rows}: ask for fewer.",
+            param=param,
+        )
+    return BeamSearch(width, search.length_penalty, sampling.end_ids)
+
+
+def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: str) -> None:
+    """Refuse a prompt whose KV cache, with a token more, would never fit, whoever else runs."""
+    if spec.kv_cache_bytes is None:
+        return
+    needed = prompt_tokens + 1
+    most = most_tokens(spec.kv_layers, spec.kv_cache_bytes, sequences, needed)
+    if most == needed:
+        return
+    beams = f" for each of {sequences} beams" if sequences > 1 else ""
+    raise RequestError(
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"The {param} {'is' if param == 'prompt' else 'are'} {prompt_tokens} tokens long, and "
+        f"the memory that this model has for its KV cache ({spec.kv_cache_bytes / 1024**2:.0f} "
+        f"MiB) holds {most} tokens{beams}, the answer's included: shorten them, or have the "
+        "model configured with a larger memory_bytes, or a context_length and a concurrency "
+        "for which there is memory.",
+        param=param,
+    )
+
+
+def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) -> TextRules:
+    sampling, tool_use = request.sampling, request.tool_use
+    tools = tool_use.known if tool_use else ()
+    named = tool_use is not None and tool_use.function is not None
+    parses = request.parse and (bool(tools) or facts.reasoning is not None)
+    return TextRules(
+        eos=frozenset() if sampling.ignore_eos else facts.eos_token_ids,
+        stop_ids=frozenset(sampling.stop_token_ids),
+        stop=request.stop,
+        include_stop=request.include_stop,
+        min_tokens=sampling.min_tokens,
+        make_parser=(
+            lambda: OutputParser(
+                facts.reasoning,
+                encoded.thinking_open,
+                facts.tool_parser,
+                tools,
+                parallel=tool_use is None or not tool_use.one_call,
+                calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
+                either=request.structure is not None,
+            )
+        )
+        if parses
+        else None,
+        called=FinishReason.STOP if named else FinishReason.TOOL_CALLS,
+        logprobs=request.top_logprobs is not None,
+        echo=request.echo,
+        prompt=request.prompt,
+        token_ids=request.token_ids,
+    )

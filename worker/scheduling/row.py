@@ -1,0 +1,280 @@
+"""One answer on the engine thread: tokens in, final text and the reason of its end out.
+
+Stop strings in text that arrives in pieces. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lmx.protocol.messages.data import TokenLogprob, ToolCallPart
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.worker.engine import Detokenizer, TokenScores
+from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobOutput, Piece
+from lmx.worker.scheduling.logprobs import LogprobTrack, TokenBytes, describe
+
+
+class StopMatcher:
+    """Finds the first stop string and holds back text that may turn out to begin one.
+
+    The result doesn't depend on how the text is cut into pieces: the stop string that is
+    complete first wins, of those the longest. With ``include`` it is part of the text. Not a
+    regular-expression matcher.
+    """
+
+    __slots__ = ("_held", "_include", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+
+    def add(self, text: str) -> str:
+        """Return the text that certainly comes before any stop string's end.
+
+        After a match (``matched`` names the stop string) that is the last of it, and nothing
+        more may be added.
+        """
+        if not self._stops or not text:
+            return text
+        text = self._held + text
+        end, start = min(
+            ((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0),
+            default=(-1, -1),
+        )
+        if end >= 0:
+            self.matched = text[start:end]
+            self._held = ""
+            return text[: end if self._include else start]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+    def release(self) -> str:
+        """Return what is held back: no stop string came of it. For the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that begins ``stop``, not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+# Of a prompt that is given out, in one piece: a long one with logprobs is too much for a message.
+_ECHO_TOKENS: Final = 4096
+
+
+class Row:
+    """Decides what an answer's tokens mean: text, EOS, a stop, the limit.
+
+    EOS and stop tokens count nowhere and are never text. Text inside a possible stop string or
+    marker and bytes of an incomplete character wait; their tokens are counted with the text
+    that comes next.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_held",
+        "_ids",
+        "_job",
+        "_logprob",
+        "_out_chars",
+        "_parser",
+        "_raw_chars",
+        "_rules",
+        "_stops",
+        "_token_bytes",
+        "_track",
+        "_unreported_tokens",
+        "index",
+        "reasoning_tokens",
+        "tokens",
+    )
+
+    def __init__(
+        self, job: Job, index: int, detokenizer: Detokenizer, token_bytes: TokenBytes
+    ) -> None:
+        rules = job.rules
+        self.index = index
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self._job = job
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._token_bytes = token_bytes
+        self._stops = StopMatcher(rules.stop, include=rules.include_stop)
+        self._parser = rules.make_parser() if rules.make_parser else None
+        self._track = LogprobTrack() if rules.logprobs else None
+        self._held: list[TokenLogprob] = []
+        self._raw_chars = 0
+        self._out_chars = 0
+        self._logprob = 0.0
+        self._unreported_tokens = 0
+        self._ids: list[int] | None = [] if rules.token_ids else None
+
+    def echo(
+        self,
+        entries: list[TokenLogprob],
+        tokens: list[int],
+        silent: int,
+        detokenizer: Detokenizer,
+        out: list[JobOutput],
+    ) -> None:
+        """Give the prompt out as the beginning of the answer, before its first token.
+
+        Its ``entries`` are logprobs, empty when nobody asked. The first ``silent`` tokens have no
+        text. Stop strings are not looked for.
+        """
+        for start in range(0, len(tokens), _ECHO_TOKENS):
+            end = start + _ECHO_TOKENS
+            texts = [detokenizer.add(token) for token in tokens[max(start, silent) : end]]
+            text = "".join(texts) + (detokenizer.flush() if end >= len(tokens) else "")
+            logprobs = tuple(entries[start:end])
+            out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=logprobs))
+
+    def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
+        """Take the answer's next token; add what became final to ``out``.
+
+        Returns whether the answer has ended; its end is then the last in ``out``.
+        """
+        rules = self._rules
+        if token in rules.eos:
+            return self._finish(FinishReason.STOP, None, out)
+        if token in rules.stop_ids and self.tokens >= rules.min_tokens:
+            return self._finish(FinishReason.STOP, str(token), out)
+        self.tokens += 1
+        self._unreported_tokens += 1
+        if self._ids is not None:
+            self._ids.append(token)
+        text = self._detokenizer.add(token)
+        if scores is not None:
+            self._logprob += scores.logprob
+        if self._track is not None:
+            self._raw_chars += len(text)
+            entry = describe(token, scores, self._token_bytes)
+            self._track.add(entry, self._raw_chars if text else None)
+        if self.tokens > rules.min_tokens:
+            text = self._stops.add(text)
+        thinking = self._parser is not None and self._parser.kind is DeltaKind.REASONING
+        self._emit(text, out)
+        if thinking or (self._parser and self._parser.kind is DeltaKind.REASONING):
+            self.reasoning_tokens += 1
+        if self._stops.matched is not None:
+            return self._end(FinishReason.STOP, self._stops.matched, out)
+        if self._parser is not None and self._parser.satisfied:
+            return self._end(FinishReason.STOP, None, out)
+        if self.tokens >= self._job.rows[0].max_tokens:
+            return self._finish(FinishReason.LENGTH, None, out)
+        return False
+
+    def finish(self, out: list[JobOutput]) -> None:
+        """End the answer where it is: nothing comes after."""
+        self._finish(FinishReason.LENGTH, None, out)
+
+    def _finish(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
+        """Give out what is held back, then end."""
+        text = self._detokenizer.flush()
+        if self._track is not None:
+            self._raw_chars += len(text)
+            self._track.close(self._raw_chars)
+        text = self._stops.add(text)
+        if self._stops.matched is None:
+            text += self._stops.release()
+        else:
+            # What was held back has completed a stop string after all.
+            reason, stop = FinishReason.STOP, self._stops.matched
+        self._emit(text, out)
+        return self._end(reason, stop, out)
+
+    def _end(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
+        job_id = self._job.job_id
+        if self._parser is not None:
+            for kind, text, call in self._parser.finish():
+                out.append(Piece(job_id, self.index, text, 0, kind, call))
+            if self._parser.called and reason is FinishReason.STOP:
+                reason = self._rules.called
+        if self._unreported_tokens or self._held:
+            # Tokens that came to no text: of a stop string, of a marker, or without any.
+            out.append(
+                Piece(
+                    job_id,
+                    self.index,
+                    "",
+                    self._unreported_tokens,
+                    logprobs=tuple(self._held),
+                    token_ids=self._unreported_ids(),
+                )
+            )
+        out.append(AnswerEnded(job_id, self.index, reason, stop, self.tokens, self._logprob))
+        return True
+
+    def _emit(self, text: str, out: list[JobOutput]) -> None:
+        if self._parser is None and self._track is None:
+            if text:
+                piece = Piece(self._job.job_id, self.index, text, self._unreported_tokens)
+                if self._ids is not None:
+                    piece = piece._replace(token_ids=self._unreported_ids())
+                out.append(piece)
+                self._unreported_tokens = 0
+            return
+        entries: list[TokenLogprob] = []
+        if self._track is not None:
+            self._out_chars += len(text)
+            entries = self._track.release(self._out_chars)
+        if self._parser is None:
+            self._give(DeltaKind.CONTENT, text, None, entries, out)
+            return
+        before = self._parser.kind
+        parts = self._parser.add(text)
+        after = self._parser.kind
+        # The tokens of a marker belong to no content: neither those that led into it nor,
+        # held back with it, those that turned out to be its beginning.
+        inside = before is DeltaKind.CONTENT and after is DeltaKind.CONTENT
+        if not inside or any(kind is not DeltaKind.CONTENT for kind, _, _ in parts):
+            entries = []
+            self._held.clear()
+        for kind, part, call in parts:
+            self._give(kind, part, call, entries if kind is DeltaKind.CONTENT else [], out)
+            entries = [] if kind is DeltaKind.CONTENT else entries
+        self._held += entries
+
+    def _unreported_ids(self) -> tuple[int, ...]:
+        if self._ids is None:
+            return ()
+        ids = tuple(self._ids)
+        self._ids.clear()
+        return ids
+
+    def _give(
+        self,
+        kind: DeltaKind,
+        text: str,
+        call: ToolCallPart | None,
+        entries: list[TokenLogprob],
+        out: list[JobOutput],
+    ) -> None:
+        if not text and call is None and not entries:
+            return
+        if kind is DeltaKind.CONTENT and self._held:
+            entries = self._held + entries
+            self._held = []
+        out.append(
+            Piece(
+                self._job.job_id,
+                self.index,
+                text,
+                self._unreported_tokens,
+                kind,
+                call,
+                tuple(entries),
+                self._unreported_ids(),
+            )
+        )
+        self._unreported_tokens = 0

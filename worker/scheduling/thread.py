@@ -1,0 +1,367 @@
+"""The only caller of the engine: admits rows, owners in turns, steps, cancels.
+
+What the engine thread tells the event loop.
+
+What the event loop puts into the engine thread's inbox, besides jobs.
+
+From the engine thread to the event loop: what its steps produced, one wake-up for many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+
+from lmx.protocol.host.memory import trim_heap
+from lmx.protocol.states import LoadPhase, MemoryPressure
+from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.scheduling.batch import Batch, BatchLimits
+from lmx.worker.scheduling.fair_queue import FairQueue
+from lmx.worker.scheduling.jobs import Job, JobOutput
+from lmx.worker.scheduling.progress import ProgressClock
+
+
+class EngineEvents(Protocol):
+    """What the engine thread reports; every call arrives on the event loop."""
+
+    def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
+        """The load made progress."""
+
+    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
+        """The engine can take rows."""
+
+    def load_failed(self, error: Exception) -> None:
+        """The engine is of no use."""
+
+    def deliver(self, outputs: list[JobOutput]) -> None:
+        """Jobs advanced or ended: the outputs of one or more steps."""
+
+    def computed(self, task_id: int, result: Any) -> None:
+        """A task is done; ``result`` is an exception when it failed."""
+
+    def engine_broke(self, error: Exception) -> None:
+        """A step raised. No row ends any more, and none will be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a job; ``step``: the one that ran when it was cancelled."""
+
+    job_id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """Compute a piece of a task, when it is its ``owner``'s turn."""
+
+    task_id: int
+    request: Any
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    """Drop a task that still waits."""
+
+    task_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """Look how short the machine is of memory: that is kept beside the inbox."""
+
+
+Order = Job | Cancel | RunTask | CancelTask | Press | None
+"""None: end."""
+
+
+# Steps that the loop may lag behind. The engine waits for a loop that is further behind: its
+# output has nowhere to go, and would pile up here.
+LIMIT_STEPS: Final = 256
+_WAIT_S: Final = 0.5
+
+
+class Outbox:
+    """A bounded queue of steps. ``post`` is for the engine thread, ``deliver`` gets called
+    on the loop with the outputs of one or more steps, in order."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[JobOutput]], None]
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._steps: list[list[JobOutput]] = []
+        self._changed = threading.Condition()
+
+    def post(self, outputs: list[JobOutput]) -> None:
+        """Hand over one step's outputs; waits for a loop that lags. Drops them when it closed."""
+        with self._changed:
+            while len(self._steps) >= LIMIT_STEPS:
+                self._changed.wait(_WAIT_S)
+                if self._loop.is_closed():
+                    return
+            self._steps.append(outputs)
+            wake = len(self._steps) == 1
+        if wake:
+            self.call(self._drain)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the loop; does nothing when it has closed: the process ends."""
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _drain(self) -> None:
+        with self._changed:
+            steps, self._steps = self._steps, []
+            self._changed.notify()
+        self._deliver([output for step in steps for output in step])
+
+
+log = structlog.get_logger()
+
+# Long enough that a client's next request doesn't meet emptied caches, short enough that an
+# idle model gives its cache back before another one loads.
+_REST_AFTER_S: Final = 2.0
+_MEMORY_INTERVAL_S: Final = 0.5
+
+
+class EngineThread:
+    """Runs an engine on a thread of its own. Methods are called on the event loop.
+
+    Every submitted job gets exactly one output that is its end, and every task exactly one
+    result, unless the engine breaks or the task is cancelled. The caller bounds what is in
+    flight, and thereby the inbox: a job or task brings at most itself and one cancellation.
+    Of what ``press`` is told while a step runs, the last counts.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        limits: BatchLimits,
+        events: EngineEvents,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._make_engine = make_engine
+        self._events = events
+        self._outbox = Outbox(loop, events.deliver)
+        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._pressing = threading.Lock()
+        self._pressure: MemoryPressure | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.clock = ProgressClock()
+        # Written by the engine thread alone, read by the loop: single stores.
+        self.rows = 0
+        self.steps = 0
+        self.memory_bytes = 0
+        self.peak_memory_bytes = 0
+        self.kv_bytes = 0
+        # The engine thread's own.
+        self._batch = Batch(limits)
+        self._tasks: FairQueue[RunTask] = FairQueue()
+        self._memory_read_s = 0.0
+        self._stopping = False
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; its end comes through ``deliver``."""
+        self.clock.begin(time.monotonic())
+        self._inbox.put(job)
+
+    def cancel(self, job_id: int) -> None:
+        """End a job before the next step; a job that has ended already is left alone."""
+        self._inbox.put(Cancel(job_id, self.steps))
+
+    def submit_task(self, task_id: int, request: Any, owner: str) -> None:
+        """Queue a task: the engine computes one between two steps, ``owner`` by owner. Its result
+        comes through ``computed``."""
+        self.clock.begin(time.monotonic())
+        self._inbox.put(RunTask(task_id, request, owner))
+
+    def cancel_task(self, task_id: int) -> None:
+        """Drop a task that still waits, with the result None; one that runs is left alone."""
+        self._inbox.put(CancelTask(task_id))
+
+    def press(self, level: MemoryPressure) -> None:
+        """Tell it how short the machine is of memory; it acts before the next step. SOFT: the
+        engine shrinks, and no row begins while another runs. HARD: also, one job fails."""
+        with self._pressing:
+            waits, self._pressure = self._pressure is not None, level
+        if not waits:
+            self._inbox.put(Press())
+
+    def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
+        """Ask the thread to end and wait; returns False when it is stuck.
+
+        It has ``timeout_s`` to get out of a step, and then, when it does, ``close_timeout_s``
+        more to close the engine.
+        """
+        self._inbox.put(None)
+        if self._thread.is_alive() and self._closing.wait(timeout_s):
+            self._thread.join(close_timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            engine = self._load()
+        except Exception as error:
+            log.exception("engine.load_failed")
+            failure = error
+            self._outbox.call(lambda: self._events.load_failed(failure))
+            return
+        try:
+            self._serve(engine)
+            self._closing.set()
+            engine.close()
+        except Exception as error:
+            log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
+            failure = error
+            self._batch.give_up_waiting()
+            self._post()
+            self._outbox.call(lambda: self._events.engine_broke(failure))
+
+    def _load(self) -> Engine:
+        started_s = time.monotonic()
+
+        def advanced(phase: LoadPhase, fraction: float | None, detail: str) -> None:
+            self._outbox.call(lambda: self._events.load_advanced(phase, fraction, detail))
+
+        engine = self._make_engine()
+        facts = engine.load(advanced)
+        # What a load leaves behind lives as long as the process: no collection need walk it.
+        gc.collect()
+        gc.freeze()
+        self._measure(engine)
+        load_s = time.monotonic() - started_s
+        self._outbox.call(lambda: self._events.loaded(engine, facts, load_s))
+        return engine
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            self._take_inbox(engine)
+            if self._stopping:
+                return
+            if self._tasks:
+                self._compute(engine, self._tasks.pop())
+            self._batch.admit(engine)
+            self._batch.expire(time.monotonic())
+            self._count()
+            if self.rows:
+                self._step(engine)
+            self._post()
+
+    def _count(self) -> None:
+        self.rows, self.kv_bytes = self._batch.rows, self._batch.kv_bytes
+
+    def _post(self) -> None:
+        if self._batch.outputs:
+            self._outbox.post(self._batch.outputs)
+            self._batch.outputs = []
+
+    def _take_inbox(self, engine: Engine) -> None:
+        rested = False
+        while not self._stopping:
+            busy = self._batch.busy or bool(self._tasks)
+            try:
+                if busy:
+                    item = self._inbox.get_nowait()
+                else:
+                    item = self._inbox.get(timeout=None if rested else _REST_AFTER_S)
+            except queue.Empty:
+                if busy:
+                    return
+                engine.rest()
+                trim_heap()
+                self._measure(engine)
+                rested = True
+                continue
+            match item:
+                case Job():
+                    self._batch.add(item)
+                case Cancel(job_id, step):
+                    self._batch.cancel(engine, job_id, step, self.steps)
+                    self._count()
+                case RunTask():
+                    self._tasks.add(item.owner, item)
+                case CancelTask(task_id):
+                    self._cancel_task(task_id)
+                case Press():
+                    self._take_pressure(engine)
+                case None:
+                    self._stopping = True
+
+    def _take_pressure(self, engine: Engine) -> None:
+        with self._pressing:
+            level, self._pressure = self._pressure, None
+        assert level is not None
+        self._batch.paused = level is not MemoryPressure.NONE
+        if level is MemoryPressure.NONE:
+            engine.regrow()
+            return
+        if level is MemoryPressure.HARD:
+            self._batch.fail_largest(engine)
+            self._count()
+        engine.shrink()
+        trim_heap()
+        self._measure(engine)
+
+    def _compute(self, engine: Engine, task: RunTask) -> None:
+        result: Any
+        try:
+            result = engine.compute(task.request)
+        except Exception as error:
+            # It is the request's to fail, not the engine's: see Engine.compute.
+            result = error
+        now = time.monotonic()
+        self.clock.advance(now)
+        self._read_memory(engine, now)
+        self._outbox.call(lambda: self._computed(task.task_id, result))
+
+    def _computed(self, task_id: int, result: Any) -> None:
+        self.clock.end()
+        self._events.computed(task_id, result)
+
+    def _cancel_task(self, task_id: int) -> None:
+        if self._tasks.take_out(lambda task: task.task_id == task_id):
+            # Whoever waits for the thread to be idle must hear of this end too.
+            self._outbox.call(lambda: self._computed(task_id, None))
+
+    def _step(self, engine: Engine) -> None:
+        result = self._batch.step(engine)
+        now = time.monotonic()
+        self.steps += 1
+        if (
+            result.tokens
+            or result.prefill_tokens
+            or result.started
+            or result.found
+            or result.search_tokens
+        ):
+            self.clock.advance(now)
+        self._count()
+        self._read_memory(engine, now)
+
+    def _read_memory(self, engine: Engine, now: float) -> None:
+        if now - self._memory_read_s >= _MEMORY_INTERVAL_S:
+            self._memory_read_s = now
+            self._measure(engine)
+
+    def _measure(self, engine: Engine) -> None:
+        self.memory_bytes = engine.memory_bytes()
+        peak_bytes = max(self.memory_bytes, engine.peak_memory_bytes())
+        self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)

@@ -1,0 +1,148 @@
+"""Whether no value can satisfy two schemas at once, as far as that is easily seen. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from lmx.worker.schemas.dialects import IN_PLACE, TYPES, Schema, Standalone
+
+_MOST_STEPS: Final = 20_000
+
+
+class Lookup:
+    """What references point to, and how much is looked at in all: about 0.1 s."""
+
+    def __init__(self, source: Standalone) -> None:
+        self.resolve = source.resolve
+        self._left = _MOST_STEPS
+
+    def spend(self) -> bool:
+        """Count one step; return whether there was one left."""
+        self._left -= 1
+        return self._left >= 0
+
+
+_DEEPEST: Final = 6
+_SINGLE: Final = frozenset(TYPES - {"integer"})
+
+
+def disjoint(
+    one: Schema, other: Schema, look: Lookup, around: Schema = True, depth: int = 0
+) -> bool:
+    """Return whether the schemas provably have no value in common that also satisfies
+    ``around``. False is no proof of the opposite."""
+    if one is False or other is False:
+        return True
+    if one is True or other is True or depth > _DEEPEST or not look.spend():
+        return False
+    assert isinstance(one, dict)
+    assert isinstance(other, dict)
+    deeper = depth + 1
+    for this, that in ((one, other), (other, one)):
+        if "$ref" in this and disjoint(look.resolve(this["$ref"]), that, look, around, deeper):
+            return True
+        for key in IN_PLACE:
+            proofs = (disjoint(part, that, look, around, deeper) for part in this.get(key, ()))
+            if key in this and (any(proofs) if key == "allOf" else all(proofs)):
+                return True
+    types = types_of(one, look) & types_of(other, look) & types_of(around, look)
+    if not types:
+        return True
+    first, second = values_of(one), values_of(other)
+    if first is not None and second is not None:
+        texts = {equal_text(value) for value in first}
+        return not any(equal_text(value) in texts for value in second)
+    if types <= {"number"}:
+        return _least(one) > _most(other) or _least(other) > _most(one)
+    if types <= {"object"}:
+        names = {*one.get("required", ()), *other.get("required", ())}
+        return any(
+            disjoint(property_of(one, name), property_of(other, name), look, True, deeper)
+            for name in names
+        )
+    return False
+
+
+def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
+    """Return the types that a schema's values may have; "number" stands for integers too."""
+    if isinstance(schema, bool):
+        return _SINGLE if schema else frozenset()
+    values = values_of(schema)
+    if values is not None:
+        return frozenset(type_of(value) for value in values)
+    named = schema.get("type")
+    types = _SINGLE
+    if named is not None:
+        listed = named if isinstance(named, list) else [named]
+        types = frozenset("number" if one == "integer" else one for one in listed)
+    if "$ref" in schema and depth < _DEEPEST:
+        types &= types_of(look.resolve(schema["$ref"]), look, depth + 1)
+    return types
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a JSON value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float() | Decimal():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def values_of(schema: Schema) -> Sequence[Any] | None:
+    """Return the only values that a schema can have, None where it doesn't list them."""
+    if isinstance(schema, dict):
+        if "const" in schema:
+            return [schema["const"]]
+        if "enum" in schema:
+            listed: Sequence[Any] = schema["enum"]
+            return listed
+    return None
+
+
+def property_of(schema: dict[str, Any], name: str) -> Schema:
+    """Return what a schema itself says of a property; True where that is not clear."""
+    properties: dict[str, Schema] = schema.get("properties", {})
+    if name in properties:
+        return properties[name]
+    rest: Schema = schema.get("additionalProperties", True)
+    return True if "patternProperties" in schema else rest
+
+
+def equal_text(value: Any) -> str:
+    """Return a text that two values share when they are equal to a schema: 1 is 1.0, not true."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float | Decimal):
+        return int(value) if value == int(value) else float(value)
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    return value
+
+
+def _least(schema: dict[str, Any]) -> float:
+    least: float = schema.get("minimum", -math.inf)
+    exclusive = schema.get("exclusiveMinimum", -math.inf)
+    # Just above: two schemas that meet in a limit that one of them excludes are disjoint.
+    return max(least, math.nextafter(exclusive, math.inf))
+
+
+def _most(schema: dict[str, Any]) -> float:
+    most: float = schema.get("maximum", math.inf)
+    exclusive = schema.get("exclusiveMaximum", math.inf)
+    return min(most, math.nextafter(exclusive, -math.inf))

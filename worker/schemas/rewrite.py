@@ -1,0 +1,498 @@
+"""JSON schemas in the words that llguidance enforces. Pure.
+
+What it does not know is said in other words where they mean the same, else left out and checked
+when the answer is whole (:mod:`lmx.worker.schemas.check`). So the grammar of what comes out allows
+every answer that satisfies the schema, but for the order of properties.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmx.worker.schemas.dialects import FORMATS, IN_PLACE, ROOT, Schema, SchemaFault, Standalone
+from lmx.worker.schemas.disjoint import Lookup, disjoint, types_of, values_of
+from lmx.worker.schemas.negation import all_of, any_of, opposite, without
+
+Takes = Callable[[Mapping[str, Any]], bool]
+"""Returns whether llguidance takes a small schema."""
+
+# Each alternative is combined with every other one beside it.
+_MOST_ALTERNATIVES: Final = 96
+_MOST_BESIDE: Final = 24
+_MOST_DISTINCT: Final = 4
+_MOST_REMARKS: Final = 16
+_TEXT: Final = ("pattern", "minLength", "maxLength", "format")
+_NUMBER: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_AHEAD: Final = re.compile(r"\^\(\?=")
+_FORMAT_INSIDE: Final = re.compile(r'"format": "(?:' + "|".join(sorted(FORMATS)) + ')"')
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """``remarks``: what is enforced otherwise than it is written, and ``checked``: what is not
+    enforced, in words with their places. ``expanded``: something became alternatives."""
+
+    schema: dict[str, Any]
+    remarks: tuple[str, ...]
+    checked: tuple[str, ...]
+    expanded: bool
+
+
+def rewrite(source: Standalone, takes: Takes, *, expand: bool = True) -> Rewritten:
+    """Return a schema that llguidance knows all keywords of. It may refuse it all the same.
+
+    Without ``expand`` nothing becomes alternatives, which may be too many together. Raises
+    :class:`SchemaFault` for what can neither be enforced nor checked.
+    """
+    return _Rewriter(source, takes, expand).whole()
+
+
+class _Rewriter:
+    def __init__(self, source: Standalone, takes: Takes, expand: bool) -> None:
+        self._source = source
+        self._ask = takes
+        self._look = Lookup(source)
+        self._left = _MOST_ALTERNATIVES if expand else 0
+        self._expanded = False
+        self._asked: dict[str, bool] = {}
+        self._remarks: dict[str, None] = {}
+        self._checked: dict[str, None] = {}
+
+    def whole(self) -> Rewritten:
+        schema = self._schema(self._source.schema)
+        if not isinstance(schema, dict):
+            schema = {} if schema else {"not": {}}
+        definitions = self._source.schema.get("$defs", {})
+        if definitions:
+            schema["$defs"] = {name: self._schema(one) for name, one in definitions.items()}
+        return Rewritten(schema, tuple(self._remarks), tuple(self._checked), self._expanded)
+
+    # What is said.
+
+    def _place(self, node: Mapping[str, Any]) -> str:
+        return self._source.places.get(id(node), ROOT)
+
+    def _leave(self, node: Mapping[str, Any], key: str) -> None:
+        """Leave a keyword out of the grammar, and have it checked."""
+        inside = json.dumps(node[key])
+        if key not in ("pattern", "format") and _FORMAT_INSIDE.search(inside):
+            reason = f"`{key}` has a `format` in it, which can't be checked"
+            raise SchemaFault(self._place(node), reason)
+        if len(self._checked) < _MOST_REMARKS:
+            self._checked[f"`{key}` at {self._place(node)}"] = None
+
+    def _may_expand(self, alternatives: int, beside: int) -> bool:
+        if alternatives > self._left or beside > _MOST_BESIDE:
+            return False
+        self._expanded = True
+        self._left -= alternatives
+        return True
+
+    def _takes(self, schema: Mapping[str, Any]) -> bool:
+        key = json.dumps(schema)
+        known = self._asked.get(key)
+        if known is None:
+            known = self._asked[key] = self._ask(schema)
+        return known
+
+    # Schemas.
+
+    def _schema(self, node: Schema) -> Schema:
+        if isinstance(node, bool):
+            return node
+        made: dict[str, Any] = {}
+        for key, value in node.items():
+            match key:
+                case "properties":
+                    made[key] = {name: self._schema(one) for name, one in value.items()}
+                case "additionalProperties" | "items":
+                    made[key] = self._schema(value)
+                case "prefixItems" | "anyOf" | "allOf":
+                    made[key] = [self._schema(one) for one in value]
+                case "$ref" | "type" | "const" | "enum" | "required" | "minItems" | "maxItems":
+                    made[key] = value
+        parts: list[Schema] = [made]
+        self._text(node, made, parts)
+        self._numbers(node, made)
+        self._names(node, made)
+        self._counts(node, made, parts)
+        self._distinct(node, made, parts)
+        self._contains(node, made)
+        self._unevaluated(node, made)
+        beside = 1
+        for alternatives in self._alternatives(node):
+            beside *= len(alternatives)
+            if self._may_expand(len(alternatives), beside):
+                parts.append(any_of(alternatives.schemas))
+            else:
+                beside //= len(alternatives)
+                self._leave(node, alternatives.key)
+        self._one_of(node, made, parts)
+        return _joined(parts)
+
+    def _text(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
+        said: dict[str, Any] = {key: node[key] for key in _TEXT if key in node}
+        if not said:
+            return
+        if not self._takes({"type": "string", **said}) and "pattern" in said:
+            pieces = _pieces(said["pattern"])
+            if len(pieces) > 1 and all(
+                self._takes({"type": "string", "pattern": piece}) for piece in pieces
+            ):
+                parts += [{"pattern": piece} for piece in pieces]
+                del said["pattern"]
+            elif self._takes({"type": "string", "pattern": said["pattern"]}):
+                for key in ("minLength", "maxLength"):
+                    if said.pop(key, None) is not None:
+                        self._leave(node, key)
+            else:
+                self._leave(node, "pattern")
+                del said["pattern"]
+        made.update(said)
+
+    def _numbers(self, node: dict[str, Any], made: dict[str, Any]) -> None:
+        said: dict[str, Any] = {key: node[key] for key in _NUMBER if key in node}
+        if not said:
+            return
+        type_ = "integer" if node.get("type") == "integer" else "number"
+        least = max(said.get("minimum", -1e400), said.get("exclusiveMinimum", -1e400))
+        most = min(said.get("maximum", 1e400), said.get("exclusiveMaximum", 1e400))
+        if least <= most and not self._takes({"type": type_, **said}):
+            for key in said:
+                self._leave(node, key)
+            return
+        made.update(said)
+
+    def _names(self, node: dict[str, Any], made: dict[str, Any]) -> None:
+        patterns = node.get("patternProperties")
+        if patterns:
+            if self._takes({"type": "object", "patternProperties": dict.fromkeys(patterns, True)}):
+                made["patternProperties"] = {
+                    name: self._schema(one) for name, one in patterns.items()
+                }
+            else:
+                made["additionalProperties"] = True
+                self._leave(node, "patternProperties")
+        if "propertyNames" not in node:
+            return
+        names = node["propertyNames"]
+        pattern = None if patterns else self._name_pattern(names)
+        if pattern is None:
+            if names is not True:
+                self._leave(node, "propertyNames")
+            return
+        fits = re.compile(pattern)
+        rest = made.get("additionalProperties", True)
+        made["properties"] = {
+            name: one if fits.search(name) else False
+            for name, one in made.get("properties", {}).items()
+        }
+        if rest is not False:
+            made["patternProperties"] = {pattern: rest}
+        made["additionalProperties"] = False
+
+    def _name_pattern(self, names: Schema) -> str | None:
+        """Return a regular expression for the names that a schema allows."""
+        if not isinstance(names, dict):
+            return None
+        said = names.keys() - {"type"}
+        values = values_of(names)
+        pattern = None
+        if values is not None and len(said) == 1:
+            texts = [re.escape(one) for one in values if isinstance(one, str)]
+            pattern = f"^(?:{'|'.join(texts)})$"
+        elif said == {"pattern"}:
+            pattern = names["pattern"]
+        elif said and said <= {"minLength", "maxLength"}:
+            pattern = f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+        if pattern is None or not self._takes({"patternProperties": {pattern: True}}):
+            return None
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError):
+            return None
+        return pattern
+
+    def _counts(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
+        least, most = node.get("minProperties", 0), node.get("maxProperties")
+        names = list(node.get("properties", {}))
+        closed = made.get("additionalProperties") is False and "patternProperties" not in made
+        required = node.get("required", ())
+        if least <= len(required):
+            least = 0
+        if closed and most is not None and most >= len(names):
+            most = None
+        if not least and most is None:
+            return
+        optional = [name for name in names if name not in required]
+        simple = least <= 1 and most in (None, 0, 1)
+        if (closed and simple) or not optional:
+            if least:
+                made["minProperties"] = least
+            if most is not None:
+                made["maxProperties"] = most
+            # Names that are not listed may come twice, and then count once.
+            if least > 1 and not closed:
+                self._leave(node, "minProperties")
+            return
+        if closed:
+            for key, limit in (("minProperties", least), ("maxProperties", most)):
+                if limit:
+                    options = _of_count(key, optional, limit - len(required))
+                    if options and self._may_expand(len(options), len(options)):
+                        parts.append(any_of(options))
+                    else:
+                        self._leave(node, key)
+            return
+        for key, limit in (("minProperties", least), ("maxProperties", most)):
+            if limit or (key == "maxProperties" and limit == 0):
+                self._leave(node, key)
+
+    def _distinct(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
+        if not node.get("uniqueItems") or node.get("maxItems", 2) < 2:
+            return
+        items = node.get("items", True)
+        if isinstance(items, dict) and "$ref" in items and len(items) == 1:
+            items = self._source.resolve(items["$ref"])
+        values = values_of(items)
+        if isinstance(items, dict) and items.get("type") == "boolean" and values is None:
+            values = (False, True)
+        if (
+            values is None
+            or len(values) > _MOST_DISTINCT
+            or "prefixItems" in node
+            or types_of(node, self._look) != {"array"}
+        ):
+            self._leave(node, "uniqueItems")
+            return
+        lengths = range(node.get("minItems", 0), min(len(values), node.get("maxItems", 99)) + 1)
+        arrays = [list(one) for size in lengths for one in itertools.permutations(values, size)]
+        del made["items"]
+        parts.append({"enum": arrays} if arrays else False)
+
+    def _contains(self, node: dict[str, Any], made: dict[str, Any]) -> None:
+        if "contains" not in node:
+            return
+        least = node.get("minContains", 1)
+        if least == 0 and "maxContains" not in node:
+            return
+        made["minItems"] = max(made.get("minItems", 0), least)
+        if node["contains"] is True and "maxContains" not in node:
+            return
+        self._leave(node, "contains")
+
+    def _unevaluated(self, node: dict[str, Any], made: dict[str, Any]) -> None:
+        applied = [key for key in ("$ref", "if", "dependentSchemas", *IN_PLACE) if key in node]
+        for key, own in (
+            ("unevaluatedProperties", "additionalProperties"),
+            ("unevaluatedItems", "items"),
+        ):
+            if key not in node or own in node or node[key] is True:
+                continue
+            if not applied and not (key == "unevaluatedItems" and "contains" in node):
+                made[own] = self._schema(node[key])
+                continue
+            names = self._evaluated(node) if key == "unevaluatedProperties" else None
+            if names is not None and node[key] is False:
+                made["properties"] = {
+                    **made.get("properties", {}),
+                    **{name: True for name in names if name not in made.get("properties", {})},
+                }
+                made[own] = False
+            if names is None or set(applied) - {"$ref", "allOf"} or node[key] is not False:
+                self._leave(node, key)
+
+    def _evaluated(self, node: Schema, depth: int = 0) -> list[str] | None:
+        """Return the names of all properties that a schema may evaluate, None for any."""
+        if isinstance(node, bool):
+            return []
+        if (
+            depth > 8
+            or node.keys() & {"patternProperties", "if", "dependentSchemas"}
+            or node.get("additionalProperties", False) is not False
+        ):
+            return None
+        names = list(node.get("properties", ()))
+        inner = [part for key in IN_PLACE for part in node.get(key, ())]
+        if "$ref" in node:
+            inner.append(self._source.resolve(node["$ref"]))
+        for part in inner:
+            more = self._evaluated(part, depth + 1)
+            if more is None:
+                return None
+            names += more
+        return names
+
+    def _opposite(self, schema: Schema, around: Schema) -> Schema | None:
+        made = opposite(schema, around, self._look)
+        return None if made is None else self._schema(made)
+
+    def _alternatives(self, node: dict[str, Any]) -> Iterable[_Alternatives]:
+        """Yield what is said by alternatives beside the rest of a schema."""
+        around = {key: value for key, value in node.items() if key in _AROUND}
+        if "not" in node:
+            made = self._opposite(node["not"], around)
+            yield _Alternatives("not", None if made is None else _options(made))
+        if "if" in node and ("then" in node or "else" in node):
+            condition = node["if"]
+            other = self._opposite(condition, around)
+            then, otherwise = node.get("then", True), node.get("else", True)
+            yield _Alternatives(
+                "if",
+                None
+                if other is None
+                else [
+                    all_of([self._schema(condition), self._schema(then)]),
+                    all_of([other, self._schema(otherwise)]),
+                ],
+            )
+        required = node.get("required", ())
+        for name, needed in node.get("dependentRequired", {}).items():
+            left = [one for one in needed if one not in required and one != name]
+            if left:
+                absent = [] if name in required else [without(name)]
+                yield _Alternatives("dependentRequired", [*absent, {"required": left}])
+        for name, needed in node.get("dependentSchemas", {}).items():
+            present = name in required and types_of(node, self._look) == {"object"}
+            absent = [] if present else [without(name)]
+            yield _Alternatives("dependentSchemas", [*absent, self._schema(needed)])
+
+    def _one_of(self, node: dict[str, Any], made: dict[str, Any], parts: list[Schema]) -> None:
+        if "oneOf" not in node:
+            return
+        options = node["oneOf"]
+        around = {key: value for key, value in node.items() if key in _AROUND}
+        meets = [
+            [
+                other
+                for other in range(len(options))
+                if other != at and not disjoint(options[at], options[other], self._look, around)
+            ]
+            for at in range(len(options))
+        ]
+        exact = self._exactly_one(options, meets, around) if any(meets) else None
+        if any(meets) and exact is None:
+            text = (
+                f"`oneOf` at {self._place(node)} is taken as `anyOf`: "
+                "an answer may fit more than one of its schemas"
+            )
+            if len(self._remarks) < _MOST_REMARKS:
+                self._remarks[text] = None
+        alternatives = exact or [self._schema(one) for one in options]
+        if "anyOf" in made:
+            parts.append(any_of(alternatives))
+        else:
+            made["anyOf"] = alternatives
+
+    def _exactly_one(
+        self, options: Sequence[Schema], meets: Sequence[Sequence[int]], around: Schema
+    ) -> list[Schema] | None:
+        """Return each option without what it has in common with another, None where that can't
+        be said shortly."""
+        if sum(map(len, meets)) > self._left:
+            return None
+        opposites: dict[int, Schema] = {}
+        for at in {other for others in meets for other in others}:
+            made = self._opposite(options[at], around)
+            if made is None or len(_options(made)) > 3:
+                return None
+            opposites[at] = made
+        alternatives = []
+        for at, others in enumerate(meets):
+            several = 1
+            for other in others:
+                several *= len(_options(opposites[other]))
+            if not self._may_expand(several, several):
+                return None
+            alternatives.append(
+                all_of([self._schema(options[at]), *(opposites[other] for other in others)])
+            )
+        return alternatives
+
+
+_AROUND: Final = frozenset({"type", "properties", "additionalProperties", "const", "enum"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternatives:
+    """``options`` None: it can't be said."""
+
+    key: str
+    options: Sequence[Schema] | None
+
+    def __len__(self) -> int:
+        # More than any number that is allowed.
+        return _MOST_ALTERNATIVES + 1 if self.options is None else max(1, len(self.options))
+
+    @property
+    def schemas(self) -> Sequence[Schema]:
+        return self.options or ()
+
+
+def _options(schema: Schema) -> Sequence[Schema]:
+    if isinstance(schema, dict) and schema.keys() == {"anyOf"}:
+        options: Sequence[Schema] = schema["anyOf"]
+        return options
+    return [schema]
+
+
+def _joined(parts: Sequence[Schema]) -> Schema:
+    """Return the first of ``parts``, which is an object, with all others."""
+    first = parts[0]
+    others = [one for one in parts[1:] if one is not True]
+    if any(one is False for one in others):
+        return False
+    assert isinstance(first, dict)
+    if others:
+        first["allOf"] = [*first.get("allOf", ()), *others]
+    return first
+
+
+def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None:
+    """Return schemas for at least, or at most, so many of some names; None: too many."""
+    if key == "minProperties":
+        chosen = itertools.islice(itertools.combinations(names, count), _MOST_BESIDE + 1)
+        options: list[Schema] = [{"required": list(one)} for one in chosen]
+    else:
+        gone = len(names) - max(0, count)
+        chosen = itertools.islice(itertools.combinations(names, gone), _MOST_BESIDE + 1)
+        options = [{"properties": dict.fromkeys(one, False)} for one in chosen]
+    return options if len(options) <= _MOST_BESIDE else None
+
+
+def _pieces(pattern: str) -> list[str]:
+    """Return a pattern that begins by looking ahead as several that must all match."""
+    pieces = []
+    while _AHEAD.match(pattern):
+        end = _closing(pattern, 1)
+        if end is None:
+            return []
+        pieces.append(f"^(?:{pattern[4:end]})")
+        pattern = "^" + pattern[end + 1 :]
+    return [*pieces, pattern]
+
+
+def _closing(pattern: str, start: int) -> int | None:
+    """Return where the group that begins at ``start`` ends."""
+    depth, inside, at = 0, False, start
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif inside:
+            inside = char != "]"
+        elif char == "[":
+            inside = True
+        elif char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+            if not depth:
+                return at
+        at += 1
+    return None

@@ -1,0 +1,1 @@
+"""A worker's talk with the router and the supervisor."""

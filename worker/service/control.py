@@ -1,0 +1,95 @@
+"""The worker's control socket: facts and beats to the supervisor, its orders back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Protocol
+
+import structlog
+import zmq.asyncio
+
+from lmx.protocol.errors import ProtocolError
+from lmx.protocol.messages.control import BeatSeen, Drain, Identify, Pressure, Welcome
+from lmx.protocol.states import MemoryPressure
+from lmx.protocol.wire.codec import decode, encode
+from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
+
+log = structlog.get_logger()
+
+# For the last fact (LoadFailed, Drained) of a process that ends.
+_LINGER_MS: Final = 200
+
+
+class ControlOrders(Protocol):
+    """What a supervisor can ask of a worker."""
+
+    def welcome(self) -> None:
+        """Hello was taken: load, unless that has begun."""
+
+    def identify(self) -> None:
+        """This supervisor is new: say Hello."""
+
+    def drain(self, if_idle: bool) -> None:
+        """Take no new stream."""
+
+    def pressure(self, level: MemoryPressure) -> None:
+        """The machine's memory runs out, or no longer does."""
+
+
+class ControlLink:
+    """A DEALER that outlives supervisors: it reconnects by itself. Event loop only.
+
+    ``heard_s`` is when a supervisor last said anything (monotonic clock).
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        directory: RunDirectory,
+        instance: str,
+        orders: ControlOrders,
+    ) -> None:
+        self._orders = orders
+        self.heard_s = time.monotonic()
+        self._socket = open_socket(context, Role.CONTROL_CLIENT, f"w:{instance}".encode())
+        self._socket.connect(directory.control)
+
+    def send(self, message: Any) -> bool:
+        """Send if a supervisor is connected; returns whether it was sent.
+
+        What can't be sent is not kept: beats repeat themselves, and a new supervisor learns
+        the rest from the Hello that it asks for. Nothing is sent after :meth:`close`, which a
+        load that goes on meanwhile may outlive.
+        """
+        return not self._socket.closed and send_nowait(self._socket, encode(message))
+
+    async def listen(self) -> None:
+        """Carry out orders until cancelled. A frame that is no message is logged and dropped."""
+        while True:
+            self._take(await self._socket.recv())
+
+    def close(self) -> None:
+        """Close the socket; what was sent has a moment to go."""
+        self._socket.close(linger=_LINGER_MS)
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            message = decode(payload).message
+        except ProtocolError as error:
+            log.warning("control.bad_frame", reason=error.message)
+            return
+        self.heard_s = time.monotonic()
+        match message:
+            case Welcome():
+                self._orders.welcome()
+            case Identify():
+                self._orders.identify()
+            case Drain(if_idle):
+                self._orders.drain(if_idle)
+            case Pressure(level):
+                self._orders.pressure(level)
+            case BeatSeen():
+                pass  # It is enough that it came.
+            case _:
+                log.warning("control.unexpected", kind=type(message).__name__)

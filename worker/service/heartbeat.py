@@ -1,0 +1,124 @@
+"""What a worker says of itself to a supervisor: its Hello and its beats. Event loop only.
+
+How much memory this process has, now and at most, as the system counts it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from lmx.protocol.host.memory import mac_footprint
+from lmx.protocol.messages.control import Loaded, WorkerBeat, WorkerHello
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.states import WorkerState
+from lmx.worker.engine import ModelFacts, capabilities
+from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.service.generations import Generations
+from lmx.worker.service.tasks import Tasks
+
+_KIB: Final = 1024
+
+
+def memory_bytes(engine_bytes: int) -> int:
+    """Return what the process has now. ``engine_bytes``: what the engine counts itself; on a Mac
+    that is in the footprint, and stands beside the resident set where there is none."""
+    if sys.platform == "darwin":
+        found = mac_footprint(os.getpid())
+        return found[0] if found else _resident_bytes() + engine_bytes
+    return max(_resident_bytes(), engine_bytes)
+
+
+def peak_memory_bytes(engine_peak_bytes: int) -> int:
+    """Return the most that the process ever had. It never goes down. ``engine_peak_bytes``: as
+    for :func:`memory_bytes`."""
+    if sys.platform == "darwin":
+        found = mac_footprint(os.getpid())
+        return found[1] if found else _resident_bytes() + engine_peak_bytes
+    peak_bytes = _linux_peak_bytes() if sys.platform == "linux" else None
+    return max(peak_bytes or _resident_bytes(), engine_peak_bytes)
+
+
+def parse_status(text: str, name: str) -> int | None:
+    """Return a size in bytes from the text of Linux's /proc/PID/status, None if it isn't there."""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            words = value.split()
+            return int(words[0]) * _KIB if len(words) == 2 and words[0].isdecimal() else None
+    return None
+
+
+def _linux_peak_bytes() -> int | None:
+    try:
+        return parse_status(Path("/proc/self/status").read_text(), "VmHWM")
+    except OSError:
+        return None  # A sandbox without /proc.
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+class VitalSigns:
+    """Reads what the parts of a worker count; changes nothing."""
+
+    def __init__(
+        self, spec: WorkerSpec, engine: EngineThread, generations: Generations, work: Tasks
+    ) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._generations = generations
+        self._work = work
+        self._facts: ModelFacts | None = None
+
+    def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
+        """Return the news that the model answers, and remember it for every Hello."""
+        self._facts = facts
+        return Loaded(
+            self._spec.instance,
+            memory_bytes(self._engine.memory_bytes),
+            facts.context_tokens,
+            load_s,
+            capabilities(facts),
+        )
+
+    def hello(self, state: WorkerState) -> WorkerHello:
+        """Return who this is, and how far it has come."""
+        facts = self._facts
+        return WorkerHello(
+            self._spec.instance,
+            self._spec.model_id,
+            os.getpid(),
+            state,
+            memory_bytes(self._engine.memory_bytes) if facts else 0,
+            facts.context_tokens if facts else 0,
+            capabilities(facts) if facts else (),
+            self._spec.kind,
+        )
+
+    def beat(self, state: WorkerState) -> WorkerBeat:
+        """Return how it is now."""
+        now = time.monotonic()
+        rows, held = self._engine.rows, self._generations.held
+        totals, last_use = self._generations.totals, self._generations.last_use
+        return WorkerBeat(
+            instance=self._spec.instance,
+            state=state,
+            rows=rows,
+            queued=max(0, held - rows),
+            stalled_for_s=self._generations.stalled_for_s(now),
+            memory_bytes=memory_bytes(self._engine.memory_bytes),
+            requests_total=totals.requests + self._work.requests_total,
+            tokens_total=totals.tokens,
+            saved=totals.saved,
+            peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
+            kv_bytes=self._engine.kv_bytes,
+            idle_for_s=last_use.idle_for_s(held, now),
+            keep_alive_s=last_use.keep_alive_s,
+        )

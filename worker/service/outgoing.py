@@ -1,0 +1,73 @@
+"""What one delivery of the engine thread has for each router: one message, however many rows,
+but for what would be too large for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lmx.protocol.messages.data import ChoiceEnded, Delta, Failed, Finished, Outputs
+
+# A message over the protocol's limit costs the connection, and with it every stream of the router.
+# Answers that are chosen from come all at once, with logprobs a kilobyte a token.
+_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+_LOGPROB_BYTES: Final = 64
+"""Of one token, or one alternative: 45, and the bytes of the token."""
+
+
+@dataclass(slots=True)
+class RouterOutputs:
+    """One router's part, while it is being gathered."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    ended: list[ChoiceEnded] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+class Outgoing:
+    """Gathers by router. Routers for which nothing was asked get no message."""
+
+    __slots__ = ("_by_router",)
+
+    def __init__(self) -> None:
+        self._by_router: dict[bytes, RouterOutputs] = {}
+
+    def to(self, router: bytes) -> RouterOutputs:
+        """Return a router's part, to add to."""
+        found = self._by_router.get(router)
+        if found is None:
+            found = self._by_router[router] = RouterOutputs()
+        return found
+
+    def send(self, send: Callable[[bytes, Any], None]) -> None:
+        """Send each router its message; of several, the last has the ends."""
+        for router, part in self._by_router.items():
+            *before, deltas = _cut(part.deltas)
+            for some in before:
+                send(router, Outputs(some))
+            send(
+                router,
+                Outputs(
+                    deltas,
+                    tuple(part.ended),
+                    tuple(part.finished),
+                    tuple(part.failed),
+                ),
+            )
+
+
+def _cut(deltas: Iterable[Delta]) -> Iterator[tuple[Delta, ...]]:
+    going: list[Delta] = []
+    size_bytes = 0
+    for delta in deltas:
+        delta_bytes = len(delta.text)
+        if delta.logprobs:
+            delta_bytes += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+        if going and size_bytes + delta_bytes > _MESSAGE_BYTES:
+            yield tuple(going)
+            going, size_bytes = [], 0
+        going.append(delta)
+        size_bytes += delta_bytes
+    yield tuple(going)

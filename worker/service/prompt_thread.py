@@ -1,0 +1,64 @@
+"""The one thread that has the tokenizer: prompts are made on it, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from lmx.worker.scheduling.fair_queue import FairQueue
+from lmx.worker.scheduling.progress import ProgressClock
+
+_T = TypeVar("_T")
+
+
+class _Call(NamedTuple):
+    begins: Callable[[], None]
+    function: Callable[[], Any]
+    done: Callable[[asyncio.Future[Any]], None]
+
+
+class PromptThread:
+    """Owners take turns, so that what one asks for keeps the others waiting for one call at most.
+    Methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompt")
+        self._waiting: FairQueue[_Call] = FairQueue()
+        self._busy = False
+        self.clock = ProgressClock()
+
+    def run(
+        self,
+        owner: str,
+        begins: Callable[[], None],
+        function: Callable[[], _T],
+        done: Callable[[asyncio.Future[_T]], None],
+    ) -> None:
+        """Call ``begins`` on the loop when the turn has come, right before ``function`` on the
+        thread, then ``done`` on the loop. The caller bounds how many calls wait."""
+        self.clock.begin(time.monotonic())
+        self._waiting.add(owner, _Call(begins, function, done))
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        call = self._waiting.pop()
+        self._busy = True
+        loop = asyncio.get_running_loop()
+        try:
+            # Before the thread has it: code that keeps the GIL would keep the word back, too.
+            call.begins()
+        finally:
+            future = loop.run_in_executor(self._executor, call.function)
+            future.add_done_callback(lambda done: self._finished(call, done))
+
+    def _finished(self, call: _Call, future: asyncio.Future[Any]) -> None:
+        self._busy = False
+        self.clock.advance(time.monotonic())
+        self.clock.end()
+        if self._waiting:
+            self._next()
+        call.done(future)

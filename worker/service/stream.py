@@ -1,0 +1,253 @@
+"""One stream's credit and the text that waits for it. Pure.
+
+Which of the answers that were sampled are returned: the likeliest by token. Pure.
+
+One stream of a worker: whose it is, and how its answers become messages. Event loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from lmx.protocol.messages.data import ChoiceEnded, Delta, Generate, TokenLogprob, ToolCallPart
+from lmx.protocol.states import DeltaKind
+from lmx.worker.scheduling.answer_review import AnswerReview
+from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, Piece
+from lmx.worker.service.outgoing import RouterOutputs
+
+# With twenty alternatives each, four megabytes: well within one message.
+_MOST_LOGPROBS: Final = 4096
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Text of one answer and one kind that is to go in one delta."""
+
+    index: int
+    kind: DeltaKind
+    call: ToolCallPart | None
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def takes(self, piece: Piece) -> bool:
+        """Whether a piece of the same answer can be joined."""
+        if piece.kind is not self.kind or len(self.logprobs) >= _MOST_LOGPROBS:
+            return False
+        if self.call is None or piece.call is None:
+            return True
+        return piece.call.index == self.call.index and piece.call.name is None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.token_ids += piece.token_ids
+
+
+class Stream:
+    """Turns text into deltas while there is credit, and joins it while there is none.
+
+    For each answer, the texts of all deltas, joined, are the texts added, joined, in order and
+    by kind; there are never more deltas than credit was given, but for those that go with an
+    answer's end. Knows no socket and no engine.
+    """
+
+    __slots__ = ("_credit_deltas", "_stream_id", "_waiting")
+
+    def __init__(self, stream_id: int, credit_deltas: int) -> None:
+        self._stream_id = stream_id
+        self._credit_deltas = credit_deltas
+        self._waiting: list[_Waiting] = []
+
+    def add(self, piece: Piece) -> Delta | None:
+        """Take a piece; return what may be sent now."""
+        _, index, text, tokens, kind, call, logprobs, token_ids = piece
+        if self._credit_deltas > 0 and not self._waiting:
+            self._credit_deltas -= 1
+            return Delta(self._stream_id, text, tokens, index, kind, call, logprobs, token_ids)
+        last = next((part for part in reversed(self._waiting) if part.index == index), None)
+        if last is None or not last.takes(piece):
+            last = _Waiting(index, kind, call)
+            self._waiting.append(last)
+        last.add(piece)
+        return None
+
+    def grant(self, deltas: int) -> list[Delta]:
+        """Take credit for ``deltas`` more; return what may be sent now. Ignores none or less."""
+        self._credit_deltas += max(0, deltas)
+        ready = max(0, min(self._credit_deltas, len(self._waiting)))
+        self._credit_deltas -= ready
+        going, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        return [self._join(part) for part in going]
+
+    def end(self, index: int) -> list[Delta]:
+        """Return what waits of an answer, to be sent with its end, credit or not."""
+        going = [part for part in self._waiting if part.index == index]
+        self._waiting = [part for part in self._waiting if part.index != index]
+        return [self._join(part) for part in going]
+
+    def _join(self, part: _Waiting) -> Delta:
+        return Delta(
+            self._stream_id,
+            "".join(part.texts),
+            part.tokens,
+            part.index,
+            part.kind,
+            part.call,
+            tuple(part.logprobs),
+            tuple(part.token_ids),
+        )
+
+
+class Ranking:
+    """Holds ``best_of`` answers back until all have ended, then gives out the best ``n``.
+
+    The best have the highest mean logprob a token, as OpenAI's ``best_of`` has it; of equal
+    ones the first. They are numbered anew, the best is 0.
+    """
+
+    __slots__ = ("_best_of", "_ended", "_n", "_pieces")
+
+    def __init__(self, n: int, best_of: int) -> None:
+        self._n = n
+        self._best_of = best_of
+        self._pieces: dict[int, list[Piece]] = {}
+        self._ended: list[AnswerEnded] = []
+
+    def add(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
+        """Take what an answer gave; return what may go out: nothing, and then everything."""
+        if isinstance(output, Piece):
+            self._pieces.setdefault(output.answer, []).append(output)
+            return ()
+        self._ended.append(output)
+        if len(self._ended) < self._best_of:
+            return ()
+        best = sorted(self._ended, key=lambda end: (-_mean(end), end.answer))[: self._n]
+        going: list[Piece | AnswerEnded] = []
+        for place, end in enumerate(best):
+            pieces = self._pieces.get(end.answer, [])
+            going += [piece._replace(answer=place) for piece in pieces]
+            going.append(end._replace(answer=place))
+        return going
+
+
+def _mean(end: AnswerEnded) -> float:
+    return end.logprob / max(1, end.tokens)
+
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class OpenStream:
+    """A request that was taken, until its end has been sent.
+
+    ``preparing``: its prompt is being made. ``gone``: it was cancelled meanwhile. ``review``:
+    where answers are checked when they are whole.
+    """
+
+    router: bytes
+    job_id: int
+    request: Generate
+    stream: Stream
+    ranking: Ranking | None
+    preparing: bool = True
+    gone: bool = False
+    review: AnswerReview | None = None
+
+    @classmethod
+    def begin(cls, router: bytes, job_id: int, request: Generate) -> OpenStream:
+        """Return a new one."""
+        search = request.search
+        ranked = not search.beam and search.best_of > search.n
+        return cls(
+            router,
+            job_id,
+            request,
+            Stream(request.stream_id, request.credit_deltas),
+            Ranking(search.n, search.best_of) if ranked else None,
+        )
+
+    def prepared(self, job: Job) -> None:
+        """Its prompt has been made, and it waits for the engine."""
+        self.preparing = False
+        if job.check is not None or job.call_checks:
+            self.review = AnswerReview(
+                job.check,
+                job.call_checks,
+                whole=self.request.whole and not self.request.search.beam,
+            )
+
+    def repeat(self, job_id: int) -> None:
+        """Forget what its answers were: others are made."""
+        assert self.review is not None
+        self.job_id = job_id
+        self.review = self.review.next()
+        if self.ranking is not None:
+            self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
+
+    def release(self, part: RouterOutputs) -> None:
+        """Add what was held back for a review, which has found nothing, to ``part``."""
+        assert self.review is not None
+        for item in self.review.held():
+            self._give(item, part)
+
+    def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
+        """Add what may be sent of ``output``, and of what waited for it, to ``part``."""
+        for item in (output,) if self.ranking is None else self.ranking.add(output):
+            if self.review is None:
+                self._give(item, part)
+            else:
+                for reviewed in self.review.take(item):
+                    self._give(reviewed, part)
+
+    def flush(self, part: RouterOutputs) -> None:
+        """Add all that waits, of every answer: the stream was lost."""
+        for index in range(self.request.search.n):
+            part.deltas += self.stream.end(index)
+
+    def _give(self, item: Piece | AnswerEnded, part: RouterOutputs) -> None:
+        if isinstance(item, AnswerEnded):
+            part.deltas += self.stream.end(item.answer)
+            part.ended.append(
+                ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
+            )
+        # Tokens without text are in the usage; nobody reads an empty delta.
+        elif item.text or item.call or item.logprobs or item.token_ids:
+            delta = self.stream.add(item)
+            if delta is not None:
+                part.deltas.append(delta)
+
+    def log_end(self, end: JobFinished | JobFailed) -> None:
+        """Log how it ended."""
+        request_id = self.request.request_id
+        match end:
+            case JobFinished(_, usage, timings):
+                log.info(
+                    "stream.finished",
+                    request_id=request_id,
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    queue_s=round(timings.queue_s, 4),
+                    prefill_s=round(timings.prefill_s, 4),
+                    decode_s=round(timings.decode_s, 4),
+                )
+            case JobFailed(_, code, _):
+                log.warning("stream.failed", request_id=request_id, code=code)
+
+    def log_cancelled(self, step: int) -> None:
+        """Log that it was cancelled before it had a job."""
+        log.info(
+            "stream.cancelled",
+            request_id=self.request.request_id,
+            where="queued",
+            step_at_cancel=step,
+            step_when_freed=step,
+        )

@@ -1,0 +1,1 @@
+"""Prompts from conversations: chat templates, rendered in a process of their own."""

@@ -1,0 +1,116 @@
+"""Chat templates as transformers renders them, without importing it: 20 MB in place of 60, and
+50 ms in place of 0.8 s. In the renderer's process; Jinja and the standard library alone.
+
+A template may call what ``transformers.utils.chat_template_utils`` gives it, in the same sandbox,
+and says the same where it fails. ``tests/engine/model/test_chat_template.py`` holds one against the
+other.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+def render(source: str, variables: Mapping[str, Any]) -> str:
+    """Return what a template makes of its variables. May raise anything: a template is code."""
+    return _compiled(source).render(**variables)
+
+
+class _Generation(Extension):
+    """``{% generation %}``: marks what the model wrote, for those who train it. A block like a
+    macro's, so that what is set in it stays in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own form of it.
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Take the block for a call, as of a macro."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Dict:
+    """``dict`` for templates, with nothing to reach into."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """As Python's own."""
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """``namespace`` for templates, which may not have names of Python's inner workings."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `self` is no name of a parameter, so that a template may give it.
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            "Chat templates cannot store underscore-prefixed attributes on a namespace, but got "
+            f"{name!r}. Please rename the attribute."
+        )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes what HTML would take for marks.
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment.from_string(source)

@@ -1,0 +1,65 @@
+"""Tools for templates that know none: put into words, in the form that Hermes began. Pure.
+
+The words are ours, the form is the one that models most often have seen in training, and the
+one that the JSON form of :mod:`lmx.worker.formats.forms` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmx.worker.templates.history import Message
+
+
+def with_tools_in_words(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """Return the messages with calls and results as text, and the tools in the system message.
+
+    The results of calls that stand one after the other are one message of the user's: many
+    templates want user and assistant to take turns.
+    """
+    result: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if result and result[-1].get("tool_result"):
+                result[-1]["content"] += "\n" + text
+            else:
+                result.append({"role": "user", "content": text, "tool_result": True})
+        elif "tool_calls" in message:
+            calls = [_call(call["function"]) for call in message["tool_calls"]]
+            texts = [message["content"], *calls] if message["content"] else calls
+            kept = {key: value for key, value in message.items() if key != "tool_calls"}
+            result.append(kept | {"content": "\n".join(texts)})
+        else:
+            result.append(dict(message))
+    for message in result:
+        message.pop("tool_result", None)
+    return _instructed(result, tools) if tools else result
+
+
+def _instructed(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = (
+        "You can call functions. Their signatures, as JSON, one on a line:\n"
+        f"<tools>\n{listed}\n</tools>\n"
+        "To call a function, answer with its name and its arguments as a JSON object:\n"
+        '<tool_call>\n{"name": "the name", "arguments": {"parameter": "value"}}\n</tool_call>\n'
+        "Give one such block for each call. The results come in <tool_response> blocks. "
+        "Answer in plain words when no function is needed."
+    )
+    if messages and messages[0]["role"] == "system":
+        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}".lstrip()}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'

@@ -1,0 +1,105 @@
+"""``python -m lmx.worker.templates.render_main``: renders chat templates for one worker, on
+stdin's socket.
+
+A process of its own, because a template is code that came with a model: it may go on for ever or
+fill the memory, and nothing but the end of its process stops it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from lmx.worker.templates.environment import render
+from lmx.worker.templates.render_wire import (
+    REPLY_HEAD,
+    REQUEST_HEAD,
+    Outcome,
+    RenderRequest,
+    decode_request,
+)
+
+_LONGEST_REASON: Final = 2000
+
+
+def main() -> None:
+    """Answer until the worker is gone. One argument: how many bytes it may take."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _limit_memory(int(sys.argv[1]))
+    # Either says that the worker is gone.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve()
+
+
+def _serve() -> None:
+    with socket.socket(fileno=0) as worker:
+        while (head := _read(worker, REQUEST_HEAD.size)) is not None:
+            payload = _read(worker, *REQUEST_HEAD.unpack(head))
+            if payload is None:
+                return
+            request = decode_request(payload)
+            del payload
+            # Its default is to end the process, also inside a call that never comes back to Python.
+            # The worker does that itself, unless it has ended meanwhile.
+            signal.setitimer(signal.ITIMER_REAL, request.timeout_s)
+            outcome, data = _render(request)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            worker.sendall(REPLY_HEAD.pack(outcome, len(data)))
+            worker.sendall(data)
+
+
+def _render(request: RenderRequest) -> tuple[Outcome, bytes]:
+    try:
+        data = _encoded(render(request.source, request.variables))
+    except MemoryError:
+        return Outcome.OUT_OF_MEMORY, b""
+    except Exception as error:
+        # A template is code of the model's, fed with a stranger's values: it may raise anything.
+        return Outcome.REFUSED, str(error)[:_LONGEST_REASON].encode(errors="replace")
+    if len(data) > request.most_bytes:
+        return Outcome.TOO_LONG, str(len(data)).encode()
+    return Outcome.TEXT, data
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # The arguments of a call may have half of a surrogate pair, as an escape: no tokenizer
+        # takes it.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _limit_memory(most_bytes: int) -> None:
+    """Have what goes beyond fail at once. macOS takes such a limit and does not keep it: there the
+    worker looks after it."""
+    if sys.platform != "linux":
+        return
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return  # A sandbox without /proc: the worker's eye is left.
+    limit_bytes = pages * resource.getpagesize() + most_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+
+def _read(worker: socket.socket, length: int) -> bytearray | None:
+    """Return so many bytes, None when the worker is gone."""
+    data = bytearray(length)
+    rest = memoryview(data)
+    while rest.nbytes:
+        count = worker.recv_into(rest)
+        if not count:
+            return None
+        rest = rest[count:]
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Text from tokens, and JSON found in text."""

@@ -1,0 +1,242 @@
+"""Text that arrives in pieces, for parsers that are written as if it were all there.
+
+The parts of one answer: what is content, what is reasoning, what is a tool call.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from lmx.protocol.messages.data import ToolCallPart
+from lmx.protocol.states import DeltaKind
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Yields when it needs more text than has come; returns its result."""
+
+
+def discard(_: str) -> None:
+    """Take text that nobody wants."""
+
+
+class TextFeed:
+    """A buffer that is read from its front; every reader is a generator (:data:`Steps`).
+
+    No reader gives out anything before it is certain, so that results don't depend on how the
+    text is cut. After ``mark`` the text that is read is kept, to be had again by ``marked``.
+    """
+
+    __slots__ = ("_at", "_mark", "_text", "ended")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._mark: int | None = None
+        self.ended = False
+
+    def add(self, text: str) -> None:
+        """Add to the end."""
+        keep = self._at if self._mark is None else self._mark
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        if self._mark is not None:
+            self._mark = 0
+
+    @property
+    def rest(self) -> str:
+        """What has come and is not read yet."""
+        return self._text[self._at :]
+
+    def take(self, length: int) -> str:
+        """Read so many characters, which must have come."""
+        self._at += length
+        return self._text[self._at - length : self._at]
+
+    def untake(self, length: int) -> None:
+        """Put back the marker that was read last, which is all that certainly is still here."""
+        self._at -= length
+
+    def mark(self, length: int = 0) -> None:
+        """Keep from here, or from ``length`` characters before, which were just read."""
+        self._mark = self._at - length
+
+    def unmark(self) -> None:
+        """Keep nothing any more."""
+        self._mark = None
+
+    def marked(self) -> str:
+        """Return the text that was read since ``mark``, and keep it no longer; "" unmarked."""
+        start, self._mark = self._mark, None
+        return "" if start is None else self._text[start : self._at]
+
+    def rewind(self) -> None:
+        """Go back to where it was marked, and keep nothing any more."""
+        if self._mark is not None:
+            self._at, self._mark = self._mark, None
+
+    def char(self) -> Steps[str]:
+        """Return the next character without reading it, "" at the end."""
+        while self._at == len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def skip(self, characters: str | None = None) -> Steps[None]:
+        """Read as many of these characters as come; None: white space."""
+        while True:
+            rest = self.rest
+            self._at += len(rest) - len(rest.lstrip(characters))
+            if self._at < len(self._text) or self.ended:
+                return
+            yield
+
+    def starts(self, markers: Sequence[str]) -> Steps[str | None]:
+        """Read and return the marker that comes next, None for anything else."""
+        while True:
+            rest = self.rest
+            for marker in markers:
+                if rest.startswith(marker):
+                    self._at += len(marker)
+                    return marker
+            if self.ended or not any(marker.startswith(rest) for marker in markers):
+                return None
+            yield
+
+    def until(
+        self, markers: Sequence[str], give: Callable[[str], Any], whole: bool = True
+    ) -> Steps[str | None]:
+        """Give the text before the first marker, piece by piece; read and return the marker.
+
+        None: the text ended. Of markers that begin in one place the longest counts. Without
+        ``whole`` the beginning of a marker with which the text ends is not given.
+        """
+        # Most text has none of the markers' first characters.
+        heads = re.compile("[" + re.escape("".join({marker[0] for marker in markers})) + "]")
+        while True:
+            end, marker = len(self._text), ""
+            if heads.search(self._text, self._at):
+                end, marker = self._first(markers)
+                if not (self.ended and whole):
+                    begun = min(_beginning(self._text, self._at, marker) for marker in markers)
+                    if begun <= end:
+                        end, marker = begun, ""
+            if end > self._at:
+                give(self._text[self._at : end])
+                self._at = end
+            if marker:
+                self._at += len(marker)
+                return marker
+            if self.ended:
+                self._at = len(self._text)
+                return None
+            yield
+
+    def _first(self, markers: Sequence[str]) -> tuple[int, str]:
+        best, best_marker = len(self._text), ""
+        for marker in markers:
+            at = self._text.find(marker, self._at)
+            if at >= 0 and (at < best or (at == best and len(marker) > len(best_marker))):
+                best, best_marker = at, marker
+        return best, best_marker
+
+
+def _beginning(text: str, start: int, marker: str) -> int:
+    """Return where an incomplete ``marker`` begins at the end of ``text``, else its length."""
+    size = len(text)
+    at = text.find(marker[0], max(start, size - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return at
+        at = text.find(marker[0], at + 1)
+    return size
+
+
+class Part(NamedTuple):
+    """Text of one kind. ``call`` says which tool call the text is an argument fragment of."""
+
+    kind: DeltaKind
+    text: str
+    call: ToolCallPart | None = None
+
+
+class PartSink:
+    """Collects the parts of one answer and numbers its calls.
+
+    ``kind`` is where the text is now: text that is held back because it may still be content
+    (a JSON object that may be a call) counts as content. Without ``parallel`` all is dropped
+    that comes after the first call. Not concerned with how text is parsed.
+    """
+
+    __slots__ = ("_dropping", "_index", "_parallel", "_parts", "kind", "names", "tools")
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]], parallel: bool) -> None:
+        self._parallel = parallel
+        self._dropping = False
+        self.tools = [_plain(tool) for tool in tools]
+        self.names = frozenset(tool["function"]["name"] for tool in self.tools)
+        self.kind = DeltaKind.CONTENT
+        self._index = -1
+        self._parts: list[Part] = []
+
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._index + 1
+
+    def content(self, text: str) -> None:
+        """Add text that is for the reader."""
+        self._add(Part(DeltaKind.CONTENT, text))
+
+    def reasoning(self, text: str) -> None:
+        """Add text that the model thinks."""
+        self._add(Part(DeltaKind.REASONING, text))
+
+    def begin_call(self, name: str) -> None:
+        """Begin the next call; ``arguments`` follow."""
+        self.kind = DeltaKind.TOOL_CALL
+        if self._index >= 0 and not self._parallel:
+            self._dropping = True
+            return
+        self._index += 1
+        call = ToolCallPart(self._index, f"call_{secrets.token_hex(12)}", name)
+        self._parts.append(Part(DeltaKind.TOOL_CALL, "", call))
+
+    def arguments(self, text: str) -> None:
+        """Add to the arguments of the call that was begun last."""
+        self._add(Part(DeltaKind.TOOL_CALL, text, ToolCallPart(self._index)))
+
+    def take(self) -> list[Part]:
+        """Return what has come since the last time."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _add(self, part: Part) -> None:
+        only_call = self._index >= 0 and not self._parallel
+        if not part.text or self._dropping or (only_call and part.kind is not DeltaKind.TOOL_CALL):
+            return
+        last = self._parts[-1] if self._parts else None
+        if last is not None and last.kind is part.kind and _index(last) == _index(part):
+            self._parts[-1] = last._replace(text=last.text + part.text)
+        else:
+            self._parts.append(part)
+
+
+def _index(part: Part) -> int | None:
+    return part.call.index if part.call else None
+
+
+def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tool with what the family parsers read, which not all take for optional. What
+    is no schema (``"properties": [1]``) tells them nothing: it is checked only for enforcing."""
+    function = tool["function"]
+    parameters = dict(function.get("parameters") or {})
+    properties = parameters.get("properties")
+    parameters["properties"] = dict(properties) if isinstance(properties, dict) else {}
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "parameters": parameters},
+    }
