@@ -27,7 +27,7 @@ from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
 from lmx.worker.service.failures import load_failure
 from lmx.worker.service.generations import Generations
-from lmx.worker.service.heartbeat import VitalSigns
+from lmx.worker.service.heartbeat import Heartbeat
 from lmx.worker.service.prompt_thread import PromptThread
 from lmx.worker.service.tasks import Tasks
 
@@ -63,7 +63,7 @@ class WorkerLife:
         self._work = Tasks(self._generations, prompts, self._data.send, self._became_idle)
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
         self._engine = EngineThread(lambda: make_engine(spec), limits, self, self._loop)
-        self._signs = VitalSigns(spec, self._engine, self._generations, self._work)
+        self._signs = Heartbeat(spec, self._engine, self._generations, self._work)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:

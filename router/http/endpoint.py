@@ -30,14 +30,13 @@ class Endpoint:
     """One method on one path, for the application and for its description in OpenAPI.
 
     ``path`` is aiohttp's (``/v1/models/{id:.+}``). ``request`` and ``query`` are the models that
-    the body and the query are validated by. ``answer`` is the shape of a 200's body: a model, or
-    a type that pydantic can describe; None: not JSON, but of the kind ``media``. ``streams``: the
+    the body and the query are validated by. ``answer`` is the shape of a 200's body: a model, or a
+    type that pydantic can describe; None: not JSON, but of the kind ``media``. ``streams``: the
     answer is, or may be, a stream of server-sent events, whose data are of the shape ``event``.
-    ``status``: of an answer that is well. ``unwell``: with which the same answer comes when things
-    are not. ``errors``: what it can refuse beside what every route of its access and request can.
-    ``quiet``: it is polled all day, or followed for as long, so it is logged at debug level and not
-    counted.
-    """
+    ``status``: of an answer that is well. ``degraded_status``: with which the same answer comes
+    when things are not. ``errors``: what it can refuse beside what every route of its access and
+    request can. ``quiet``: it is polled all day, or followed for as long, so it is logged at debug
+    level and not counted."""
 
     method: str
     path: str
@@ -52,7 +51,7 @@ class Endpoint:
     streams: bool = False
     event: Any = None
     status: int = 200
-    unwell: int | None = None
+    degraded_status: int | None = None
     errors: tuple[ErrorCode, ...] = ()
     quiet: bool = False
 

@@ -35,7 +35,7 @@ INTERVAL_S: Final = 1.0
 
 
 @asynccontextmanager
-async def telling(
+async def with_wait_comments(
     events: EventStream, news: Callable[[], str | None], ping_interval_s: float
 ) -> AsyncIterator[None]:
     """Open the stream and write comments while the block waits for a model.
@@ -185,7 +185,7 @@ async def answer_stream(
     try:
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(job)
-            async with telling(
+            async with with_wait_comments(
                 events, lambda: services.room.news(job.live.model_id), ping_interval_s
             ):
                 source = await job.begin(until_sent, opening)

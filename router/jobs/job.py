@@ -22,12 +22,12 @@ from lmx.router.http.request_record import Record
 from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState, RequestKind, began_s
 from lmx.router.jobs.records import JobRow, JobState
 from lmx.router.jobs.store import JobStore
-from lmx.router.rendering.accumulator import Gathering
+from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.chunks import ChoiceShape, with_prompt_ids
 from lmx.router.rendering.envelope import (
-    Clocked,
     Form,
     Identity,
+    RouterTimings,
     fingerprint,
     head_object,
     timings_object,
@@ -83,7 +83,7 @@ class Job:
         self.answer = b""
         self.warnings: tuple[str, ...] = ()
         self._prompt_ids: Sequence[Sequence[int]] = ()
-        self.clocked = Clocked(0.0, 0.0, 0.0)
+        self.clocked = RouterTimings(0.0, 0.0, 0.0)
         self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
         record.job_id = identity.completion_id
         self._live = live
@@ -91,7 +91,7 @@ class Job:
         self._version = version
         self._shape = shape
         self._kept = replace(form, logprobs=False) if form.logprobs and record.stream else form
-        self._made = self.live.made = Gathering(form.choices, logprobs=self._kept.logprobs)
+        self._made = self.live.made = Accumulator(form.choices, logprobs=self._kept.logprobs)
         self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None
@@ -187,7 +187,7 @@ class Job:
         record.decode_s = finished.timings.decode_s
         total_s = time.monotonic() - record.started_at
         first_token_s = total_s if record.ttft_s is None else record.ttft_s
-        self.clocked = Clocked(total_s, first_token_s, source.load_s, self.form.choices)
+        self.clocked = RouterTimings(total_s, first_token_s, source.load_s, self.form.choices)
         usage, timings = usage_object(finished.usage), timings_object(finished, self.clocked)
         self.answer = orjson.dumps(self._whole(usage, timings))
         self._finished = True

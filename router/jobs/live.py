@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.request_record import Record
-from lmx.router.rendering.accumulator import Gathering
+from lmx.router.rendering.accumulator import Accumulator
 
 _T = TypeVar("_T")
 
@@ -58,7 +58,7 @@ class LiveRequest:
     state: LiveState = LiveState.WAITING
     queue_position: int | None = None
     prompt_tokens: int | None = None
-    made: Gathering | None = None
+    made: Accumulator | None = None
     detached: bool = False
     error: LmxError | None = None
     """What it was cancelled with."""

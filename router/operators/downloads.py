@@ -29,7 +29,7 @@ from lmx.router.http.body import read_object
 from lmx.router.http.errors import error_body, rejection
 from lmx.router.http.responses import json_answer, json_array
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import Following
+from lmx.router.operators.live_stream import LiveStream
 from lmx.router.rendering.chunks import error_event
 from lmx.router.schema.answers.admin import (
     AvailableAnswer,
@@ -207,7 +207,7 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
 
 
 async def _follow(services: Services, stream: EventStream, view: DownloadView) -> None:
-    following, sent = Following(services, stream), b""
+    following, sent = LiveStream(services, stream), b""
     while True:
         event = progress_event(view)
         if event != sent:

@@ -13,7 +13,7 @@ from lmx.protocol.errors import GenerationError
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.events import event_object
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import Following
+from lmx.router.operators.live_stream import LiveStream
 from lmx.router.schema.requests.operators import EventsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -62,7 +62,7 @@ async def _send(
     follow: bool,
 ) -> None:
     wait_s = min(_LOOK_S, services.spec.ping_interval_s)
-    following = Following(services, stream)
+    following = LiveStream(services, stream)
     while True:
         if found:
             await following.send(b"".join(map(_event, found)))

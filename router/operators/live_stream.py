@@ -8,7 +8,7 @@ from lmx.router.http.sse import EventStream
 from lmx.router.services import Services
 
 
-class Following:
+class LiveStream:
     """Knows since when a stream is silent. Opens and ends no stream."""
 
     def __init__(self, services: Services, stream: EventStream) -> None:

@@ -22,7 +22,7 @@ from aiohttp import web
 from lmx.protocol.errors import GenerationError
 from lmx.protocol.host.log_files import process_log, rotated, worker_log
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import Following
+from lmx.router.operators.live_stream import LiveStream
 from lmx.router.schema.requests.operators import LogsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -182,7 +182,7 @@ async def _send(
     *,
     follow: bool,
 ) -> None:
-    following = Following(services, stream)
+    following = LiveStream(services, stream)
     while True:
         for begin in range(0, len(lines), _LINES_AT_ONCE):
             await following.send(_events(lines[begin : begin + _LINES_AT_ONCE]))

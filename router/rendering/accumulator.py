@@ -25,7 +25,7 @@ class GatheredCall:
 
 
 @dataclass(slots=True)
-class GatheredChoice:
+class AccumulatedChoice:
     """One choice. ``calls`` are in the order of their beginnings."""
 
     content: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class GatheredChoice:
             self.reasoning.append(delta.text)
 
 
-class Gathering:
+class Accumulator:
     """All answers of one request, as they come.
 
     On the hot path of every stream: taking is an append to a list, and what deltas mean is looked
@@ -61,7 +61,7 @@ class Gathering:
 
     def __init__(self, answers: int, *, logprobs: bool) -> None:
         self._logprobs = logprobs
-        self._choices = [GatheredChoice() for _ in range(answers)]
+        self._choices = [AccumulatedChoice() for _ in range(answers)]
         self._deltas: list[Delta] = []
         self._tokens = 0
 
@@ -78,7 +78,7 @@ class Gathering:
         return self._tokens
 
     @property
-    def choices(self) -> list[GatheredChoice]:
+    def choices(self) -> list[AccumulatedChoice]:
         """What there is of each answer."""
         self._fold()
         return self._choices

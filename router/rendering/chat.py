@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind
-from lmx.router.rendering.accumulator import GatheredCall, GatheredChoice
+from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.envelope import Form, end_object
 from lmx.router.rendering.logprobs import chat_logprobs
 
@@ -49,7 +49,7 @@ class ChatShape:
         """Return the choice that says why it ended."""
         return _chunk(fact.index, {}) | end_object(fact, self._form)
 
-    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
         """Return a choice that does not stream."""
         text = "".join(gathered.content)
         message: dict[str, Any] = {

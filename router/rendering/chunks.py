@@ -11,11 +11,11 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Usage
 from lmx.protocol.states import DeltaKind
 from lmx.router.http.errors import error_body
-from lmx.router.rendering.accumulator import GatheredChoice
+from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.envelope import (
-    Clocked,
     Form,
     Identity,
+    RouterTimings,
     head_object,
     timings_object,
     usage_object,
@@ -57,7 +57,7 @@ class ChoiceShape(Protocol):
     def end(self, fact: ChoiceEnded) -> dict[str, Any]:
         """Return the choice that says why it ended."""
 
-    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
         """Return a choice that does not stream."""
 
 
@@ -153,7 +153,7 @@ class ChunkWriter:
                 self._last_end = chunk
         return b"".join(pieces)
 
-    def last(self, finished: Finished, clocked: Clocked) -> bytes:
+    def last(self, finished: Finished, clocked: RouterTimings) -> bytes:
         """Return the last choice's finish reason, and the usage chunk where one is asked for.
 
         The timings, and the warnings, are in whichever comes last.

@@ -22,7 +22,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocked:
+class RouterTimings:
     """What the router measured, in seconds from the request's arrival; ``load_s`` is how long
     the model was waited for. ``answers``: how many were made at once."""
 
@@ -87,7 +87,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def timings_object(finished: Finished, clocked: Clocked) -> dict[str, float]:
+def timings_object(finished: Finished, clocked: RouterTimings) -> dict[str, float]:
     """Return where the time went, in seconds. ``tokens_per_s`` counts the tokens after each
     answer's first, over the time they took; 0 when there was none. Where tokens were guessed ahead:
     how many, and how many and what share of them were right."""

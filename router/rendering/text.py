@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta
-from lmx.router.rendering.accumulator import GatheredChoice
+from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.envelope import Form, end_object
 from lmx.router.rendering.logprobs import TextLogprobs
 
@@ -43,7 +43,7 @@ class TextShape:
         """Return the choice that says why it ended."""
         return _choice(fact.index, "") | end_object(fact, self._form)
 
-    def whole(self, fact: ChoiceEnded, gathered: GatheredChoice) -> dict[str, Any]:
+    def whole(self, fact: ChoiceEnded, gathered: AccumulatedChoice) -> dict[str, Any]:
         """Return a choice that does not stream."""
         choice = _choice(fact.index, "".join(gathered.content)) | end_object(fact, self._form)
         if self._form.logprobs:

@@ -111,7 +111,7 @@ def administration() -> Iterator[Endpoint]:
     use, tag = Access.ADMIN, "Administration"
     yield Endpoint(
         "GET", "/admin/health", admin_health, Access.OPEN, "Health", "Whether all is well",
-        answer=HealthAnswer, unwell=503, quiet=True,
+        answer=HealthAnswer, degraded_status=503, quiet=True,
     )  # fmt: skip
     yield Endpoint(
         "GET", "/admin/status", admin_status, use, tag, "Show how lmx is", answer=StatusAnswer
@@ -291,7 +291,7 @@ def _operation() -> Iterator[Endpoint]:
     for path in ("/health", "/v1/health", "/status"):
         yield Endpoint(
             "GET", path, health, Access.OPEN, "Health", "Whether lmx can serve",
-            answer=ServerHealth, unwell=503, quiet=True,
+            answer=ServerHealth, degraded_status=503, quiet=True,
         )  # fmt: skip
     yield Endpoint(
         "GET", "/metrics", metrics, Access.LOCAL, "Metrics", "For Prometheus", quiet=True

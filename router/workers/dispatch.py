@@ -30,8 +30,8 @@ from lmx.router.workers.links import WorkerLinks
 from lmx.router.workers.stream import Batch, WorkerStream
 from lmx.router.workers.task import TaskAnswer, WorkerTask
 
-SAID_NOTHING: Final = frozenset({ErrorCode.WORKER_LOST})
-ENDED: Final = SAID_NOTHING | {
+RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
+RETRY_IF_DIED: Final = RETRY_IF_LOST | {
     ErrorCode.WORKER_CRASHED,
     ErrorCode.WORKER_HUNG,
     ErrorCode.WORKER_KILLED,
@@ -171,7 +171,7 @@ class Dispatcher:
             lambda instance: self._submit(instance, request, until_s),
             "generation.retried",
             # An attempt ends as soon as the request was taken.
-            ENDED,
+            RETRY_IF_DIED,
         )
         generation = Generation(link, stream, accepted, load_s)
         try:
@@ -236,7 +236,7 @@ class TaskDispatcher:
             lambda instance: self._perform(instance, task),
             "task.retried",
             # An attempt is the whole task: what ended its worker may be the task itself.
-            SAID_NOTHING,
+            RETRY_IF_LOST,
         )
         return answer
 

@@ -15,7 +15,7 @@ from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.cli.without_supervisor import kill_worker
 from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
 from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
-from lmx.supervisor.sockets.client import ControlClient, SteadyClient, not_running
+from lmx.supervisor.sockets.client import ControlClient, ReconnectingClient, not_running
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
 
@@ -233,7 +233,10 @@ def _wait_for(home: Home, model: str, until: Callable[[dict[str, Any]], bool]) -
     is on its way, so ``until`` has to be satisfied by those in which it is not. A model that
     waits for memory waits as long as the person at the terminal does.
     """
-    with SteadyClient(home, answered=True) as client, LoadProgress(make_console()) as progress:
+    with (
+        ReconnectingClient(home, answered=True) as client,
+        LoadProgress(make_console()) as progress,
+    ):
         while True:
             status = client.status()
             if status is not None:
@@ -260,7 +263,7 @@ def _poll_status(
 ) -> dict[str, Any] | None:
     """Return the first status that satisfies ``until``, None if there is none in time."""
     deadline_s = time.monotonic() + limit_s
-    with SteadyClient(home, _AWAY_S, answered=True) as client:
+    with ReconnectingClient(home, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:
             status = client.status()
             if status is not None and until(status):

@@ -14,7 +14,7 @@ from lmx.supervisor.decisions.restart import FailureRecord
 from lmx.supervisor.decisions.worker import DrainAsked
 
 
-class Remodel:
+class ApplyConfig:
     """Changes the slots in place: one pass, after which they are in the configuration's order,
     and removed ones that still have a worker come last."""
 
@@ -62,7 +62,7 @@ class Remodel:
         if slot.worker is not None:
             self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
             return
-        self._life.put_down(slot, SlotState.COLD)
+        self._life.park(slot, SlotState.COLD)
         del self._slots[slot.model.id]
 
     def _respawn(self, slot: Slot, model: ModelConfig, now_s: float) -> None:
@@ -77,7 +77,7 @@ class Remodel:
             return
         if slot.state is SlotState.HELD:
             return
-        self._life.put_down(slot, SlotState.COLD)
+        self._life.park(slot, SlotState.COLD)
         if slot.wanted:
             self._life.begin(slot, now_s)
 

@@ -21,9 +21,9 @@ from lmx.supervisor.config.diff import ModelChanges
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.core.actions import Actions
-from lmx.supervisor.core.apply_config import Remodel
-from lmx.supervisor.core.inspect_files import look_at
-from lmx.supervisor.core.operator_commands import OperatorWishes
+from lmx.supervisor.core.apply_config import ApplyConfig
+from lmx.supervisor.core.inspect_files import inspect_files
+from lmx.supervisor.core.operator_commands import OperatorCommands
 from lmx.supervisor.core.placer import Placer, positions
 from lmx.supervisor.core.slot import MAX_WAITERS, Asker, Slot, Waiter
 from lmx.supervisor.core.slot_life import SlotLife
@@ -69,7 +69,7 @@ class Core:
         self._placer = Placer(
             self.slots, ledger, self._life, actions, config.memory, Groups(config.groups)
         )
-        self.operator = OperatorWishes(self._life, self._placer, actions, self._pins, self.want)
+        self.operator = OperatorCommands(self._life, self._placer, actions, self._pins, self.want)
         self._public = PublicState(actions, epoch)
         self._unread: set[str] = set()
         self._take_names()
@@ -77,7 +77,7 @@ class Core:
             slot.pinned = self._pins.get(slot.model.id, slot.model.pinned)
             if slot.model.id in held:
                 slot.held, slot.state = True, SlotState.HELD
-            look_at(slot, actions)
+            inspect_files(slot, actions)
         self._kept_holds = self._holds()
 
     def slot(self, name: str) -> Slot:
@@ -140,7 +140,7 @@ class Core:
         if slot is None or not slot.take_waiters_of(identity):
             return
         if slot.state is SlotState.QUEUED and slot.asked_at_s(now_s) is None:
-            self._life.put_down(slot, SlotState.COLD)
+            self._life.park(slot, SlotState.COLD)
             slot.wanted = False
             detail = "the requests that waited for it have left: its next one loads it"
             self._actions.note("model.stays_cold", slot.model.id, detail)
@@ -186,7 +186,7 @@ class Core:
             ask = KillAsked if at_once else StopAsked
             self._life.step(slot, ask(ExitCause.SHUTDOWN, detail), now_s)
         if slot.state in (SlotState.FETCHING, SlotState.QUEUED):
-            self._life.put_down(slot, SlotState.COLD)
+            self._life.park(slot, SlotState.COLD)
         self._life.failures.deny_waiters(slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail))
 
     def reconfigure(self, config: Config, changes: ModelChanges, now_s: float) -> None:
@@ -196,14 +196,14 @@ class Core:
         self.config = config
         self._life.configure(config)
         self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
-        Remodel(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
+        ApplyConfig(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
         self._take_names()
         anew = (*changes.added, *changes.respawned, *changes.touched)
         for slot in self._configured():
             if slot.state is SlotState.QUEUED and (planned_anew or slot.model.id in anew):
                 self._life.enqueue(slot, now_s)
             elif planned_anew or slot.model.id in anew:
-                look_at(slot, self._actions)
+                inspect_files(slot, self._actions)
         self._placer.place(now_s)
 
     # Facts.
@@ -343,7 +343,7 @@ class Core:
             return
         if slot.worker is None and slot.state is not SlotState.QUEUED:
             slot.path = None
-        look_at(slot, self._actions)
+        inspect_files(slot, self._actions)
 
     def tick(self, now_s: float, paused_s: float) -> None:
         """Let time pass: deadlines of workers, backoffs, waiting requests, idle models."""

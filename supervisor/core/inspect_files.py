@@ -21,7 +21,7 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
     )
 
 
-def look_at(slot: Slot, actions: Actions) -> None:
+def inspect_files(slot: Slot, actions: Actions) -> None:
     """Have the model's files read, as they are on this machine now. Until that is done, what was
     read of the same model before holds."""
     path = actions.local_path(slot.model)

@@ -18,7 +18,7 @@ from lmx.supervisor.decisions.restart import FailureRecord
 from lmx.supervisor.decisions.worker import DrainAsked, KillAsked, Worker
 
 
-class OperatorWishes:
+class OperatorCommands:
     """Part of the core: each method takes one wish to its end. ``pins``: what operators pinned
     and unpinned, the core's; ``want`` is the core's too."""
 
@@ -56,7 +56,7 @@ class OperatorWishes:
             self._placer.place(now_s)
             return
         if slot.state is SlotState.QUEUED:
-            self._life.put_down(slot, SlotState.COLD)
+            self._life.park(slot, SlotState.COLD)
         self.load(slot, now_s)
 
     def unload(self, slot: Slot, now_s: float) -> None:
@@ -68,7 +68,7 @@ class OperatorWishes:
             self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
         elif slot.state not in (SlotState.QUARANTINED, SlotState.HELD):
             # Those two are down already, and only `load`, `restart` and `reset` forgive them.
-            self._life.put_down(slot, SlotState.COLD)
+            self._life.park(slot, SlotState.COLD)
         self._placer.place(now_s)
 
     def restart(self, slot: Slot, now_s: float) -> None:
@@ -101,7 +101,7 @@ class OperatorWishes:
             detail = "an operator drained the model"
             self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
         else:
-            self._life.put_down(slot, SlotState.HELD)
+            self._life.park(slot, SlotState.HELD)
         self._placer.place(now_s)
 
     def reset(self, slot: Slot, now_s: float) -> None:

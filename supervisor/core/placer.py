@@ -25,8 +25,8 @@ from lmx.supervisor.decisions.placement_view import (
     Evict,
     Expire,
     Groups,
+    PlacementView,
     Resident,
-    Scene,
     Stage,
     Start,
     Waiting,
@@ -54,10 +54,10 @@ def scene_of(
     groups: Groups,
     pressure: MemoryPressure,
     now_s: float,
-) -> Scene:
+) -> PlacementView:
     """Return what placement sees of the slots."""
     slots = list(slots)
-    return Scene(
+    return PlacementView(
         waiting=tuple(_queued(slots, now_s)),
         residents=tuple(
             _resident(slot, slot.worker, ledger, memory)

@@ -157,7 +157,7 @@ class SlotLife:
             restarts=slot.restarts,
         )  # fmt: skip
 
-    def put_down(self, slot: Slot, state: SlotState) -> None:
+    def park(self, slot: Slot, state: SlotState) -> None:
         """Leave a slot that has no worker in a state in which nothing happens."""
         if slot.state is SlotState.FETCHING:
             self._actions.stop_fetch(slot.model.id)

@@ -29,15 +29,15 @@ from lmx.supervisor.decisions.placement_view import (
     Drop,
     Evict,
     Expire,
+    PlacementView,
     Resident,
-    Scene,
     Stage,
     Start,
     Waiting,
 )
 
 
-def why_never(one: Waiting, scene: Scene) -> str | None:
+def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
     """Return why it can't be started as things stand, or None."""
     need, budget = format_bytes(one.need_bytes), format_bytes(scene.budget_bytes)
     if one.need_bytes > scene.budget_bytes:
@@ -91,7 +91,7 @@ def queue_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     )
 
 
-def decide(scene: Scene, now_s: float) -> tuple[Decision, ...]:
+def decide(scene: PlacementView, now_s: float) -> tuple[Decision, ...]:
     """Return what is to be done now. Carried out, it is decided again: nothing is left to do
     when it returns nothing."""
     decisions: list[Decision] = []
@@ -101,7 +101,9 @@ def decide(scene: Scene, now_s: float) -> tuple[Decision, ...]:
         if _expired(resident, now_s):
             decisions.append(Expire(resident.model_id))
             leaving.add(resident.model_id)
-    denials = [Deny(one.model_id, why) for one in scene.waiting if (why := why_never(one, scene))]
+    denials = [
+        Deny(one.model_id, why) for one in scene.waiting if (why := infeasible_reason(one, scene))
+    ]
     decisions += denials
     denied = {denial.model_id for denial in denials}
     waiting = [one for one in queue_order(scene.waiting) if one.model_id not in denied]
@@ -123,7 +125,7 @@ def _expired(resident: Resident, now_s: float) -> bool:
     )
 
 
-def _relief(scene: Scene, leaving: set[str], now_s: float) -> list[Resident]:
+def _relief(scene: PlacementView, leaving: set[str], now_s: float) -> list[Resident]:
     """Who goes because memory itself is short: by the machine's figures one at a time, by the
     ledger's as many as it takes."""
     idle = [
@@ -140,7 +142,7 @@ def _relief(scene: Scene, leaving: set[str], now_s: float) -> list[Resident]:
     return []
 
 
-def _coming(scene: Scene, leaving: set[str]) -> int:
+def _coming(scene: PlacementView, leaving: set[str]) -> int:
     return scene.returning_bytes + sum(
         resident.held_bytes for resident in scene.residents if resident.model_id in leaving
     )
@@ -192,7 +194,7 @@ def _suffice(ordered: Sequence[Resident], lack_bytes: int) -> list[Resident]:
 class _Queue:
     """One pass over the waiting models, with what is still free while they are served."""
 
-    def __init__(self, scene: Scene, leaving: set[str], now_s: float) -> None:
+    def __init__(self, scene: PlacementView, leaving: set[str], now_s: float) -> None:
         self._scene = scene
         self._now_s = now_s
         self._free_bytes = scene.free_bytes

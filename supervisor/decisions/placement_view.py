@@ -73,7 +73,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PlacementView:
     """All that a decision may depend on. ``free_bytes`` is negative by what is held beyond the
     budget; ``returning_bytes`` were held by workers that have exited."""
 

@@ -72,8 +72,8 @@ class WorkerMemory:
 @dataclass(frozen=True, slots=True)
 class GuardState:
     """``level``: what holds. ``calm_since_s``: since when a lower one would do. ``victim``: who
-    was asked ``asks`` times, the last time, or killed, ``at_s``; without a victim ``at_s`` is
-    when HARD began or the last victim went. ``told_others``: it was said that others fill it."""
+    was asked ``asks`` times, the last time, or killed, ``at_s``; without a victim ``at_s`` is when
+    HARD began or the last victim went. ``external_reported``: it was said that others fill it."""
 
     level: MemoryPressure = MemoryPressure.NONE
     calm_since_s: float | None = None
@@ -81,7 +81,7 @@ class GuardState:
     asks: int = 0
     killed: bool = False
     at_s: float = 0.0
-    told_others: bool = False
+    external_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class BlameOthers:
+class ReportExternalPressure:
     """The memory is full and lmx can't help it; said once until the pressure is over."""
 
     detail: str
 
 
-Decision = SetLevel | Ask | Kill | BlameOthers
+Decision = SetLevel | Ask | Kill | ReportExternalPressure
 
 
 def step(
@@ -134,9 +134,9 @@ def step(
     if level is MemoryPressure.NONE:
         return GuardState(), tuple(decisions)
     state = replace(state, level=level, calm_since_s=calm_since_s)
-    if _others_fill(reading, workers, lines) and not state.told_others:
-        state = replace(state, told_others=True)
-        decisions.append(BlameOthers(reason(reading, workers, lines)))
+    if _others_fill(reading, workers, lines) and not state.external_reported:
+        state = replace(state, external_reported=True)
+        decisions.append(ReportExternalPressure(reason(reading, workers, lines)))
     if level is not MemoryPressure.HARD:
         return state, tuple(decisions)
     if wanted_level(reading, workers, lines) is not level and not state.killed:
@@ -164,7 +164,7 @@ def wanted_level(
     over = any(worker.excess_bytes > 0 for worker in workers)
     if over and measured_bytes > lines.budget_bytes * stays:
         return MemoryPressure.HARD
-    if reading.used_share >= lines.hard - margin_share and not _is_innocent(reading, workers):
+    if reading.used_share >= lines.hard - margin_share and not _is_minor(reading, workers):
         return MemoryPressure.HARD
     if reading.used_share >= lines.soft - margin_share:
         return MemoryPressure.SOFT
@@ -258,10 +258,10 @@ def _victim(workers: Sequence[WorkerMemory]) -> WorkerMemory | None:
 
 
 def _others_fill(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> bool:
-    return reading.used_share >= lines.hard and _is_innocent(reading, workers)
+    return reading.used_share >= lines.hard and _is_minor(reading, workers)
 
 
-def _is_innocent(reading: MemoryReading, workers: Sequence[WorkerMemory]) -> bool:
+def _is_minor(reading: MemoryReading, workers: Sequence[WorkerMemory]) -> bool:
     measured_bytes = sum(worker.measured_bytes for worker in workers)
     return measured_bytes * _INNOCENT < reading.used_bytes - measured_bytes
 

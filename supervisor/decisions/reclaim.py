@@ -25,16 +25,16 @@ DEADLINE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What lmx can have, in bytes, at one moment: ``reach_bytes``: available, and what its
-    workers hold. ``loose_bytes``: what its workers may have wired less what is wired on the whole
-    machine, None where that is unknown; only its differences mean something."""
+    """What lmx can have, in bytes, at one moment: ``attainable_bytes``: available, and what its
+    workers hold. ``wired_slack_bytes``: what its workers may have wired less what is wired on the
+    whole machine, None where that is unknown; only its differences mean something."""
 
-    reach_bytes: int
-    loose_bytes: int | None = None
+    attainable_bytes: int
+    wired_slack_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class ExitedWorker:
     """A worker that ended. ``held_bytes``: what it held lately of what was reserved for it.
     ``before``: as it was before its end. ``missing_bytes``: what was told of it, None while it is
     waited for. ``footprint_bytes``: all that it held lately. ``begun_at_s``: when it was sent to
@@ -84,7 +84,7 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """So much of its memory is missing: for the first time, or less than was told before. With
-    0 the departure is over."""
+    0 all of it is back."""
 
     missing_bytes: int
 
@@ -98,35 +98,35 @@ def threshold_bytes(held_bytes: int) -> int:
 
 
 def judge(
-    departures: Sequence[Departure], now: Balance, now_s: float
-) -> list[tuple[Departure, Verdict]]:
-    """Judge each departure, oldest first; those returned know what was told of them."""
-    lost = _shared_out(departures, now)
+    exited_workers: Sequence[ExitedWorker], now: Balance, now_s: float
+) -> list[tuple[ExitedWorker, Verdict]]:
+    """Judge each exited worker, oldest first; those returned know what was told of them."""
+    lost = _shared_out(exited_workers, now)
     return [
-        _judge_one(departure, lost_bytes, now_s)
-        for departure, lost_bytes in zip(departures, lost, strict=True)
+        _judge_one(exited, lost_bytes, now_s)
+        for exited, lost_bytes in zip(exited_workers, lost, strict=True)
     ]
 
 
-def _judge_one(departure: Departure, lost_bytes: int, now_s: float) -> tuple[Departure, Verdict]:
-    told_bytes = departure.missing_bytes
+def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> tuple[ExitedWorker, Verdict]:
+    told_bytes = exited.missing_bytes
     if told_bytes is None:
-        if lost_bytes > 0 and now_s - departure.exited_at_s < DEADLINE_S:
-            return departure, Waiting()
+        if lost_bytes > 0 and now_s - exited.exited_at_s < DEADLINE_S:
+            return exited, Waiting()
     elif lost_bytes > 0 and told_bytes - lost_bytes < MIN_MISSING_BYTES:
-        return departure, Waiting()
-    return replace(departure, missing_bytes=lost_bytes), Settled(lost_bytes)
+        return exited, Waiting()
+    return replace(exited, missing_bytes=lost_bytes), Settled(lost_bytes)
 
 
-def _shared_out(departures: Sequence[Departure], now: Balance) -> list[int]:
+def _shared_out(exited_workers: Sequence[ExitedWorker], now: Balance) -> list[int]:
     """Return what is missing of each. A loss since an early end shows in all later figures that
-    were taken before it: the latest departures are charged first, and each byte once."""
+    were taken before it: the latest exited_workers are charged first, and each byte once."""
     charged_bytes = 0
     shares: list[int] = []
-    for departure in reversed(departures):
-        unexplained_bytes = _loss_bytes(departure.before, now) - charged_bytes
-        share_bytes = max(0, min(unexplained_bytes, departure.held_bytes))
-        if share_bytes <= threshold_bytes(departure.held_bytes):
+    for exited in reversed(exited_workers):
+        unexplained_bytes = _loss_bytes(exited.before, now) - charged_bytes
+        share_bytes = max(0, min(unexplained_bytes, exited.held_bytes))
+        if share_bytes <= threshold_bytes(exited.held_bytes):
             share_bytes = 0
         charged_bytes += share_bytes
         shares.append(share_bytes)
@@ -136,7 +136,7 @@ def _shared_out(departures: Sequence[Departure], now: Balance) -> list[int]:
 def _loss_bytes(before: Balance, now: Balance) -> int:
     """What does not come back of an ended process stays wired: a loss that is not wired too is
     another program's (seen on a busy Linux machine: 600 MiB more or less within seconds)."""
-    loss_bytes = before.reach_bytes - now.reach_bytes
-    if before.loose_bytes is None or now.loose_bytes is None:
+    loss_bytes = before.attainable_bytes - now.attainable_bytes
+    if before.wired_slack_bytes is None or now.wired_slack_bytes is None:
         return loss_bytes
-    return min(loss_bytes, before.loose_bytes - now.loose_bytes)
+    return min(loss_bytes, before.wired_slack_bytes - now.wired_slack_bytes)

@@ -18,7 +18,7 @@ from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
 from lmx.supervisor.inventory.downloads import Downloads
-from lmx.supervisor.inventory.on_disk import Doomed, Served, available, doomed, users
+from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
 from lmx.supervisor.state.home import Home
 
 _UNLOAD_S: Final = 120.0
@@ -56,9 +56,9 @@ class Deletion:
         NOT_DELETABLE."""
         target = self._target(name)
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
-        gone = doomed(target, repos, conversions)
+        gone = plan_deletion(target, repos, conversions)
         own = (target.model_id,) if isinstance(target, Served) else ()
-        if gone == Doomed() and not any(self._core.slots[each].added for each in own):
+        if gone == DeletionPlan() and not any(self._core.slots[each].added for each in own):
             raise OperationError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"{name} has no files on this machine: there is nothing to delete",
@@ -95,12 +95,12 @@ class Deletion:
         except LmxError:
             return name
 
-    def _unfinished(self, gone: Doomed) -> list[str]:
+    def _unfinished(self, gone: DeletionPlan) -> list[str]:
         if gone.repo_id is None:
             return []
         return [d.download_id for d in self._downloads.of(gone.repo_id) if d.unfinished]
 
-    def _refuse_used(self, ids: tuple[str, ...], gone: Doomed) -> None:
+    def _refuse_used(self, ids: tuple[str, ...], gone: DeletionPlan) -> None:
         """Nothing that is in use, or is about to be, loses its files."""
         used = [name for name in ids if self._is_up(name)]
         if used:

@@ -141,7 +141,7 @@ class Downloads:
                 await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
         return self._view(download)
 
-    async def came_otherwise(self, repo_id: str, revision: str | None, path: Path) -> None:
+    async def completed_elsewhere(self, repo_id: str, revision: str | None, path: Path) -> None:
         """Take that a model's load has fetched all of a repository: a download of the same that
         had failed, or had been ended, is complete by that."""
         download = self._latest((repo_id, revision or "main", None))

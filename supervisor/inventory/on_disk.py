@@ -32,7 +32,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class DeletionPlan:
     """What is to be deleted: commits of a repository, none meaning all of it, which lie in
     ``snapshots``; ``folders`` that were made from ``files``, which stay."""
 
@@ -72,9 +72,9 @@ def available(
     return tuple(sorted(found, key=lambda model: model.repo_id))
 
 
-def doomed(
+def plan_deletion(
     target: Served | str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
-) -> Doomed:
+) -> DeletionPlan:
     """Return what goes with a model, or with a name that only the disk knows.
 
     Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for what lmx did not put
@@ -86,7 +86,7 @@ def doomed(
                 return _of_repo(repo, repo.snapshots)
         for made in conversions:
             if made.path.name == target:
-                return Doomed(folders=(made.path,), files=(made.source,))
+                return DeletionPlan(folders=(made.path,), files=(made.source,))
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
             f"no model is named {target!r}, and none on this machine is: see "
@@ -100,19 +100,21 @@ def doomed(
                     of_it = [s for s in repo.snapshots if s.is_of(revision or "main")]
                     if of_it or not repo.snapshots:
                         return _of_repo(repo, of_it)
-            return Doomed()
+            return DeletionPlan()
         case GgufSource(path):
             return _of_file(target, path, repos, conversions)
         case FolderSource(path):
             raise _not_ours(target.model_id, path)
 
 
-def users(gone: Doomed, served: Iterable[Served], repos: Sequence[CachedRepo]) -> tuple[str, ...]:
+def users(
+    gone: DeletionPlan, served: Iterable[Served], repos: Sequence[CachedRepo]
+) -> tuple[str, ...]:
     """Return the models that need what is to be deleted."""
     return tuple(each.model_id for each in served if _needs(each, gone, repos))
 
 
-def _needs(served: Served, gone: Doomed, repos: Sequence[CachedRepo]) -> bool:
+def _needs(served: Served, gone: DeletionPlan, repos: Sequence[CachedRepo]) -> bool:
     match served.source:
         case HubSource(repo_id, revision):
             if repo_id != gone.repo_id:
@@ -130,10 +132,10 @@ def _lies_in(path: str, folders: Iterable[Path]) -> bool:
     return any(folder_path(path).is_relative_to(each) for each in folders)
 
 
-def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> Doomed:
+def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> DeletionPlan:
     """All of it where these are all of its snapshots: then what came of others goes as well."""
     whole = len(snapshots) == len(repo.snapshots)
-    return Doomed(
+    return DeletionPlan(
         repo.repo_id,
         () if whole else tuple(each.commit for each in snapshots),
         (repo.path,) if whole else tuple(each.path for each in snapshots),
@@ -142,7 +144,7 @@ def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> Doomed:
 
 def _of_file(
     target: Served, path: str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
-) -> Doomed:
+) -> DeletionPlan:
     file, resolved = folder_path(path), target.gguf
     assert resolved is not None
     folders = tuple(made.path for made in conversions if made.source == resolved)
@@ -150,10 +152,12 @@ def _of_file(
         for snapshot in repo.snapshots:
             if file.is_relative_to(snapshot.path):
                 gone = _of_repo(repo, [snapshot])
-                return Doomed(gone.repo_id, gone.commits, gone.snapshots, folders, (resolved,))
+                return DeletionPlan(
+                    gone.repo_id, gone.commits, gone.snapshots, folders, (resolved,)
+                )
     if not folders:
         raise _not_ours(target.model_id, path)
-    return Doomed(folders=folders, files=(resolved,))
+    return DeletionPlan(folders=folders, files=(resolved,))
 
 
 def _not_ours(model_id: str, path: str) -> OperationError:

@@ -23,15 +23,15 @@ from lmx.supervisor.decisions.ledger import Ledger, format_bytes
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.decisions.pressure import (
     Ask,
-    BlameOthers,
     Decision,
     GuardState,
     Kill,
     Lines,
+    ReportExternalPressure,
     SetLevel,
     WorkerMemory,
 )
-from lmx.supervisor.decisions.reclaim import Balance, Departure, Returned, Settled, judge
+from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, Returned, Settled, judge
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.system import (
     CGROUPS,
@@ -143,7 +143,7 @@ class MemoryWatch:
     """The state of the memory guard, of exited workers' memory and of the kernel's kills.
 
     ``memory`` and ``core`` may be replaced between ticks. One thread; nothing blocks. What is
-    missing is bounded by the machine: each departure that is kept misses half a gigabyte.
+    missing is bounded by the machine: each exited worker that is kept misses half a gigabyte.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class MemoryWatch:
         self._granted: dict[str, tuple[bool, int]] = {}
         self._held: dict[str, deque[int]] = {}
         self._balances: deque[Balance] = deque(maxlen=_SAMPLES)
-        self._departures: list[Departure] = []
+        self._exited_workers: list[ExitedWorker] = []
         self._read_at_s: float | None = None
         self._sampled_at_s: float | None = None
         self._unreadable = False
@@ -182,7 +182,7 @@ class MemoryWatch:
     def tick(self, now_s: float) -> None:
         """Let time pass. Reads the machine twice a second, more often only while an exited
         worker's bytes wait for it."""
-        awaited = any(departure.missing_bytes is None for departure in self._departures)
+        awaited = any(exited.missing_bytes is None for exited in self._exited_workers)
         pause_s = _AWAITED_READ_S if awaited else _READ_S
         if self._read_at_s is not None and now_s - self._read_at_s < pause_s:
             return
@@ -200,15 +200,15 @@ class MemoryWatch:
         self._guard_step(reading, workers, now_s)
         self._tell(workers)
         balance = _balance(reading, footprints)
-        self._judge_departures(balance, now_s)
+        self._judge_exited_workers(balance, now_s)
         self._sample(balance, footprints, now_s)
 
     def left(self, worker: Worker, reserved_bytes: int, now_s: float) -> None:
         """Begin to see whether an exited worker's memory comes back. It has left
         ``core.workers``; ``core.memory_settled`` is called from a later tick, always."""
         held_bytes = max(self._held.get(worker.instance, ()), default=0)
-        self._departures.append(
-            Departure(
+        self._exited_workers.append(
+            ExitedWorker(
                 worker.instance, worker.model_id, min(held_bytes, reserved_bytes),
                 self._usual_balance(), now_s, footprint_bytes=held_bytes,
                 begun_at_s=now_s if worker.stopping_at_s is None else worker.stopping_at_s,
@@ -244,7 +244,7 @@ class MemoryWatch:
                 self._send(worker, Pressure(MemoryPressure.HARD))
             case Kill(instance, detail):
                 self.core.kill_for_memory(instance, detail, now_s)
-            case BlameOthers(detail):
+            case ReportExternalPressure(detail):
                 self._note(
                     "memory.pressure", None,
                     f"other programs fill the memory, lmx ends nothing for it: {detail}",
@@ -276,39 +276,39 @@ class MemoryWatch:
             loading, worker.state in (WorkerState.STOPPING, WorkerState.EXITED),
         )  # fmt: skip
 
-    def _judge_departures(self, balance: Balance, now_s: float) -> None:
-        judged = judge(self._departures, balance, now_s)
-        before, self._departures = self._departures, []
-        for was, (departure, verdict) in zip(before, judged, strict=True):
-            if departure.missing_bytes != 0:
-                self._departures.append(departure)
+    def _judge_exited_workers(self, balance: Balance, now_s: float) -> None:
+        judged = judge(self._exited_workers, balance, now_s)
+        before, self._exited_workers = self._exited_workers, []
+        for was, (exited, verdict) in zip(before, judged, strict=True):
+            if exited.missing_bytes != 0:
+                self._exited_workers.append(exited)
             if isinstance(verdict, Settled):
-                self._settle(departure, was.missing_bytes, now_s)
+                self._settle(exited, was.missing_bytes, now_s)
 
-    def _settle(self, departure: Departure, told: int | None, now_s: float) -> None:
-        missing_bytes, told_bytes = departure.missing_bytes or 0, told or 0
-        returned = departure.returned(now_s) if told is None else None
+    def _settle(self, exited: ExitedWorker, told: int | None, now_s: float) -> None:
+        missing_bytes, told_bytes = exited.missing_bytes or 0, told or 0
+        returned = exited.returned(now_s) if told is None else None
         if returned is not None and returned.returned_bytes:
             self._note(
-                "memory.returned", departure.model_id, returned.words,
+                "memory.returned", exited.model_id, returned.words,
                 returned_bytes=returned.returned_bytes, missing_bytes=missing_bytes,
-                took_s=round(returned.took_s, 3), instance=departure.instance,
+                took_s=round(returned.took_s, 3), instance=exited.instance,
             )  # fmt: skip
         if missing_bytes > told_bytes:
             self._note(
-                "memory.missing", departure.model_id,
-                f"{format_bytes(missing_bytes)} of {format_bytes(departure.held_bytes)} did not "
+                "memory.missing", exited.model_id,
+                f"{format_bytes(missing_bytes)} of {format_bytes(exited.held_bytes)} did not "
                 "come back after its worker's exit: quarantined, no model gets them; reboot "
                 "if it stays so",
-                missing_bytes=missing_bytes, held_bytes=departure.held_bytes,
+                missing_bytes=missing_bytes, held_bytes=exited.held_bytes,
             )  # fmt: skip
         elif told_bytes > missing_bytes:
             self._note(
-                "memory.returned", departure.model_id,
+                "memory.returned", exited.model_id,
                 f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
                 returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,
             )  # fmt: skip
-        self.core.memory_settled(departure.instance, missing_bytes, now_s, returned)
+        self.core.memory_settled(exited.instance, missing_bytes, now_s, returned)
 
     def _sample(
         self, balance: Balance, footprints: Mapping[str, Footprint | None], now_s: float
@@ -329,9 +329,11 @@ class MemoryWatch:
     def _usual_balance(self) -> Balance:
         if not self._balances:
             return Balance(0)  # Nothing was ever read: nothing can be missing of it.
-        loose = [one.loose_bytes for one in self._balances if one.loose_bytes is not None]
+        loose = [
+            one.wired_slack_bytes for one in self._balances if one.wired_slack_bytes is not None
+        ]
         return Balance(
-            statistics.median_low(one.reach_bytes for one in self._balances),
+            statistics.median_low(one.attainable_bytes for one in self._balances),
             statistics.median_low(loose) if loose else None,
         )
 
@@ -340,15 +342,15 @@ class MemoryWatch:
             self._unreadable = True
             log.error("memory.unreadable", error=str(error))
         # Bytes that nobody can measure must not stay nobody's.
-        for departure in [one for one in self._departures if one.missing_bytes is None]:
-            self._departures.remove(departure)
-            self.core.memory_settled(departure.instance, 0, now_s)
+        for exited in [one for one in self._exited_workers if one.missing_bytes is None]:
+            self._exited_workers.remove(exited)
+            self.core.memory_settled(exited.instance, 0, now_s)
 
 
 def _balance(reading: MemoryReading, footprints: Mapping[str, Footprint | None]) -> Balance:
     known = [footprint for footprint in footprints.values() if footprint is not None]
-    reach_bytes = reading.available_bytes + sum(footprint.held_bytes for footprint in known)
+    attainable_bytes = reading.available_bytes + sum(footprint.held_bytes for footprint in known)
     if reading.wired_bytes is None:
-        return Balance(reach_bytes)
-    loose_bytes = sum(footprint.wired_bytes for footprint in known) - reading.wired_bytes
-    return Balance(reach_bytes, loose_bytes)
+        return Balance(attainable_bytes)
+    wired_slack_bytes = sum(footprint.wired_bytes for footprint in known) - reading.wired_bytes
+    return Balance(attainable_bytes, wired_slack_bytes)

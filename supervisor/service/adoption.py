@@ -67,7 +67,7 @@ class Adoption:
         for router in self._records.routers():
             self._take_router(router, host, port, now_s)
 
-    def strangers(self) -> list[str]:
+    def unknown_instances(self) -> list[str]:
         """Return the instances behind whose socket somebody is whom nobody knows."""
         instances = [path.name.removeprefix("w-") for path in self._run.path.glob("w-*")]
         return [

@@ -364,7 +364,7 @@ class Service:
         slot = self.core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)
         if isinstance(outcome, Path) and isinstance(source, HubSource):
-            came = self._downloads.came_otherwise(source.repo_id, source.revision, outcome)
+            came = self._downloads.completed_elsewhere(source.repo_id, source.revision, outcome)
             task = asyncio.get_running_loop().create_task(came)
             self._came.add(task)
             task.add_done_callback(self._came.discard)

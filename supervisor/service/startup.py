@@ -34,9 +34,9 @@ async def come_up(
     Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
     """
     adoption.take_over(server.host, server.port, time.monotonic())
-    if adoption.strangers():
+    if adoption.unknown_instances():
         # Workers whose record was never written. Their next beat brings them in.
-        await _within(_INTRODUCTION_S, lambda: not adoption.strangers())
+        await _within(_INTRODUCTION_S, lambda: not adoption.unknown_instances())
     await _start_router(guard, server)
     now_s = time.monotonic()
     if handover is None:

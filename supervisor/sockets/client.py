@@ -126,7 +126,7 @@ _EACH_ANSWER_S: Final = 3.0
 _AWAY: Final = (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)
 
 
-class SteadyClient:
+class ReconnectingClient:
     """For questions that change nothing, because they may be asked twice. A context manager.
     ``answered``: the supervisor gave an answer a moment ago, so it is there or comes back."""
 
@@ -138,7 +138,7 @@ class SteadyClient:
         self._client: ControlClient | None = None
         self._answered_at_s = time.monotonic() if answered else None
 
-    def __enter__(self) -> SteadyClient:
+    def __enter__(self) -> ReconnectingClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from lmx.protocol.host.regular_file import read_regular
 from lmx.protocol.host.set_aside import set_aside
-from lmx.supervisor.state.atomic_write import write_whole
+from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.state_file import say_nothing
 
 _PREFIX: Final = "lmx-admin-"
@@ -31,7 +31,7 @@ def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
         aside = set_aside(path)
         say(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
     key = _PREFIX + secrets.token_urlsafe(32)
-    write_whole(path, key + "\n")
+    atomic_write(path, key + "\n")
     return key
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lmx.protocol.host.set_aside import set_aside
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Put ``text`` in the place of a file's content, readable by its owner alone. What stands there
     and is no file is set aside. Raises ``OSError``; the old content is still there then."""
     temporary = path.with_suffix(".new")

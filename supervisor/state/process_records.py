@@ -24,7 +24,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.set_aside import set_aside
-from lmx.supervisor.state.atomic_write import write_whole
+from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.disk_retry import Change, change_once
 from lmx.supervisor.state.state_file import StateFile, say_nothing
 
@@ -222,7 +222,7 @@ class Records:
 
         def write() -> None:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            write_whole(path, text)
+            atomic_write(path, text)
 
         self._change(path, write)
 

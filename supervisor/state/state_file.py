@@ -14,7 +14,7 @@ import structlog
 
 from lmx.protocol.host.regular_file import parse_json, read_regular
 from lmx.protocol.host.set_aside import set_aside
-from lmx.supervisor.state.atomic_write import write_whole
+from lmx.supervisor.state.atomic_write import atomic_write
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class StateFile(Generic[_T]):
         """Write the file whole or not at all, readable by its owner alone; its folder is made.
         Raises ``OSError``."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(self.path, json.dumps(values, indent=1, sort_keys=False))
+        atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
 
     def _read(self) -> _T | None:
         """Raises :class:`_UnreadableError` for what is at fault itself, else ``OSError``."""

@@ -135,7 +135,7 @@ def _added(engine: Engine, prompt: Sequence[int], text: str | None) -> int:
     return 0
 
 
-def tell_found(
+def emit_hypotheses(
     engine: Engine, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
 ) -> None:
     """Give out all answers of a beam search, from their beginning to their end."""
@@ -381,7 +381,7 @@ class Batch:
         live.rows.pop(row_id)
         self._forget(row_id)
         try:
-            tell_found(engine, live, hypotheses, self.outputs)
+            emit_hypotheses(engine, live, hypotheses, self.outputs)
         except Exception as error:
             self._fail(engine, live, error)
         else:

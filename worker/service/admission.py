@@ -25,7 +25,7 @@ class Refusal(NamedTuple):
     retry_after_s: float | None
 
 
-class LastUse:
+class IdleClock:
     """What the ends of requests leave behind. Requests that were refused don't count: who sends
     those keeps no model loaded.
 

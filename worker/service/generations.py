@@ -28,7 +28,7 @@ from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished,
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.prepare import prepare
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import LastUse, QueueEstimate, Refusal, Totals
+from lmx.worker.service.admission import IdleClock, QueueEstimate, Refusal, Totals
 from lmx.worker.service.outgoing import Outgoing, RouterOutputs
 from lmx.worker.service.prompt_thread import PromptThread
 from lmx.worker.service.stream import OpenStream
@@ -58,7 +58,7 @@ class Generations:
         self._became_idle = became_idle
         self.refusal: Refusal | None = refusal
         self.totals = Totals()
-        self.last_use = LastUse()
+        self.last_use = IdleClock()
         self._engine_thread: EngineThread | None = None
         self._prompts = prompts
         self._open: dict[tuple[bytes, int], OpenStream] = {}

@@ -65,7 +65,7 @@ def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-class VitalSigns:
+class Heartbeat:
     """Reads what the parts of a worker count; changes nothing."""
 
     def __init__(

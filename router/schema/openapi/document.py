@@ -150,8 +150,8 @@ def _query(reference: dict[str, Any], schemas: Schemas) -> list[dict[str, Any]]:
 
 def _answers(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     statuses = [endpoint.status]
-    if endpoint.unwell is not None:
-        statuses.append(endpoint.unwell)
+    if endpoint.degraded_status is not None:
+        statuses.append(endpoint.degraded_status)
     return {str(status): _answer(endpoint, status, schemas) for status in statuses}
 
 

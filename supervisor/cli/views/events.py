@@ -13,7 +13,7 @@ from lmx.protocol.messages.control import Event, EventList
 from lmx.protocol.messages.events import event_object
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.3
@@ -26,7 +26,7 @@ def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_j
 
     Raises :class:`OperationError` when lmx does not run, or no model has that name.
     """
-    with SteadyClient(home) as client:
+    with ReconnectingClient(home) as client:
         model_id = None
         if model is not None:
             status = client.status()
@@ -55,7 +55,7 @@ class EventCursor:
         self._epoch: str | None = None
         self._seq = 0
 
-    def read(self, client: SteadyClient) -> Iterator[tuple[str, Event]]:
+    def read(self, client: ReconnectingClient) -> Iterator[tuple[str, Event]]:
         """Yield each event with its epoch that is new since the last call, oldest first;
         nothing while no supervisor answers."""
         for _ in range(2):

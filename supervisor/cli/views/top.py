@@ -26,7 +26,7 @@ from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
 from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
 from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
 
 _READINGS: Final = 4
@@ -146,7 +146,7 @@ def run_top(home: Home) -> None:
     cursor = EventCursor()
     rates = TokenRates()
     events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
-    with SteadyClient(home) as client:
+    with ReconnectingClient(home) as client:
         status = client.status()
         assert status is not None  # the first question is answered, or raises
         if not sys.stdout.isatty():
@@ -170,7 +170,7 @@ def run_top(home: Home) -> None:
 def _show(
     live: Live,
     console: Console,
-    client: SteadyClient,
+    client: ReconnectingClient,
     cursor: EventCursor,
     rates: TokenRates,
     events: deque[Event],

@@ -36,7 +36,11 @@ class AnswerCheck:
             return None  # Of a browser's question, which is for every route.
         shape: Any = Error
         if endpoint is not None:
-            well = [endpoint.status] if endpoint.unwell is None else [200, endpoint.unwell]
+            well = (
+                [endpoint.status]
+                if endpoint.degraded_status is None
+                else [200, endpoint.degraded_status]
+            )
             errors = {
                 http_status(code, operator=endpoint.access is Access.ADMIN)
                 for code in error_codes(endpoint)

@@ -49,7 +49,7 @@ def refused(kind: ModelKind) -> RequestError:
     )
 
 
-class Rowless:
+class NoGeneration:
     """Refuses each prompt, so that there never is a row."""
 
     kind: ModelKind
@@ -94,7 +94,7 @@ _METAL_PIECE_TOKENS: Final = 8192
 else's piece moves. Measured with MiniLM and the reference BLAS on one core: 180 tokens a second."""
 
 
-class MlxEncoder(Rowless, ABC):
+class MlxEncoder(NoGeneration, ABC):
     """Loading, tokenizing and the lengths that are allowed; see :class:`lmx.worker.engine.Engine`.
 
     A class for each kind says how its model is loaded, and what is done with a piece.

@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired, Denied, ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import telling
+from lmx.router.inference.answering import with_wait_comments
 
 LOADED = "0000000b"
 
@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> Non
     stuck, over = Stuck(), asyncio.Event()
 
     async def wait() -> None:
-        async with telling(cast(EventStream, stuck), lambda: "big is loading", 5.0):
+        async with with_wait_comments(cast(EventStream, stuck), lambda: "big is loading", 5.0):
             await until(lambda: stuck.opening)
             over.set()
         raise AssertionError("half of the headers are out")

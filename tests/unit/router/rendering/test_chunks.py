@@ -24,14 +24,14 @@ from lmx.protocol.messages.data import (
     Usage,
 )
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.router.rendering.accumulator import Gathering
+from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.chunks import ChoiceShape, ChunkWriter
-from lmx.router.rendering.envelope import Clocked, Form, Identity, fingerprint, timings_object
+from lmx.router.rendering.envelope import Form, Identity, RouterTimings, fingerprint, timings_object
 from lmx.router.rendering.text import TextShape
 
 IDENTITY = Identity("chatcmpl-1", 1700000000, 'odd "content":""\n', "fp_0")
-CLOCKED = Clocked(total_s=1.0, first_token_s=0.5, load_s=0.25)
+CLOCKED = RouterTimings(total_s=1.0, first_token_s=0.5, load_s=0.25)
 FINISHED = Finished(1, Usage(5, 3, 2, 1), Timings(0.1, 0.2, 0.5))
 
 
@@ -243,7 +243,7 @@ def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[s
 
 
 def whole(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:
-    gathering = Gathering(form.choices, logprobs=True)
+    gathering = Accumulator(form.choices, logprobs=True)
     gathering.take(deltas)
     shown = [shape.whole(ended(index), choice) for index, choice in enumerate(gathering.choices)]
     return json.loads(orjson.dumps(shown))  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from lmx.protocol.messages.control import Event
 from lmx.supervisor.cli import background, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.views.events import EventCursor
-from lmx.supervisor.sockets.client import SteadyClient
+from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
 
 
@@ -338,7 +338,7 @@ def test_events_are_read_on_after_a_supervisor_that_counts_anew(home: Home) -> N
         return [(epoch, event.seq) for epoch, event in cursor.read(client)]
 
     cursor = EventCursor()
-    with SteadyClient(home) as client:
+    with ReconnectingClient(home) as client:
         with fake_supervisor(home, {control.GetEvents: event_log("e1", 3)}):
             assert seqs() == [("e1", 1), ("e1", 2), ("e1", 3)]
             assert seqs() == []
@@ -349,7 +349,7 @@ def test_events_are_read_on_after_a_supervisor_that_counts_anew(home: Home) -> N
 
 
 def test_patience_has_an_end(home: Home) -> None:
-    with SteadyClient(home, patience_s=0.0) as client:
+    with ReconnectingClient(home, patience_s=0.0) as client:
         with fake_supervisor(home, {control.GetStatus: statuses(status())}):
             assert client.status() is not None
         with pytest.raises(OperationError) as caught:

@@ -11,7 +11,7 @@ from lmx.supervisor.decisions.reclaim import (
     DEADLINE_S,
     MIN_MISSING_BYTES,
     Balance,
-    Departure,
+    ExitedWorker,
     Settled,
     Waiting,
     judge,
@@ -22,13 +22,13 @@ GIB = 1024**3
 BEFORE = Balance(40 * GIB)
 
 
-def left(held: int = 8 * GIB, name: str = "a", before: Balance = BEFORE) -> Departure:
-    return Departure(name, f"model-{name}", held, before, 100.0)
+def left(held: int = 8 * GIB, name: str = "a", before: Balance = BEFORE) -> ExitedWorker:
+    return ExitedWorker(name, f"model-{name}", held, before, 100.0)
 
 
 def test_what_came_back_settles_at_once() -> None:
     assert judge([left()], BEFORE, 100.0)[0][1] == Settled(0)
-    noisy = Balance(BEFORE.reach_bytes - 2 * GIB)
+    noisy = Balance(BEFORE.attainable_bytes - 2 * GIB)
     assert judge([left()], noisy, 100.0)[0][1] == Settled(0)
 
 
@@ -79,7 +79,7 @@ def test_a_later_one_is_not_charged_with_an_earlier_loss() -> None:
 _BYTES = st.integers(0, 40 * GIB)
 _DEPARTURES = st.lists(
     st.builds(
-        Departure,
+        ExitedWorker,
         st.just("i"),
         st.just("m"),
         _BYTES,
@@ -93,11 +93,11 @@ _DEPARTURES = st.lists(
 
 @settings(max_examples=300)
 @given(_DEPARTURES, _BYTES, st.floats(0, 30))
-def test_whatever_happens(departures: list[Departure], reach: int, now_s: float) -> None:
+def test_whatever_happens(departures: list[ExitedWorker], reach: int, now_s: float) -> None:
     now = Balance(reach)
     judged = judge(departures, now, now_s)
     fresh = [verdict.missing_bytes for _, verdict in judged if isinstance(verdict, Settled)]
-    most = max((one.before.reach_bytes - reach for one in departures), default=0)
+    most = max((one.before.attainable_bytes - reach for one in departures), default=0)
     assert sum(fresh) <= max(0, most)
     for was, (departure, verdict) in zip(departures, judged, strict=True):
         if isinstance(verdict, Waiting):

@@ -18,11 +18,11 @@ from lmx.supervisor.decisions.pressure import (
     GONE_S,
     SETTLE_S,
     Ask,
-    BlameOthers,
     Decision,
     GuardState,
     Kill,
     Lines,
+    ReportExternalPressure,
     SetLevel,
     WorkerMemory,
     step,
@@ -174,7 +174,7 @@ def test_others_are_blamed_once_and_nobody_is_killed() -> None:
     state, told = run(script)
     assert levels(told) == [(0.0, SOFT)]
     assert not acts(told)
-    blames = [one for _, one in told if isinstance(one, BlameOthers)]
+    blames = [one for _, one in told if isinstance(one, ReportExternalPressure)]
     assert len(blames) == 1
     assert "850 B" in blames[0].detail
     assert state.level is SOFT

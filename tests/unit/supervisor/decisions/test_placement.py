@@ -18,8 +18,8 @@ from lmx.supervisor.decisions.placement_view import (
     Evict,
     Expire,
     Groups,
+    PlacementView,
     Resident,
-    Scene,
     Stage,
     Start,
     Waiting,
@@ -42,10 +42,10 @@ def waiting(name: str, need: int, for_s: float | None = 1.0, **other: Any) -> Wa
 
 def scene(
     waits: list[Waiting], residents: list[Resident], budget: int = 100, **other: Any
-) -> Scene:
+) -> PlacementView:
     returning = other.get("returning_bytes", 0) + other.get("missing_bytes", 0)
     free = budget - sum(one.held_bytes for one in residents) - returning
-    return Scene(
+    return PlacementView(
         tuple(waits), tuple(residents), budget, free,
         min_residency_s=RESIDENCY_S, fair_wait_s=FAIR_S, **other,
     )  # fmt: skip
@@ -244,7 +244,7 @@ NAMES = "abcdefgh"
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> PlacementView:
     """Mostly such in which somebody waits, and some of the others may go."""
     names = list(NAMES)
     residents = []
@@ -294,7 +294,7 @@ def of(kind: type[Any], decisions: tuple[Decision, ...]) -> list[Any]:
     return [decision for decision in decisions if isinstance(decision, kind)]
 
 
-def carried_out(picture: Scene, decisions: tuple[Decision, ...]) -> Scene:
+def carried_out(picture: PlacementView, decisions: tuple[Decision, ...]) -> PlacementView:
     """The picture in the next moment, before anybody has exited."""
     going = {one.model_id for kind in (Evict, Expire) for one in of(kind, decisions)}
     done = {one.model_id for kind in (Deny, Drop) for one in of(kind, decisions)}
@@ -316,7 +316,7 @@ def carried_out(picture: Scene, decisions: tuple[Decision, ...]) -> Scene:
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: Scene) -> None:
+def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: PlacementView) -> None:
     """But a busy one for fairness, which is asked to end its requests first."""
     by_name = {one.model_id: one for one in picture.residents}
     asked = {one.model_id: one.asked_at_s for one in picture.waiting}
@@ -340,7 +340,7 @@ def test_nobody_goes_who_is_busy_loading_pinned_or_young(picture: Scene) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_what_starts_fits_and_no_two_start_that_exclude_each_other(picture: Scene) -> None:
+def test_what_starts_fits_and_no_two_start_that_exclude_each_other(picture: PlacementView) -> None:
     started = [one.model_id for one in of(Start, decide(picture, NOW_S))]
     need = {one.model_id: one.need_bytes for one in picture.waiting}
     assert sum(need[name] for name in started) <= max(0, picture.free_bytes)
@@ -352,7 +352,7 @@ def test_what_starts_fits_and_no_two_start_that_exclude_each_other(picture: Scen
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_victims_are_enough_and_each_is_needed(picture: Scene) -> None:
+def test_victims_are_enough_and_each_is_needed(picture: PlacementView) -> None:
     decisions = decide(picture, NOW_S)
     victims = [one for one in of(Evict, decisions) if one.for_model is not None]
     if not victims:
@@ -378,7 +378,7 @@ def test_victims_are_enough_and_each_is_needed(picture: Scene) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: Scene) -> None:
+def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: PlacementView) -> None:
     decisions = decide(picture, NOW_S)
     order = queue_order(picture.waiting)
     place = {one.model_id: number for number, one in enumerate(order)}
@@ -405,7 +405,7 @@ def test_nobody_who_waits_longer_loses_bytes_to_one_behind_it(picture: Scene) ->
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_one_that_waited_long_gets_its_room_if_anybody_may_go(picture: Scene) -> None:
+def test_one_that_waited_long_gets_its_room_if_anybody_may_go(picture: PlacementView) -> None:
     """The starvation cap: for the first in the queue, being busy protects nobody any more."""
     decisions = decide(picture, NOW_S)
     denied = {one.model_id for one in of(Deny, decisions)}
@@ -466,7 +466,9 @@ def test_of_idle_models_the_least_recently_used_go_and_only_those_needed(
 
 @settings(max_examples=200, deadline=None)
 @given(scenes(), st.randoms(use_true_random=False))
-def test_it_is_a_function_of_the_picture_and_comes_to_an_end(picture: Scene, random: Any) -> None:
+def test_it_is_a_function_of_the_picture_and_comes_to_an_end(
+    picture: PlacementView, random: Any
+) -> None:
     decisions = decide(picture, NOW_S)
     assert decide(picture, NOW_S) == decisions
     mixed = list(picture.residents)

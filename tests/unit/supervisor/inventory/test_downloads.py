@@ -344,10 +344,10 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
     downloads = ground.downloads()
     ground.script(FAILS)
     failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
-    await downloads.came_otherwise("org/name", "v2", Path("/cache/other"))
-    await downloads.came_otherwise("org/other", None, Path("/cache/other"))
+    await downloads.completed_elsewhere("org/name", "v2", Path("/cache/other"))
+    await downloads.completed_elsewhere("org/other", None, Path("/cache/other"))
     assert (await ended(downloads, failed)).status is DownloadStatus.FAILED
-    await downloads.came_otherwise("org/name", None, Path("/cache/name"))
+    await downloads.completed_elsewhere("org/name", None, Path("/cache/name"))
     done = await ended(downloads, failed)
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
     assert (done.error, done.error_code) == (None, None)

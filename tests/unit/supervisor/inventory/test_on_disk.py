@@ -11,7 +11,7 @@ from lmx.protocol.states import DownloadStatus
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
-from lmx.supervisor.inventory.on_disk import Doomed, Served, available, doomed, users
+from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
 
 ROOT = Path("/cache/models--org--m")
 MAIN = Snapshot("a" * 40, ("main",), ROOT / "snapshots" / ("a" * 40), None)
@@ -53,20 +53,20 @@ def test_what_a_download_has_begun_is_not_available(status: DownloadStatus) -> N
     assert available([gguf], [], [], [])
 
 
-def gone_with(target: Served | str) -> Doomed:
-    return doomed(target, [REPO, HALF], [MADE])
+def gone_with(target: Served | str) -> DeletionPlan:
+    return plan_deletion(target, [REPO, HALF], [MADE])
 
 
 def test_what_goes_with_a_model() -> None:
-    every = Doomed("org/m", (), (ROOT,))
+    every = DeletionPlan("org/m", (), (ROOT,))
     assert gone_with("org/m") == every
-    assert gone_with(served("x", "org/m")) == Doomed("org/m", (MAIN.commit,), (MAIN.path,))
+    assert gone_with(served("x", "org/m")) == DeletionPlan("org/m", (MAIN.commit,), (MAIN.path,))
     assert gone_with(served("x", "org/m@v1")).commits == (OLD.commit,)
-    assert gone_with(served("x", "org/m@v9")) == Doomed()
-    assert gone_with(served("x", "org/never")) == Doomed()
-    assert gone_with("org/half") == Doomed("org/half", (), (HALF.path,))
-    assert gone_with(served("x", str(FILE))) == Doomed(folders=(MADE.path,), files=(FILE,))
-    assert gone_with("m-int4") == Doomed(folders=(MADE.path,), files=(FILE,))
+    assert gone_with(served("x", "org/m@v9")) == DeletionPlan()
+    assert gone_with(served("x", "org/never")) == DeletionPlan()
+    assert gone_with("org/half") == DeletionPlan("org/half", (), (HALF.path,))
+    assert gone_with(served("x", str(FILE))) == DeletionPlan(folders=(MADE.path,), files=(FILE,))
+    assert gone_with("m-int4") == DeletionPlan(folders=(MADE.path,), files=(FILE,))
     inside = served("x", str(MAIN.path / "m.gguf"))
     assert gone_with(inside).commits == (MAIN.commit,)
 

@@ -1,10 +1,10 @@
 """For how long a worker has been idle, and how long it was asked to stay."""
 
-from lmx.worker.service.admission import LastUse
+from lmx.worker.service.admission import IdleClock
 
 
 def test_idle_counts_from_the_load_and_then_from_the_last_end() -> None:
-    use = LastUse()
+    use = IdleClock()
     assert use.idle_for_s(0, 5.0) == 0, "not loaded"
     use.loaded(10.0)
     assert use.idle_for_s(0, 15.0) == 5
@@ -14,7 +14,7 @@ def test_idle_counts_from_the_load_and_then_from_the_last_end() -> None:
 
 
 def test_the_last_request_that_can_say_decides() -> None:
-    use = LastUse()
+    use = IdleClock()
     use.ended(0.0, 1.0)
     use.served(2.0)
     assert (use.keep_alive_s, use.idle_for_s(0, 3.0)) == (0.0, 1.0)

@@ -17,7 +17,7 @@ from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import Detokenize, Detokenized, Embed, TaskFinished, Vectors
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import LoadReporter, ModelFacts, TaskPlan
-from lmx.worker.mlx.encoders.encoder import Rowless
+from lmx.worker.mlx.encoders.encoder import NoGeneration
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import Refusal
@@ -28,7 +28,7 @@ from lmx.worker.service.tasks import Tasks
 ROUTER, OTHER = b"router", b"other"
 
 
-class Engine(Rowless):
+class Engine(NoGeneration):
     """An input's text says what happens: "slow" computes until it is told, "wrong" can't be
     planned, "broken" breaks in the plan, "raises" in the computation, "huge" for want of memory."""
 
