@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fuzz bench fmt lint types imports check clean
+.PHONY: help install run test fuzz bench bench-memory bench-relay fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an i
 
 bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
 	@PYTHONPATH=tests/bench:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
+
+bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
+	@$(BIN)/python tests/bench/bench_relay.py $(AGAINST)
 
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
