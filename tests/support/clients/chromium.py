@@ -116,6 +116,8 @@ async def chromium(*flags: str) -> AsyncIterator[Page]:
             program, *_FLAGS, f"--user-data-dir={folder}", *flags, "about:blank",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+            # It is killed, and would leave its folders of sockets behind elsewhere.
+            env={**os.environ, "TMPDIR": folder},
         )  # fmt: skip
         try:
             url = await _debugging_url(Path(folder))
