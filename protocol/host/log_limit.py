@@ -94,23 +94,27 @@ def _keep_forever(keep: Callable[[], object]) -> None:
 def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) -> None:
     for number in range(1, limit.keep + 1):
         clear_for_file(rotated(path, number))
-    for number in range(limit.keep - 1, 0, -1):
-        with contextlib.suppress(FileNotFoundError):
-            rotated(path, number).replace(rotated(path, number + 1))
+    first = rotated(path, 1)
+    copy = first.with_name(f"{first.name}.new")
     try:
-        _copy_end(descriptor, rotated(path, 1), limit.max_bytes)
+        _copy_end(descriptor, copy, limit.max_bytes)
     except OSError:
         if size_bytes < _FAR_BEYOND * limit.max_bytes:
             raise
+    else:
+        # Not before there is a copy: each attempt on a full disk would lose an older file.
+        for number in range(limit.keep - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                rotated(path, number).replace(rotated(path, number + 1))
+        copy.replace(first)
     os.ftruncate(descriptor, 0)
 
 
 def _copy_end(descriptor: int, target: Path, max_bytes: int) -> None:
     """Copy as much of the end as may be kept, from the beginning of a line on; a first line says
-    what is missing."""
+    what is missing. Leaves no part of a copy. Raises ``OSError``."""
     size_bytes = os.fstat(descriptor).st_size
-    temporary = target.with_name(f"{target.name}.new")
-    out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         begin, head = 0, b""
         if size_bytes > max_bytes:
@@ -125,11 +129,10 @@ def _copy_end(descriptor: int, target: Path, max_bytes: int) -> None:
             begin += os.write(out, block)
     except OSError:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            target.unlink()
         raise
     finally:
         os.close(out)
-    temporary.replace(target)
 
 
 def _cut_line(dropped_bytes: int) -> bytes:

@@ -90,8 +90,15 @@ class _Logs:
         configure_logs("supervisor", config.level, copy_to=self._copy, changeable=True)
 
     def _keep_once(self) -> None:
+        """One that can't be kept does not keep the others from it. Raises the first ``OSError``."""
+        failed: OSError | None = None
         for path in self._folder.glob("*.log"):
-            keep_to(path, self._limit)
+            try:
+                keep_to(path, self._limit)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 async def _serve(service: Service, *, narrate: bool) -> Handover | None:

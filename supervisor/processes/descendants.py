@@ -47,12 +47,15 @@ def own_mark(environment: Mapping[str, str]) -> str | None:
 def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
     """Return the living processes of lmx in a home, or those that come from one of them: itself
     too. Looks at every process of the user: for a thread, or for the command line."""
+    # One home has several names where there are links.
+    real = os.path.realpath(home.path)
     return [
         process
         for process, environment in _environments()
-        if environment.get(_HOME) == str(home.path)
-        and environment.get(_ID) is not None
+        if environment.get(_ID) is not None
         and process_id in (None, environment[_ID])
+        and _HOME in environment
+        and os.path.realpath(environment[_HOME]) == real
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
 
@@ -56,9 +56,10 @@ def _answers(home: Home, limit_s: float) -> bool:
         with ControlClient(home, limit_s) as client:
             client.status()
     except OperationError as error:
-        if error.code in (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE):
-            return False
-        raise
+        # A denial is an answer too.
+        return error.code not in (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)
+    except ProtocolError:
+        return True  # it speaks another version of the protocol, or nonsense
     return True
 
 

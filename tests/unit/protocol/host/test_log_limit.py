@@ -66,6 +66,30 @@ def test_a_disk_without_room_for_the_copy_keeps_the_limit_in_the_end(
     assert path.stat().st_size == 0
 
 
+def test_a_full_disk_costs_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a.log"
+    older = {rotated(path, 1): b"newer", rotated(path, 2): b"older"}
+    for each, content in older.items():
+        each.write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        path.write_bytes(b"x" * 12_000)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                keep_to(path, LIMIT)
+        path.write_bytes(b"x" * 24_000)
+        keep_to(path, LIMIT)
+    assert {each: each.read_bytes() for each in older} == older
+    assert len(list(tmp_path.iterdir())) == 3
+    path.write_bytes(b"x\n" * 4_500)
+    keep_to(path, LIMIT)
+    assert rotated(path, 1).read_bytes() == b"x\n" * 4_500
+    assert rotated(path, 2).read_bytes() == b"newer"
+
+
 def test_who_follows_misses_nothing_when_a_file_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("1\n2\n")

@@ -1,0 +1,43 @@
+"""How a supervisor is, as it is seen from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
+from lmx.supervisor.processes import lock_holder
+from lmx.supervisor.processes.lock_holder import silence
+from lmx.supervisor.state.home import Home
+
+
+def _has_it(monkeypatch: pytest.MonkeyPatch, error: LmxError) -> None:
+    def status(_client: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(lock_holder.ControlClient, "status", status)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationError(ErrorCode.SHUTTING_DOWN, "denied"),
+        OperationError(ErrorCode.INTERNAL, "denied"),
+        ProtocolError("of another version"),
+    ],
+)
+def test_a_denial_is_an_answer(
+    error: LmxError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _has_it(monkeypatch, error)
+    assert silence(Home(tmp_path)) is None
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE])
+def test_no_answer_is_silence(
+    code: ErrorCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _has_it(monkeypatch, OperationError(code, "nobody"))
+    assert silence(Home(tmp_path)) is not None
