@@ -26,6 +26,9 @@ _HOSTS_FILE: Final = Path("/etc/hosts")
 _MAC_NAMES_FILE: Final = Path("/Library/Preferences/SystemConfiguration/preferences.plist")
 _MAX_FILE_BYTES: Final = 2**20
 
+_NOWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104
+"""Addresses to which a hosts file leads names that it blocks."""
+
 _PRIVATE: Final = ("local", "lan", "home", "internal", "home.arpa", "localdomain")
 """Endings that the public name service gives to nobody, so that a name below one can't be made to
 point here by a stranger: mDNS, and what routers at home and in offices call their network."""
@@ -58,9 +61,13 @@ def all_names(names: set[str], hosts_file: str) -> frozenset[str]:
 
 
 def _called_too(short: str, hosts_file: str) -> Iterator[str]:
-    # Only what begins with the machine's name: such files list strangers too, to block them.
+    # Only what begins with the machine's name: such files list strangers too, to block them. One
+    # of those may begin with it as well, so nothing counts that leads nowhere.
     for line in hosts_file.splitlines():
-        for word in line.partition("#")[0].lower().split()[1:]:
+        address, *words = line.partition("#")[0].lower().split() or ("",)
+        if address in _NOWHERE:
+            continue
+        for word in words:
             if word.startswith(f"{short}."):
                 yield word.removesuffix(".")
 

@@ -49,13 +49,15 @@ _WORDS: Final = {
 @dataclass(slots=True, eq=False)
 class Meter:
     """What one asker, or all, have used: the numbers are those of the last minute, of which
-    ``at_s`` lets some go. More tokens than the limit are a debt. ``elsewhere``: requests under way
-    that another router answers."""
+    ``at_s`` lets some go. More tokens than the limit are a debt. ``pending``: those of the tokens
+    that are an estimate for requests under way. ``elsewhere``: requests under way that another
+    router answers."""
 
     limits: RateLimits
     at_s: float
     requests: float = 0.0
     tokens: float = 0.0
+    pending: float = 0.0
     running: int = 0
     elsewhere: int = 0
 
@@ -74,6 +76,15 @@ class Meter:
             self.requests = max(0.0, self.requests + requests)
         if self.limits.tokens_per_minute is not None:
             self.tokens = max(0.0, self.tokens + tokens)
+
+    def book(self, tokens: float) -> float:
+        """Count an estimate of tokens and return as much of it as was counted: no more than the
+        whole limit. A client may allow an answer far more than any model gives, and that must
+        not be a debt before it was used."""
+        booked = min(tokens, self.limits.tokens_per_minute or 0)
+        self.add(tokens=booked)
+        self.pending += booked
+        return booked
 
     @property
     def unused(self) -> bool:
@@ -113,7 +124,7 @@ class Admission:
         self._meters = meters
         self._whose = whose
         self._note = note
-        self._charged = 0.0
+        self._booked = dict.fromkeys(meters, 0.0)
         self._begun = False
 
     def begin(self, now_s: float) -> None:
@@ -134,9 +145,8 @@ class Admission:
             for meter in self._meters.values():
                 meter.add(requests=-1.0)
             raise
-        self._charged += tokens
-        for meter in self._meters.values():
-            meter.add(tokens=tokens)
+        for scope, meter in self._meters.items():
+            self._booked[scope] += meter.book(tokens)
 
     def end(self, tokens: int, now_s: float) -> None:
         """The request is over, and took so many tokens: those that were too many are given back,
@@ -144,10 +154,11 @@ class Admission:
         if not self._begun:
             return
         self._begun = False
-        for meter in self._meters.values():
+        for scope, meter in self._meters.items():
             meter.settle(now_s)
             meter.running -= 1
-            meter.add(tokens=tokens - self._charged)
+            meter.pending = max(0.0, meter.pending - self._booked[scope])
+            meter.add(tokens=tokens - self._booked[scope])
 
     def headers(self, now_s: float) -> dict[str, str]:
         """Return what clients are told of their limits, as OpenAI's API does: of each kind that
@@ -233,11 +244,14 @@ class RateLimiter:
         return Admission(meters, whose, self._note)
 
     def usage(self, now_s: float) -> dict[str, KeyUsage]:
-        """Return what was used, for the router that comes after this one."""
+        """Return what was used, for the router that comes after this one. Without the estimates
+        for requests under way: nobody would give back there what they don't take."""
         for meter in self._meters.values():
             meter.settle(now_s)
         return {
-            asker: KeyUsage(asker, meter.requests, meter.tokens, meter.running)
+            asker: KeyUsage(
+                asker, meter.requests, max(0.0, meter.tokens - meter.pending), meter.running
+            )
             for asker, meter in self._meters.items()
             if not meter.unused
         }

@@ -44,7 +44,9 @@ class RouterCounts:
         if report.since_s is not None:
             self.since_s = min(self.since_s, report.since_s)
         self._running[report.pid] = report
-        self._usage[report.pid] = (now_s, report.usage)
+        inherited = self._inherited(report.pid, now_s) if report.fresh else ()
+        # It may never report again what it takes over here, if nobody asks it for anything.
+        self._usage[report.pid] = (now_s, (*inherited, *report.usage))
         others = [other for pid, other in self._running.items() if pid != report.pid]
         self._reply(
             asker,
@@ -54,7 +56,7 @@ class RouterCounts:
                 ended=None if report.seen == self._revision else self._ended,
                 others=added(*(other.tallies for other in others)),
                 elsewhere=_under_way(others),
-                inherited=self._inherited(report.pid, now_s) if report.fresh else (),
+                inherited=inherited,
             ),
         )
 

@@ -148,6 +148,18 @@ def test_the_next_router_inherits_what_was_used_once() -> None:
     assert reply.elsewhere == ()
 
 
+def test_what_a_router_took_over_and_never_used_goes_on_to_the_next() -> None:
+    kept = Kept()
+    kept.report(1, 0, 10.0, usage=(KeyUsage("a", 3.0, 50.0, 2),), fresh=True)
+    kept.report(2, 0, 14.0, usage=(KeyUsage("a", 1.0),), fresh=True)
+    kept.counts.router_ended(1)
+    kept.counts.router_ended(2)  # nobody asked it for anything after its first report
+    assert kept.report(3, 0, 16.0, fresh=True).inherited == (
+        KeyUsage("a", 3.0, 50.0, 0, 6.0),
+        KeyUsage("a", 1.0, 0.0, 0, 2.0),
+    )
+
+
 # The router's side.
 
 

@@ -119,11 +119,14 @@ def test_names_that_follow_from_the_machine_s_own() -> None:
     hosts = """
 127.0.0.1 localhost
 127.0.1.1 studio.corp.example studio  # its own
-0.0.0.0   tracker.example studio-x.example
+0.0.0.0   tracker.example studio-x.example studio.tracker.example
+::        studio.advert.example
+
 """
     names = all_names({"Studio.fritz.box", "Anna's Mac", "10.0.0.1"}, hosts)
     assert {"studio.fritz.box", "studio", "studio.local", "studio.corp.example"} <= names
     assert not names & {"tracker.example", "studio-x.example", "localhost", "10.0.0.1", "10"}
+    assert not names & {"studio.tracker.example", "studio.advert.example"}, "blocked"
     assert machine_names()
 
 

@@ -90,6 +90,15 @@ def test_a_request_larger_than_the_limit_waits_for_a_whole_minutes_tokens() -> N
     ask(limits, "a", 300.0, 500.0).end(1, 300.0)
 
 
+def test_an_answer_allowed_beyond_all_limits_is_no_debt_before_it_is_there() -> None:
+    """The worker lowers such a limit; others must not wait for what nobody will use."""
+    limits = limiter(RateLimits(tokens_per_minute=100), total=RateLimits(tokens_per_minute=400))
+    huge = ask(limits, "a", 0.0, 1_000_000.0)
+    assert ask(limits, "b", 0.0, 10.0).retry_after_s == pytest.approx(0.15)
+    huge.end(20, 0.0)
+    assert {one.asker: one.tokens for one in limits.usage(0.0).values()} == {"a": 20.0, "": 20.0}
+
+
 def test_a_request_that_is_refused_for_its_tokens_costs_nothing() -> None:
     limits = limiter(RateLimits(2, 100, 1))
     assert ask(limits, "a", 0.0, 60.0).end(60, 0.0) is None
@@ -129,6 +138,19 @@ def test_what_was_used_goes_on_with_the_next_router() -> None:
     after.note_elsewhere({}, 60.0)
     assert ask(after, "a", 65.0, 1.0).end(1, 65.0) is None
     going.end(30, 60.0)
+
+
+def test_the_next_router_does_not_inherit_estimates() -> None:
+    spec = RateLimits(tokens_per_minute=100)
+    before, after = limiter(spec), limiter(spec)
+    ask(before, "a", 0.0, 10.0).end(10, 0.0)
+    going = ask(before, "a", 0.0, 80.0)
+    assert before.usage(0.0)["a"] == KeyUsage("a", 0.0, 10.0, 1)
+    assert before.usage(30.0)["a"].tokens == 0.0, "time took more than was used"
+    after.inherit(before.usage(0.0).values(), 0.0)
+    assert ask(after, "a", 0.0, 80.0).end(80, 0.0) is None
+    going.end(70, 30.0)
+    assert before.usage(30.0)["a"] == KeyUsage("a", 0.0, 30.0)
 
 
 @given(
