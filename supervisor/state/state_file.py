@@ -38,15 +38,22 @@ class StateFile(Generic[_T]):
         self.path = path
         self._parse = parse
         self._say = say
+        self._unread = False
 
     def load(self) -> _T | None:
-        """Return the value, None if there is none. What can't be read is set aside and said."""
+        """Return the value, None if there is none. What can't be read is set aside and said; where
+        that is no fault of the file's, it is set aside only when it is written anew."""
+        self._unread = False
         try:
             return self._read()
         except _UnreadableError as error:
             self.set_aside(str(error))
         except OSError as error:
-            self._tell(f"{self.path} can't be read ({error.strerror or error})")
+            self._unread = True
+            self._tell(
+                f"{self.path} can't be read ({error.strerror or error}): lmx goes on without it, "
+                "and sets it aside before it is written anew"
+            )
         return None
 
     def peek(self) -> _T | None:
@@ -70,7 +77,16 @@ class StateFile(Generic[_T]):
         """Write the file whole or not at all, readable by its owner alone; its folder is made.
         Raises ``OSError``."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._unread:
+            self._keep_unread()
         atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
+
+    def _keep_unread(self) -> None:
+        """Nobody knows what would be overwritten. May be called in a thread: it says nothing."""
+        if os.path.lexists(self.path):
+            aside = set_aside(self.path)
+            log.warning("state.unread_set_aside", path=str(self.path), aside=aside.name)
+        self._unread = False
 
     def _read(self) -> _T | None:
         """Raises :class:`_UnreadableError` for what is at fault itself, else ``OSError``."""

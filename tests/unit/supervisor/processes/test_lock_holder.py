@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
-from lmx.supervisor.processes import lock_holder
 from lmx.supervisor.processes.lock_holder import silence
+from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
 
@@ -17,7 +17,7 @@ def _has_it(monkeypatch: pytest.MonkeyPatch, error: LmxError) -> None:
     def status(_client: Any) -> None:
         raise error
 
-    monkeypatch.setattr(lock_holder.ControlClient, "status", status)
+    monkeypatch.setattr(ControlClient, "status", status)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.state import state_file
 from lmx.supervisor.state.admin_key import read_admin_key
 from lmx.supervisor.state.drained import Holds
 from lmx.supervisor.state.home import Home
@@ -121,6 +123,28 @@ def test_what_another_process_writes_is_left(tmp_path: Path) -> None:
     assert StateFile(path, dict).peek() is None
     assert AddedFile(path).read() == {}
     assert path.read_text() == "{"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+def test_what_could_not_be_read_for_a_while_is_not_overwritten(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    path, said = tmp_path / "pins.json", list[str]()
+    Pins(path).save({"a": True})
+    pins = Pins(path, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_file, "read_regular", failing)
+        assert pins.load() == {}
+    assert len(said) == 1
+    assert Pins(path).load() == {"a": True}
+    for _ in range(2):
+        assert pins.save({"b": True}) is None
+    assert Pins(path).load() == {"b": True}
+    assert Pins(path.with_name("pins.json.damaged")).load() == {"a": True}
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_is_good_of_the_added_models_stays(tmp_path: Path) -> None:
