@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmx.worker.schemas.dialects import FORMATS, IN_PLACE, ROOT, Schema, SchemaFault, Standalone
-from lmx.worker.schemas.disjoint import Lookup, disjoint, types_of, values_of
+from lmx.worker.schemas.disjoint import Lookup, disjoint, type_of, types_of, values_of
 from lmx.worker.schemas.negation import all_of, any_of, opposite, without
 
 Takes = Callable[[Mapping[str, Any]], bool]
@@ -181,13 +181,21 @@ class _Rewriter:
         if "propertyNames" not in node:
             return
         names = node["propertyNames"]
-        pattern = None if patterns else self._name_pattern(names)
+        rest = made.get("additionalProperties", True)
+        # What is said of other names here must not be replaced by `_unevaluated`, and a pattern for
+        # names concerns those in `properties` too.
+        alone = not patterns and "unevaluatedProperties" not in node
+        if alone and _allows_no_name(names):
+            made["properties"] = dict.fromkeys(made.get("properties", ()), False)
+            made["additionalProperties"] = False
+            return
+        alone = alone and (isinstance(rest, bool) or not made.get("properties"))
+        pattern = self._name_pattern(names) if alone else None
         if pattern is None:
             if names is not True:
                 self._leave(node, "propertyNames")
             return
         fits = re.compile(pattern)
-        rest = made.get("additionalProperties", True)
         made["properties"] = {
             name: one if fits.search(name) else False
             for name, one in made.get("properties", {}).items()
@@ -259,9 +267,7 @@ class _Rewriter:
         items = node.get("items", True)
         if isinstance(items, dict) and "$ref" in items and len(items) == 1:
             items = self._source.resolve(items["$ref"])
-        values = values_of(items)
-        if isinstance(items, dict) and items.get("type") == "boolean" and values is None:
-            values = (False, True)
+        values = _all_values(items)
         if (
             values is None
             or len(values) > _MOST_DISTINCT
@@ -415,7 +421,38 @@ class _Rewriter:
         return alternatives
 
 
-_AROUND: Final = frozenset({"type", "properties", "additionalProperties", "const", "enum"})
+_AROUND: Final = frozenset(
+    {"type", "properties", "patternProperties", "additionalProperties", "const", "enum"}
+)
+
+
+def _allows_no_name(names: Schema) -> bool:
+    """Return whether a schema of names, which are strings, lists none or has another type."""
+    if not isinstance(names, dict):
+        return False
+    type_, values = names.get("type", "string"), values_of(names)
+    if type_ != "string" and "string" not in type_:
+        return True
+    return values is not None and not any(isinstance(one, str) for one in values)
+
+
+def _all_values(schema: Schema) -> Sequence[Any] | None:
+    """Return the values that satisfy a schema, None where it doesn't just list them."""
+    if not isinstance(schema, dict):
+        return None
+    if schema == {"type": "boolean"}:
+        return (False, True)
+    values = values_of(schema)
+    if values is None or len(schema.keys() - {"type"}) > 1:
+        return None
+    named = schema.get("type", ())
+    types = {named} if isinstance(named, str) else set(named)
+    return values if not types or all(_type_of(one) & types for one in values) else None
+
+
+def _type_of(value: Any) -> set[str]:
+    type_ = type_of(value)
+    return {type_, "integer"} if type_ == "number" and value % 1 == 0 else {type_}
 
 
 @dataclass(frozen=True, slots=True)

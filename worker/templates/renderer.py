@@ -110,6 +110,10 @@ class Renderer:
             log.warning("template.ended", reason=f"it {error}")
             self.close()
             raise
+        except BaseException:
+            # A reply that was not read must not answer the next request.
+            self.close()
+            raise
         match outcome:
             case Outcome.TEXT:
                 return data.decode()

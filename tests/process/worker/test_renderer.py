@@ -174,3 +174,18 @@ def test_it_imports_little(renderer: Renderer) -> None:
     renderer.render("x", {}, AMPLE_BYTES)
     assert renderer.pid is not None
     assert psutil.Process(renderer.pid).memory_info().rss < 48 << 20
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_reply_that_was_not_read_answers_nobody_else(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    renderer.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(renderer, "_read", broken)
+        with pytest.raises(error):
+            renderer.render("first", {}, AMPLE_BYTES)
+    assert renderer.render("second", {}, AMPLE_BYTES) == "second"

@@ -182,3 +182,77 @@ def test_a_check_ends() -> None:
     assert "in the time" in str(slow(json.dumps("a" * 40 + "b")))
     assert "no JSON" in str(slow("[" * 100_000))
     assert "no JSON" in str(slow("1" * 10_000))
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        (
+            {
+                "properties": {"a": {"type": "integer"}},
+                "propertyNames": {"pattern": "^[a-z]+$"},
+                "unevaluatedProperties": False,
+            },
+            {"a": 1, "b": 2},
+        ),
+        ({"propertyNames": {"enum": [1]}}, {"": 1}),
+        ({"propertyNames": {"type": "null", "minLength": 1}}, {"a": 1}),
+        (
+            {
+                "type": "array",
+                "items": {"enum": ["a", "bb", "cc"], "minLength": 2},
+                "uniqueItems": True,
+            },
+            ["a"],
+        ),
+        (
+            {
+                "type": "array",
+                "items": {"enum": ["a", 1, 1.5], "type": ["integer", "string"]},
+                "uniqueItems": True,
+            },
+            [1.5],
+        ),
+    ],
+)
+def test_what_is_forbidden_is_enforced_or_checked(schema: dict[str, Any], refused: Any) -> None:
+    assert not valid(schema, refused)
+    made = rewritten(schema)
+    if valid(made.schema, refused):
+        check = SchemaCheck(standalone(schema), made.checked)
+        assert made.checked and check(json.dumps(refused)) is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed"),
+    [
+        (
+            {
+                "properties": {"a": {"type": "string"}},
+                "propertyNames": {"pattern": "^[a-z]+$"},
+                "additionalProperties": {"type": "integer"},
+            },
+            {"a": "x", "b": 1},
+        ),
+        (
+            {
+                "type": "object",
+                "additionalProperties": {"enum": [1]},
+                "patternProperties": {"^a": {"type": "string"}},
+                "required": ["ab"],
+                "not": {"properties": {"ab": {"const": "x"}}},
+            },
+            {"ab": "y"},
+        ),
+        ({"propertyNames": {"type": ["string", "null"], "pattern": "a"}}, {"a": 1}),
+    ],
+)
+def test_what_is_valid_stays_possible(schema: dict[str, Any], allowed: Any) -> None:
+    assert valid(schema, allowed)
+    assert valid(rewritten(schema).schema, allowed)
+
+
+def test_items_that_are_listed_are_told_apart_in_the_grammar() -> None:
+    for items in ({"const": 1, "type": "integer"}, {"type": "boolean"}, {"enum": ["a", None]}):
+        made = rewritten({"type": "array", "items": items, "uniqueItems": True})
+        assert not made.checked
