@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.body_limits import SMALL_BYTES, check_amounts, no_collection
 from lmx.router.http.body_room import BodyRoom, BodyShare
 from lmx.router.http.rate_limits import ADMISSION
-from lmx.router.http.token_estimate import estimated_tokens
+from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 
 LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
 """Held while a large body is counted and parsed: between two of them all else gets its turn."""
@@ -54,7 +54,8 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
         parsed = await _parsed(request, payload)
     admission = request.get(ADMISSION)
     if admission is not None:
-        admission.charge(estimated_tokens(parsed), time.monotonic())
+        tokens = await _estimated(request, parsed, large=len(payload) > SMALL_BYTES)
+        admission.charge(tokens, time.monotonic())
     return parsed
 
 
@@ -83,6 +84,17 @@ async def _parsed(request: web.Request, payload: bytes) -> dict[str, Any]:
         # What is made of it next takes as long again.
         await asyncio.sleep(0)
     return value
+
+
+async def _estimated(request: web.Request, body: dict[str, Any], *, large: bool) -> float:
+    if not large:
+        return estimated_tokens(body)
+    tokens = 0.0
+    async with request.app[LARGE_BODIES]:
+        for part in estimate_in_steps(body):
+            tokens += part
+            await asyncio.sleep(0)
+    return tokens
 
 
 def parse_object(payload: bytes) -> dict[str, Any]:

@@ -26,7 +26,10 @@ _BUSY_S: Final = 1.0
 """When to try again where too many run: nobody knows how long they take."""
 
 _MOST_METERS: Final = 4096
-"""Askers that are remembered; beyond it those go that have used nothing."""
+"""Askers that are remembered; beyond it those go that have used nothing, or least."""
+
+_SPARE_METERS: Final = 1024
+"""So many new askers at least come between two looks through all meters."""
 
 _SLACK: Final = 1e-6
 
@@ -85,6 +88,14 @@ class Meter:
         self.add(tokens=booked)
         self.pending += booked
         return booked
+
+    @property
+    def share(self) -> float:
+        """How much of its limits is used, of the one that is used most; 1 is all of it."""
+        return max(
+            used / most if most else 0.0
+            for most, used in (self.used(Limit.REQUESTS), self.used(Limit.TOKENS))
+        )
 
     @property
     def unused(self) -> bool:
@@ -221,6 +232,7 @@ class RateLimiter:
         self._names = names
         self._note = note
         self._meters: dict[str, Meter] = {}
+        self._full_at = _MOST_METERS
         self.changes = 0
         """Grows with each request that limits apply to: there is something new to tell."""
 
@@ -235,7 +247,8 @@ class RateLimiter:
         if limits != RateLimits():
             meters[asker] = self._meter(asker, limits, now_s)
         if self._total != RateLimits():
-            meters[TOTAL] = self._meter(TOTAL, self._total, now_s)
+            # Never makes room for itself, or the asker's new meter might have to go.
+            meters[TOTAL] = self._meters.setdefault(TOTAL, Meter(self._total, now_s))
         if not meters:
             return None
         self.changes += 1
@@ -283,15 +296,25 @@ class RateLimiter:
     def _meter(self, asker: str, limits: RateLimits, now_s: float) -> Meter:
         found = self._meters.get(asker)
         if found is None:
-            if len(self._meters) >= _MOST_METERS:
-                self._forget_unused(now_s)
+            if len(self._meters) >= self._full_at:
+                self._make_room(now_s)
             found = self._meters[asker] = Meter(limits, now_s)
         return found
 
-    def _forget_unused(self, now_s: float) -> None:
+    def _make_room(self, now_s: float) -> None:
         for meter in self._meters.values():
             meter.settle(now_s)
-        self._meters = {asker: meter for asker, meter in self._meters.items() if not meter.unused}
+        kept, idle = {}, []
+        for asker, meter in self._meters.items():
+            if asker == TOTAL or meter.running or meter.elsewhere:
+                kept[asker] = meter
+            elif not meter.unused:
+                idle.append((asker, meter))
+        idle.sort(key=lambda one: one[1].share, reverse=True)
+        kept.update(idle[: max(0, _MOST_METERS - _SPARE_METERS - len(kept))])
+        self._meters = kept
+        # Those of requests under way are as many as the server takes at a time.
+        self._full_at = max(_MOST_METERS, len(kept) + _SPARE_METERS)
 
 
 def reset_text(seconds: float) -> str:

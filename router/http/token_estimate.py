@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 _CHARACTERS_A_TOKEN: Final = 4.0
@@ -14,21 +15,29 @@ _MEDIA_KEYS: Final = frozenset({"data", "url", "image_url", "audio_url", "video_
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWERS: Final = ("best_of", "n")
 
+_WITH_TEXT: Final = frozenset({str, list, dict})
+"""Types of parsed values in which there may be text."""
+
+_STEP_VALUES: Final = 2**14
+"""Looked at in a step: a millisecond's work or two."""
+
 
 def estimated_tokens(body: dict[str, Any]) -> float:
     """Return about how many tokens the request of ``body``, which nobody checked yet, takes: those
     of all its text, and those that it allows each answer. An answer without a limit counts nothing:
     it may be of any length, and is charged when it is there."""
+    return sum(estimate_in_steps(body))
+
+
+def estimate_in_steps(body: dict[str, Any]) -> Iterator[float]:
+    """Yield what adds up to :func:`estimated_tokens`; each step is a millisecond's work or two."""
     allowed = next((body[name] for name in _LIMITS if _is_count(body.get(name))), 0)
     answers = next((body[name] for name in _ANSWERS if _is_count(body.get(name))), 1)
-    return _text_tokens(body) + float(allowed) * max(1.0, float(answers))
-
-
-def _text_tokens(body: dict[str, Any]) -> float:
-    tokens = 0.0
+    tokens, looked = float(allowed) * max(1.0, float(answers)), 0
     left: list[Any] = [body]
     while left:
         value = left.pop()
+        looked += 1
         if isinstance(value, str):
             size = len(value) if value.isascii() else len(value.encode())
             tokens += size / _CHARACTERS_A_TOKEN
@@ -36,14 +45,23 @@ def _text_tokens(body: dict[str, Any]) -> float:
             for key, inner in value.items():
                 if key in _MEDIA_KEYS and isinstance(inner, str):
                     tokens += _MEDIA_TOKENS
-                else:
+                elif type(inner) in _WITH_TEXT:
                     left.append(inner)
-        elif isinstance(value, list):
-            if value and type(value[0]) is int:
-                tokens += len(value)  # a prompt as tokens; never looked at one by one
-            else:
-                left += value
-    return tokens
+            looked += len(value)
+        elif value and type(value[0]) is int:
+            tokens += len(value)  # a prompt as tokens; never looked at one by one
+        else:
+            for start in range(0, len(value), _STEP_VALUES):
+                piece = value[start : start + _STEP_VALUES]
+                left += [inner for inner in piece if type(inner) in _WITH_TEXT]
+                looked += len(piece)
+                if looked >= _STEP_VALUES:
+                    yield tokens
+                    tokens, looked = 0.0, 0
+        if looked >= _STEP_VALUES:
+            yield tokens
+            tokens, looked = 0.0, 0
+    yield tokens
 
 
 def _is_count(value: Any) -> bool:

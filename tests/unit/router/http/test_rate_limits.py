@@ -17,7 +17,7 @@ from lmx.protocol.messages.counts import KeyUsage
 from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter, reset_text
-from lmx.router.http.token_estimate import estimated_tokens
+from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 
 NONE = RateLimits()
 
@@ -153,6 +153,30 @@ def test_the_next_router_does_not_inherit_estimates() -> None:
     assert before.usage(30.0)["a"] == KeyUsage("a", 0.0, 30.0)
 
 
+def test_so_many_askers_are_remembered_and_those_that_used_most_longest() -> None:
+    limits = limiter(RateLimits(100, 1000), total=RateLimits(tokens_per_minute=10**9))
+    running = ask(limits, "running", 0.0)
+    for number in range(3000):
+        ask(limits, f"heavy {number}", 0.0).end(900, 0.0)
+    for number in range(9000):
+        ask(limits, f"light {number}", 0.0).end(1, 0.0)
+        if number % 500 == 0:
+            assert len(limits.usage(0.0)) <= 4097
+    usage = limits.usage(0.0)
+    assert {"", "running", *(f"heavy {number}" for number in range(3000))} <= usage.keys()
+    assert usage[""].tokens == 3000 * 900 + 9000
+    running.end(7, 0.0)
+    assert limits.usage(0.0)["running"].tokens == 7
+
+
+def test_a_new_asker_does_not_make_room_for_all_keys_together() -> None:
+    limits = limiter(RateLimits(100, 1000), total=RateLimits(requests_per_minute=10**6))
+    limits.inherit([KeyUsage(f"key {number}", 1.0, 1.0) for number in range(4095)], 0.0)
+    ask(limits, "new", 0.0).end(990, 0.0)
+    assert limits.usage(0.0)["new"].tokens == 990
+    assert limits.usage(0.0)[""].requests == 1
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 400), st.integers(0, 400)),
@@ -204,6 +228,16 @@ def test_tokens_are_estimated_from_text_and_limits() -> None:
     assert estimated_tokens({"input": "ß" * 40, "max_tokens": "many"}) == 80 / 4 + 1
     image = {"image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
     assert estimated_tokens({"messages": [image]}) == 256
+
+
+def test_a_large_body_is_estimated_in_small_steps() -> None:
+    numbers: list[Any] = [0.5] * 300_000
+    body = {"input": [*numbers, "word", None, *numbers, [1, 2]], "max_tokens": 7}
+    steps = list(estimate_in_steps(body))
+    assert sum(steps) == estimated_tokens(body) == 1 + 2 + 7
+    assert len(steps) > 600_000 / 2**15
+    assert len(list(estimate_in_steps({"input": ["word"] * 100_000}))) > 10
+    assert list(estimate_in_steps({"prompt": "word"})) == [1.0]
 
 
 # With a router.
