@@ -14,13 +14,20 @@ from typing import Final
 
 import psutil
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.system import read_footprint
 from lmx.supervisor.processes.child import signal_group
 from lmx.supervisor.processes.descendants import end_marked, marked
-from lmx.supervisor.processes.lock_holder import Silence, is_stopped, lives, lock_holder, silence
+from lmx.supervisor.processes.lock_holder import (
+    ANSWER_S,
+    Silence,
+    is_stopped,
+    lives,
+    lock_holder,
+    silence,
+)
 from lmx.supervisor.sockets.client import ControlClient, not_running
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import (
@@ -94,7 +101,7 @@ def stop(home: Home, say: Say) -> int:
     """
     first: int | None = None
     stuck: psutil.Process | None = None
-    for _ in range(_ROUNDS):
+    for number in range(1, _ROUNDS + 1):
         holder = lock_holder(home)
         if holder is not None:
             first = first or holder.pid
@@ -103,7 +110,7 @@ def stop(home: Home, say: Say) -> int:
         try:
             ended = _end_rest(home, say, locked=stuck is None)
         except OperationError as error:
-            if error.code is ErrorCode.ALREADY_RUNNING:
+            if error.code is ErrorCode.ALREADY_RUNNING and number < _ROUNDS:
                 continue
             raise
         first = first or next(iter(ended), None)
@@ -123,11 +130,10 @@ def stop(home: Home, say: Say) -> int:
 def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
     """Return whether it has ended, after its own graces as long as it answers."""
     silent = silence(home)
-    if silent is None:
-        with contextlib.suppress(OperationError), ControlClient(home) as client:
-            client.ask(control.StopAll())
-    elif lives(holder):
-        say(f"{silent.words}: it is sent SIGTERM, and SIGCONT")
+    asked = silent is None and _asked_to_stop(home)
+    if not asked and lives(holder):
+        why = f"the supervisor (pid {holder.pid}) was asked to stop, and does not"
+        say(f"{why if silent is None else silent.words}: it is sent SIGTERM, and SIGCONT")
         _signal(holder, signal.SIGTERM)
         _signal(holder, signal.SIGCONT)
     answered_s = looked_s = time.monotonic()
@@ -143,6 +149,25 @@ def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
         if now_s - answered_s > _HUNG_S:
             return _end_hung(holder, say)
     return True
+
+
+def _asked_to_stop(home: Home) -> bool:
+    """Return whether it is stopping. It is never asked twice: that means "at once"."""
+    try:
+        with ControlClient(home) as client:
+            client.ask(control.StopAll())
+        return True
+    except OperationError as error:
+        if error.code is ErrorCode.NOT_RUNNING:
+            return True  # it has given up its lock: it ends
+    except ProtocolError:
+        pass
+    # The question is lost, or its answer, or it was denied.
+    try:
+        with ControlClient(home, ANSWER_S) as client:
+            return bool(client.status().get("state") == "stopping")
+    except (OperationError, ProtocolError):
+        return False
 
 
 def _end_hung(holder: psutil.Process, say: Say) -> bool:
@@ -177,11 +202,13 @@ def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
     for path in home.run.path.glob("w-*"):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-    if still := [record for record in left if record.alive]:
+    still = [*(each.pid for each in left if each.alive), *(each.pid for each in marked(home))]
+    if still:
+        pids = ", ".join(map(str, dict.fromkeys(still)))
         raise OperationError(
-            ErrorCode.INTERNAL, f"not even SIGKILL ends pids {_pids(still)}: the system holds them"
+            ErrorCode.INTERNAL, f"not even SIGKILL ends pids {pids}: the system holds them"
         )
-    return [*(record.pid for record in left), *rest]
+    return list(dict.fromkeys([*(record.pid for record in left), *rest]))
 
 
 def _workers(home: Home) -> list[WorkerRecord]:

@@ -60,8 +60,8 @@ def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
 
 
 def end_marked(home: Home, process_id: str | None = None) -> list[int]:
-    """SIGKILL them, and wait for their ends; returns their pids."""
-    ended: list[int] = []
+    """SIGKILL them, and wait for their ends; returns the pids of those that ended."""
+    killed: dict[int, psutil.Process] = {}
     for _ in range(_LOOKS):
         found = marked(home, process_id)
         if not found:
@@ -69,9 +69,9 @@ def end_marked(home: Home, process_id: str | None = None) -> list[int]:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        ended += [process.pid for process in found]
+        killed.update((process.pid, process) for process in found)
         _wait_gone(found)
-    return ended
+    return [pid for pid, process in killed.items() if not _lives(process)]
 
 
 class Descendants:

@@ -17,7 +17,10 @@ from lmx.supervisor.state.home import Home
 ANSWER_S: Final = 1.0
 """A supervisor answers within milliseconds: its loop does nothing that takes long."""
 
-_LONGER_S: Final = 3.0
+_LONGER_S: Final = 2.0
+"""With it a look is not late yet (:data:`~lmx.supervisor.processes.silence.LATE_S`): who looks at
+one that spins would never judge it."""
+
 _WORKS_S: Final = 0.05
 """Of a processor, in a second. One that hangs uses next to none."""
 

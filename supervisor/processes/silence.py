@@ -17,7 +17,7 @@ BUSY_S: Final = 60.0
 """For what works or waits for the disk, and does not answer."""
 
 LATE_S: Final = 5.0
-"""Between two looks there is a second or two. After more, who looks was held up itself."""
+"""Between two looks there are up to four seconds. After more, who looks was held up itself."""
 
 
 class Verdict(Enum):

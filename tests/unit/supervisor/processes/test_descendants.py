@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+import pytest
+
+from lmx.supervisor.processes import descendants
 from lmx.supervisor.processes.descendants import end_marked, mark, marked
 from lmx.supervisor.state.home import Home
 
@@ -35,3 +39,13 @@ def test_a_home_has_several_names(tmp_path: Path) -> None:
             assert [process.pid for process in marked(asked)] == [child.pid]
             assert marked(Home(tmp_path)) == []
             assert end_marked(asked) == [child.pid]
+
+
+def test_what_cannot_be_killed_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil.Process, "kill", lambda _process: None)
+    monkeypatch.setattr(descendants, "_GONE_S", 0.0)
+    home = Home(tmp_path)
+    with _child(home):
+        assert end_marked(home) == []

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
+from lmx.supervisor.cli import rescue
+from lmx.supervisor.processes import lock_holder
 from lmx.supervisor.processes.lock_holder import silence
+from lmx.supervisor.processes.silence import LATE_S
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -41,3 +44,20 @@ def test_no_answer_is_silence(
 ) -> None:
     _has_it(monkeypatch, OperationError(code, "nobody"))
     assert silence(Home(tmp_path)) is not None
+
+
+def test_a_look_at_one_that_spins_is_not_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_s: list[float] = []
+
+    def answers(_home: Home, limit_s: float) -> bool:
+        limits_s.append(limit_s)
+        return False
+
+    used_s = iter(range(10))
+    monkeypatch.setattr(lock_holder, "_answers", answers)
+    monkeypatch.setattr(lock_holder, "_cpu_s", lambda _holder: float(next(used_s)))
+    assert silence(Home(tmp_path)) is not None
+    assert len(limits_s) == 2
+    assert sum(limits_s) + rescue._LOOK_S <= LATE_S - 1.0
