@@ -30,7 +30,8 @@ from lmx.protocol.messages.control import Event, EventList, GetEvents, GetStatus
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
+ROOMS = sorted(p for p in Path(__file__).resolve().parents[1].iterdir() if p.is_dir())
+"""All of ``tests/support``: an engine of the tests may use what stands beside it."""
 QUICK = {
     "beat_interval_s": 0.2,
     "beat_timeout_s": 2.0,
@@ -108,7 +109,7 @@ class Rig:
             "TMPDIR": str(temporary),
             # Beside what else is looked at when the rig ends: downloads go where they are put.
             "HF_HOME": str(self.home / "hub"),
-            "PYTHONPATH": str(FAKES),
+            "PYTHONPATH": os.pathsep.join(map(str, ROOMS)),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
