@@ -13,7 +13,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.worker.constraints.grammar import Form, GrammarConstraint
-from lmx.worker.constraints.probe import LIMITS, fault
+from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
 from lmx.worker.constraints.vocabulary import GrammarVocabulary, read_vocabulary
 from lmx.worker.constraints.words import LONE_SURROGATE, UNSPELLABLE, has_half, in_words, parts
@@ -254,9 +254,12 @@ class ConstraintCompiler:
         """Return why answers can't be held to these grammars, None if they can."""
         key = hashlib.sha256(grammars.encode()).digest()
         if key not in self._verdicts:
+            found = verdict(grammars, self._vocabulary)
+            if not found.counted:
+                return found.fault
             if len(self._verdicts) >= _MOST_VERDICTS:
                 self._verdicts.clear()
-            self._verdicts[key] = fault(grammars, self._vocabulary)
+            self._verdicts[key] = found.fault
         return self._verdicts[key]
 
     def _check_texts(self, schema: Mapping[str, Any], param: str) -> None:

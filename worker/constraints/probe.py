@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -44,38 +44,47 @@ _CLOSING_SHARE: Final = 0.3
 _LONGEST_S: Final = 1.0
 
 
-def fault(grammars: str, vocabulary: GrammarVocabulary) -> str | None:
-    """Return why answers can't be held to llguidance's grammars, as JSON; None if they can."""
+class Verdict(NamedTuple):
+    """``fault``: why answers can't be held to grammars, None if they can. ``counted``: it comes
+    from what was counted, not from the clock, and is the same the next time."""
+
+    fault: str | None
+    counted: bool = True
+
+
+def verdict(grammars: str, vocabulary: GrammarVocabulary) -> Verdict:
+    """Return whether answers can be held to llguidance's grammars, as JSON."""
     until_s = time.thread_time() + _LONGEST_S
     matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
     if not matcher.is_error():
         # The first mask is where a grammar with too many alternatives fails.
         _fill(matcher, vocabulary.masks.new())
     if matcher.is_error():
-        return in_words(matcher.get_error())
-    found = (_walk(matcher.deep_copy(), vocabulary, seed, until_s) for seed in range(_WALKS))
-    return next((one for one in found if one), None)
+        return Verdict(in_words(matcher.get_error()))
+    for seed in range(_WALKS):
+        found = _walk(matcher.deep_copy(), vocabulary, seed, until_s)
+        if found.fault:
+            return found
+    return Verdict(None)
 
 
-def _walk(
-    matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int, until_s: float
-) -> str | None:
+def _walk(matcher: LLMatcher, vocabulary: GrammarVocabulary, seed: int, until_s: float) -> Verdict:
     masks = vocabulary.masks
     draw = random.Random(seed)
     for _ in range(_STEPS):
         if time.thread_time() > until_s:
-            return TOO_COMPLEX
+            return Verdict(TOO_COMPLEX, counted=False)
         mask = masks.new()
         _fill(matcher, mask)
         if matcher.is_error():
-            return in_words(matcher.get_error())
+            return Verdict(in_words(matcher.get_error()))
         mask = masks.cut(mask)
         token = _drawn(mask & ~masks.end, vocabulary, draw)
         if token is None:
-            return None if mask.any() else UNSPELLABLE
+            return Verdict(None if mask.any() else UNSPELLABLE)
         if not matcher.consume_token(token):
-            return in_words(matcher.get_error())
-    return None
+            return Verdict(in_words(matcher.get_error()))
+    return Verdict(None)
 
 
 def _drawn(mask: Mask, vocabulary: GrammarVocabulary, draw: random.Random) -> int | None:

@@ -17,6 +17,7 @@ _UNIONS: Final = ("anyOf", "oneOf")
 _IN_PLACE: Final = ("allOf", *_UNIONS)
 _CONDITIONS: Final = ("not", "if", "then", "else")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
+_MEMBERS: Final = ("properties", "patternProperties")
 _NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id"}
 
 
@@ -57,7 +58,8 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
             holder = holder[key]
         holder[keys[-1]] = _close(part, _pointer(pointer, keys), part_alone, joined)
     names_members = isinstance(schema.get("properties"), dict)
-    if alone and names_members and not _OPENED & schema.keys() and not _described_again(schema):
+    described = _described_again(schema) or _asks_for_others(schema)
+    if alone and names_members and not _OPENED & schema.keys() and not described:
         result["additionalProperties"] = False
     return result
 
@@ -77,9 +79,13 @@ def _joined(schema: Any, pointer: str, known: set[str], alone: bool = True) -> s
 
 
 def _places(schema: Mapping[str, Any], alone: bool) -> Iterator[_Place]:
+    # One member may be described by its name and by patterns.
+    patterns = schema.get("patternProperties")
+    several = isinstance(patterns, dict) and len(patterns) + ("properties" in schema) > 1
     for key in _BY_NAME:
         if isinstance(named := schema.get(key), dict):
-            yield from (_Place((key, name), one, True) for name, one in named.items())
+            once = not (several and key in _MEMBERS)
+            yield from (_Place((key, name), one, once) for name, one in named.items())
     for key in ("items", "prefixItems"):
         if isinstance(listed := schema.get(key), list):
             yield from (_Place((key, index), one, True) for index, one in enumerate(listed))
@@ -115,6 +121,27 @@ def _described_again(schema: Mapping[str, Any]) -> bool:
         and ("properties" in one or "patternProperties" in one or _described_again(one))
         for one in parts
     )
+
+
+def _asks_for_others(schema: Mapping[str, Any]) -> bool:
+    """Return whether members are required that ``properties`` don't name."""
+    named = schema.get("properties")
+    return isinstance(named, dict) and not _required(schema) <= named.keys()
+
+
+def _required(schema: Any) -> set[str]:
+    """Return the names that a schema may require of the same object."""
+    if not isinstance(schema, dict):
+        return set()
+    lists = [schema.get("required")]
+    if isinstance(dependent := schema.get("dependentRequired"), dict):
+        lists += dependent.values()
+    names = {name for one in lists if isinstance(one, list) for name in one if type(name) is str}
+    parts = [schema.get(key) for key in ("then", "else")]
+    for key in _IN_PLACE:
+        if isinstance(listed := schema.get(key), list):
+            parts += listed
+    return names.union(*map(_required, parts))
 
 
 def _pointer(pointer: str, keys: tuple[str | int, ...]) -> str:

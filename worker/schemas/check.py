@@ -20,6 +20,7 @@ _MOST_STEPS: Final = 300_000
 """About a second."""
 _SLOWEST_MATCH_S: Final = 0.5
 _MOST_DIGITS: Final = 400
+_NO_CIRCLE: Final = 1 << 30
 
 
 class SchemaCheck:
@@ -93,6 +94,9 @@ class _Evaluation:
         self._patterns = patterns
         self._steps = 0
         self._known: dict[tuple[int, int, bool], _Seen | None] = {}
+        # What is under way, by how far down; and how far up it was looked at since.
+        self._open: dict[tuple[int, int, bool], int] = {}
+        self._highest = _NO_CIRCLE
 
     def of(self, schema: Schema, value: Any, exact: bool) -> _Seen | None:
         """Return what ``schema`` has looked at, None when the value does not satisfy it. Where
@@ -100,14 +104,27 @@ class _Evaluation:
         if isinstance(schema, bool):
             return _NOTHING if schema else None
         key = (id(schema), id(value), exact)
-        if key not in self._known:
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                raise _TooLong
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
             # What leads back to itself is satisfied by something else, or not at all.
-            self._known[key] = None
-            self._known[key] = self._keywords(schema, value, exact)
-        return self._known[key]
+            self._highest = min(self._highest, self._open[key])
+            return None
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise _TooLong
+        depth = len(self._open)
+        above, self._highest = self._highest, _NO_CIRCLE
+        self._open[key] = depth
+        found = self._keywords(schema, value, exact)
+        del self._open[key]
+        # What failed for something that is still under way may hold elsewhere.
+        if found is not None or self._highest >= depth:
+            self._known[key] = found
+        if self._highest >= depth:
+            self._highest = _NO_CIRCLE
+        self._highest = min(self._highest, above)
+        return found
 
     def _keywords(self, schema: dict[str, Any], value: Any, exact: bool) -> _Seen | None:
         for key, limit in schema.items():

@@ -366,12 +366,24 @@ def ecma(pattern: str) -> str:
     digits and word characters are ASCII, and characters beyond 16 bits are two escapes."""
     made: list[str] = []
     inside = was_class = False
-    for match in _ATOM.finditer(pattern):
-        atom = match.group()
-        if atom == "-" and was_class:
-            # No range begins with a class.
-            atom = r"\-"
+    # Whether a range may begin with the atom before, or ends with this one.
+    begins = ends = False
+    atoms = _ATOM.findall(pattern)
+    for atom, following in zip(atoms, [*atoms[1:], ""], strict=True):
+        if inside and atom == "-" and not was_class and begins and following not in _NO_RANGE_END:
+            made.append(atom)
+            begins, ends = False, True
+            continue
+        # No range begins or ends with a class.
+        literal = was_class or not begins or following in _CLASSES
+        if inside and (atom in _SET_SIGNS or (atom == "-" and literal)):
+            # Others read `[`, `&&`, `~~` and `--` as operators.
+            made.append(f"\\{atom}")
+            begins, ends, was_class = not ends, False, False
+            continue
+        first = not inside or (atom == "^" and made[-1] == "[")
         was_class = inside and atom in _CLASSES
+        begins, ends = not (first or was_class or ends), False
         if atom.startswith("\\u"):
             atom = re.escape(bytes.fromhex(atom.replace("\\u", "")).decode("utf-16-be", "replace"))
         elif atom in _ASCII:
@@ -391,6 +403,8 @@ _ATOM: Final = re.compile(
 )
 _ASCII: Final = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
 _CLASSES: Final = (r"\d", r"\w", r"\s", r"\D", r"\W", r"\S")
+_SET_SIGNS: Final = ("[", "&", "~")
+_NO_RANGE_END: Final = ("]", *_CLASSES)
 _NOT_ASCII: Final = {r"\D": "[^0-9]", r"\W": "[^A-Za-z0-9_]"}
 
 

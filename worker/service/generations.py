@@ -278,11 +278,12 @@ class Generations:
         elif review.may_repeat:
             log.info("review.repeated", request_id=opened.request.request_id, reason=fault)
             opened.repeat(next(self._job_ids))
-            arrived_s = time.monotonic() - end.timings.queue_s - end.timings.prefill_s
+            # It waits for a turn of its own: the time of the first answer is no waiting.
+            arrived_s = time.monotonic()
             self._prompts.run(
                 opened.request.owner,
                 _told_nothing,
-                lambda: self._prepare(opened, arrived_s - end.timings.decode_s, again=True),
+                lambda: self._prepare(opened, arrived_s, again=True),
                 lambda again: self._prepared_again(opened, again),
             )
         else:

@@ -10,6 +10,7 @@ from lmx.worker.formats.closed_objects import closed
 TEXT = {"type": "string"}
 A = {"type": "object", "properties": {"a": TEXT}}
 B = {"type": "object", "properties": {"b": TEXT}}
+AB = {"type": "object", "properties": {"a": TEXT, "b": TEXT}}
 
 
 def shut(schema: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -36,15 +37,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"type": "object", "additionalProperties": A},
         {"type": "object", "additionalProperties": shut(A)},
     ),
-    "patterns too": ({**A, "patternProperties": {"^x": B}},
-                     shut(A, patternProperties={"^x": shut(B)})),
+    "patterns too": ({"properties": {"x": A}, "patternProperties": {"^x": B}},
+                     shut({"properties": {"x": A}, "patternProperties": {"^x": B}})),
+    "a pattern alone": ({"patternProperties": {"^x": B}}, {"patternProperties": {"^x": shut(B)}}),
     "referred to": (with_defs(HAS_REF, one=A), shut(with_defs(HAS_REF, one=shut(A)))),
     "one of two": (with_defs({"oneOf": [REF, B]}, one=A),
                    with_defs({"oneOf": [REF, shut(B)]}, one=shut(A))),
     "nothing but one": ({"allOf": [A]}, {"allOf": [shut(A)]}),
     "a choice of what is required": (
-        {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-        shut(A, anyOf=[{"required": ["a"]}, {"required": ["b"]}]),
+        {**AB, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        shut(AB, anyOf=[{"required": ["a"]}, {"required": ["b"]}]),
     ),
     "a list of items": ({"prefixItems": [A], "items": [B]},
                         {"prefixItems": [shut(A)], "items": [shut(B)]}),
@@ -53,6 +55,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 AS_THEY_ARE: dict[str, dict[str, Any]] = {
     "told open": {**A, "additionalProperties": True},
     "told what else": {**A, "additionalProperties": TEXT},
+    "asked for what is not named": {**A, "required": ["b"]},
+    "one thing asks for another": {**A, "dependentRequired": {"a": ["b"]}},
+    "a choice of what is not named": {**A, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     "a map": {"type": "object"},
     "two together": {"allOf": [A, B]},
     "own and another": {**A, "allOf": [B]},

@@ -143,6 +143,9 @@ def test_what_is_no_schema_is_said_with_its_place(schema: dict[str, Any], said: 
         (r"a\/b\\d", r"a/b\\d"),
         (r"\uD83C\uDF89?", "\N{PARTY POPPER}?"),
         (r"[\u0041-\u005A]", "[A-Z]"),
+        ("[[a&&b~~]&[^-~]", r"[\[a\&\&b\~\~]&[^\-\~]"),
+        ("[+--][--a][a-c--z][---]", r"[+-\-][\--a][a-c\--z][\--\-]"),
+        (r"[a-z_-]-[a-\d][^-z]x--", r"[a-z_-]-[a\-0-9][^\-z]x--"),
     ],
 )
 def test_expressions_mean_what_they_do_in_ecmascript(pattern: str, meant: str) -> None:
@@ -256,3 +259,17 @@ def test_items_that_are_listed_are_told_apart_in_the_grammar() -> None:
     for items in ({"const": 1, "type": "integer"}, {"type": "boolean"}, {"enum": ["a", None]}):
         made = rewritten({"type": "array", "items": items, "uniqueItems": True})
         assert not made.checked
+
+
+def test_what_failed_in_a_circle_is_looked_at_again_elsewhere() -> None:
+    # "b" fails first for "a", which is still under way, and then holds by it.
+    schema = {
+        "$defs": {
+            "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"minimum": 1}]},
+            "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"minimum": 9}]},
+        },
+        "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+    }
+    check = SchemaCheck(standalone(schema), ("`x`",))
+    assert check("5") is None
+    assert check("0") is not None

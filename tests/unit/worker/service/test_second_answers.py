@@ -1,0 +1,42 @@
+"""An answer that is made once more waits for a turn of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmx.protocol.messages.data import Timings
+from lmx.worker.service.generations import Generations
+
+
+def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals: list[float] = []
+
+    def run(owner: str, begun: Any, work: Any, done: Any) -> None:
+        work()
+
+    def prepare(opened: Any, arrived_s: float, *, again: bool = False) -> None:
+        arrivals.append(arrived_s)
+
+    generations: Any = object.__new__(Generations)
+    generations._prompts = SimpleNamespace(run=run, clock=SimpleNamespace(in_flight=1))
+    generations._job_ids = itertools.count()
+    generations._engine_thread = None
+    monkeypatch.setattr(generations, "_prepare", prepare)
+    request = SimpleNamespace(request_id="r", owner="o")
+    opened = SimpleNamespace(gone=False, request=request, repeat=lambda _: None)
+    end = SimpleNamespace(timings=Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0))
+    before_s = time.monotonic()
+    loop = asyncio.new_event_loop()
+    try:
+        future: asyncio.Future[str | None] = loop.create_future()
+        future.set_result("it does not satisfy the schema")
+        generations._reviewed(opened, SimpleNamespace(may_repeat=True), end, future)
+    finally:
+        loop.close()
+    assert len(arrivals) == 1 and arrivals[0] >= before_s
