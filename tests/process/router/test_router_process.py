@@ -210,14 +210,14 @@ async def test_sigint_is_ignored_and_sigabrt_leaves_stacks() -> None:
 
 HANGING = """
 import pathlib, sys
-from lmx.router import process
+from lmx.router.server import process
 from lmx.router.__main__ import main
 
 measure = process.Router._measure
 
 def hang(router):
     while pathlib.Path(sys.argv[1]).exists():
-        pass
+        pathlib.Path(sys.argv[1] + ".now").touch()
     return measure(router)
 
 process.Router._measure = hang
@@ -272,7 +272,8 @@ async def test_a_router_whose_loop_hangs_tells_its_clients(tmp_path: Path) -> No
         async with slow_reader(started) as slow:
             await worker.stream(2)
             hangs.touch()
-            await asyncio.sleep(0.3)  # A beat: the loop hangs in the next one.
+            in_it = tmp_path / "hangs.now"
+            await until(in_it.exists)  # The loop hangs in its next beat.
             began_s = time.monotonic()
             started.process.send_signal(signal.SIGUSR2)
             # Whole events to the end, and the end of the body in HTTP's form too.
