@@ -69,7 +69,7 @@ class TestRoomForTwo:
 
     async def test_a_busy_model_is_never_evicted(self, room_for_two: Rig) -> None:
         await asyncio.to_thread(unload, room_for_two, "a", "b", "c")
-        long = {"tokens": 100, "step_s": 0.03}
+        long = {"tokens": 250, "step_s": 0.03}
         async with http() as session:
             url = room_for_two.url
             busy = [Stream(session, url, ask(name, long)) for name in ("a", "b")]
@@ -81,7 +81,7 @@ class TestRoomForTwo:
             first = min(busy, key=lambda stream: not stream.done)
             assert first.done, "there was room before anybody had ended"
             await asyncio.gather(*(stream.ended() for stream in busy))
-        assert {(s.text, s.finish_reason) for s in busy} == {("word " * 100, "stop")}
+        assert {(s.text, s.finish_reason) for s in busy} == {("word " * 250, "stop")}
         assert waiting.text == WORDS
 
 
