@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
 
 from aiohttp import web
 
@@ -103,6 +104,11 @@ async def unloaded(services: Services, model: ModelView) -> None:
     await gone(services, model)
 
 
+def _measured(memory: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether an ended worker's memory was looked at: of one that went at once not."""
+    return memory is not None and bool(memory["returned_bytes"] or memory["missing_bytes"])
+
+
 async def gone(services: Services, model: ModelView) -> None:
     """Wait until the worker that a model had is gone. Raises DEADLINE_EXCEEDED when that takes
     longer than ``load_wait_s``."""
@@ -192,7 +198,7 @@ async def unload_model(request: web.Request) -> web.Response:
         UnloadAnswer(
             success=True,
             model_id=model.model_id,
-            memory_freed_gb=to_gb(held_bytes if memory is None else memory["returned_bytes"]),
+            memory_freed_gb=to_gb(memory["returned_bytes"] if _measured(memory) else held_bytes),
             memory=None if memory is None else MemoryReturned(**memory),
         )
     )

@@ -128,7 +128,8 @@ class LoadAnswer(Answer):
 
 class UnloadAnswer(Answer):
     """POST /admin/models/unload. ``memory_freed_gb`` is what was measured to come back; where that
-    took too long, ``memory`` is null and it is what the worker held."""
+    took too long (``memory`` is null), or the worker went before it was looked at, it is what the
+    worker held."""
 
     success: Literal[True]
     model_id: str
