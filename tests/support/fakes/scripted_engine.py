@@ -90,6 +90,9 @@ _CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ti
 _EOS = 0
 _RAISES = 1
 _CHUNK_S = 0.05
+_HOPELESS = 1_000_000
+"""A longer text is refused unread, as the real engine does: a list of so many tokens takes long
+enough to look like a hang."""
 _BYTE = 500_000
 """A prompt's token is this and a byte; smaller ones are pieces of answers."""
 
@@ -132,6 +135,7 @@ class ScriptedEngine:
 
     def __init__(self, options: Mapping[str, Any], loads: Path = Path(os.devnull)) -> None:
         self._options = options
+        self._context_tokens: int = options.get("context_length", 4096)
         self._loads = loads
         self._rows: dict[int, _Row] = {}
         self._grown: list[bytes] = []
@@ -166,7 +170,7 @@ class ScriptedEngine:
             _hang()
         advanced(LoadPhase.WARMUP, None, "")
         return ModelFacts(
-            options.get("context_length", 4096),
+            self._context_tokens,
             frozenset({_EOS}),
             vocabulary_size=1_000_000,
             reasoning=ReasoningMarkers("<think>", "</think>", -1, -2),
@@ -181,7 +185,14 @@ class ScriptedEngine:
             return EncodedPrompt(_bytes(source.text))
         contents = [str(message["content"]) for message in source.messages or ()]
         time.sleep(_directive(contents[-1]).get("encode_s", 0))
-        return EncodedPrompt(_bytes("\0".join(contents)))
+        text = "\0".join(contents)
+        if len(text) > _HOPELESS > self._context_tokens:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"The messages have {len(text)} bytes, and the context {self._context_tokens}.",
+                param="messages",
+            )
+        return EncodedPrompt(_bytes(text))
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
         use = source.tool_use

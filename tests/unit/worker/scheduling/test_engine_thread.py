@@ -547,22 +547,26 @@ async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: S
 
 async def test_soft_pressure_shrinks_and_rows_run_alone_until_it_is_over(start: Start) -> None:
     recorder = await start(max_rows=4, memory_bytes=100, grow_bytes_per_token=10)
-    first = recorder.submit(tokens=100, step_s=0.005)
+    thread = recorder.thread
+    first = recorder.submit(tokens=100_000, step_s=0.005)
     await recorder.until(lambda: len(recorder.text(first)) > 20)
-    recorder.thread.press(MemoryPressure.SOFT)
+    thread.press(MemoryPressure.SOFT)
     await recorder.until(lambda: recorder.engine.calls["shrink"] == 1)
-    assert 100 < recorder.thread.memory_bytes < recorder.thread.peak_memory_bytes
-    second = recorder.submit(tokens=50, step_s=0.005)
+    await recorder.until(lambda: 100 < thread.memory_bytes < thread.peak_memory_bytes)
+    second = recorder.submit(tokens=100_000, step_s=0.005)
     third = recorder.submit(tokens=3)
-    await recorder.end(first)
-    assert not recorder.pieces(second)
+    steps = thread.steps
+    await recorder.until(lambda: thread.steps > steps + 3)
+    assert (thread.rows, recorder.pieces(second)) == (1, [])
+    thread.cancel(first)
     await recorder.until(lambda: recorder.text(second))
-    assert recorder.thread.rows == 1
-    recorder.thread.press(MemoryPressure.NONE)
+    assert (thread.rows, recorder.pieces(third)) == (1, [])
+    thread.press(MemoryPressure.NONE)
     await recorder.end(third)
     assert not recorder.ends(second), "it runs beside it"
     assert recorder.engine.calls["regrow"] == 1
-    assert isinstance(await recorder.end(second), JobFinished)
+    thread.cancel(second)
+    assert isinstance(await recorder.end(second), JobCancelled)
 
 
 async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
