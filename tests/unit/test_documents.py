@@ -1,0 +1,59 @@
+"""The documents' links lead somewhere, and the files that they name are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "router", "worker", "supervisor")
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", *(f"{room}/**/*.md" for room in ROOMS))
+    for path in ROOT.glob(pattern)
+)
+
+
+def _prose(document: Path) -> str:
+    return re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+
+
+def _anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _prose(document), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _links(document: Path) -> Iterator[tuple[str, str]]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(document)):
+        if "://" not in target and not target.startswith("mailto:"):
+            path, _, anchor = target.partition("#")
+            yield path, anchor
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for path, anchor in _links(document):
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{path} is not there"
+        if anchor and target.suffix == ".md":
+            assert anchor in _anchors(target), f"{path}#{anchor}: no such heading"
+
+
+def test_the_map_names_files_that_are_there() -> None:
+    """Every path in backticks, whole or below one of the rooms."""
+    text = _prose(ROOT / "docs/architecture.md")
+    missing = [
+        name
+        for name in re.findall(r"`([\w./{}-]*/[\w./{}-]*)`", text)
+        if not name.startswith("/") and not _is_there(name)
+    ]
+    assert missing == []
+
+
+def _is_there(name: str) -> bool:
+    places = [ROOT, *(ROOT / room for room in ROOMS)]
+    return any((place / name).exists() for place in places)
