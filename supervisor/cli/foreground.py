@@ -59,7 +59,7 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     raise_file_limit()
     aside = clear_for_file(home.supervisor_log)
     logs = _Logs(home, config.logs, detached=invocation.detached)
-    service = Service(config, home, version, invocation, lambda new: logs.follow(new.logs))
+    service = Service(config, home, version, invocation, logs.follow)
     if aside is not None:
         service.say(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
     for notice in (*prepared, *config_notices(config_path(invocation.config))):

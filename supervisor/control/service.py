@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.states import MemoryPressure, WorkerState
+from lmx.supervisor.config.schema import MemoryConfig
 from lmx.supervisor.control.deferred_replies import LaterAnswers
 from lmx.supervisor.control.models import answer_or_deny
 from lmx.supervisor.control.reload import Reloader
@@ -193,7 +194,7 @@ class ServiceCommands:
             )
 
 
-def supervisor_status(core: Core) -> dict[str, Any]:
+def supervisor_status(core: Core, memory: MemoryConfig) -> dict[str, Any]:
     """Return what the core knows: its state and the memory that models have."""
     ledger = core.ledger
     return {
@@ -202,10 +203,10 @@ def supervisor_status(core: Core) -> dict[str, Any]:
         "budget_bytes": ledger.budget_bytes,
         "reserved_bytes": ledger.reserved_bytes,
         "missing_bytes": ledger.missing_bytes,
-        "memory_soft_line": core.config.memory.soft_line,
+        "memory_soft_line": memory.soft_line,
         "swaps_total": core.swaps_total,
-        "soft_line": core.config.memory.soft_line,
-        "hard_line": core.config.memory.hard_line,
+        "soft_line": memory.soft_line,
+        "hard_line": memory.hard_line,
     }
 
 

@@ -17,8 +17,8 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
-from lmx.supervisor.config.diff import ModelChanges
-from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.apply_config import ApplyConfig
@@ -31,7 +31,6 @@ from lmx.supervisor.core.unavailable import drained, not_ready, quarantined
 from lmx.supervisor.core.view import PublicState, known_names, worker_status
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger
-from lmx.supervisor.decisions.placement_view import Groups
 from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.worker import (
     DrainAsked,
@@ -52,23 +51,21 @@ class Core:
 
     def __init__(
         self,
-        config: Config,
+        settings: Settings,
         ledger: Ledger,
         actions: Actions,
         epoch: str,
         pins: Mapping[str, bool] | None = None,
         held: Collection[str] = (),
     ) -> None:
-        self.config = config
+        self._settings = settings
         self.ledger = ledger
         self.epoch = epoch
-        self.slots: dict[str, Slot] = {model.id: Slot(model) for model in config.models}
+        self.slots: dict[str, Slot] = {model.id: Slot(model) for model in settings.current.models}
         self._pins = dict(pins or {})
         self._actions = actions
-        self._life = SlotLife(config, ledger, actions, epoch, self.flush)
-        self._placer = Placer(
-            self.slots, ledger, self._life, actions, config.memory, Groups(config.groups)
-        )
+        self._life = SlotLife(settings, ledger, actions, epoch, self.flush)
+        self._placer = Placer(self.slots, ledger, self._life, actions, settings)
         self.operator = OperatorCommands(self._life, self._placer, actions, self._pins, self.want)
         self._public = PublicState(actions, epoch)
         self._unread: set[str] = set()
@@ -189,14 +186,12 @@ class Core:
             self._life.park(slot, SlotState.COLD)
         self._life.failures.deny_waiters(slot, UnavailableError(ErrorCode.SHUTTING_DOWN, detail))
 
-    def reconfigure(self, config: Config, changes: ModelChanges, now_s: float) -> None:
+    def reconfigured(self, change: Change, now_s: float) -> None:
         """Take another configuration while all goes on: only the models that it changes notice.
-        The ledger's budget is the caller's to set before."""
-        planned_anew = config.memory != self.config.memory
-        self.config = config
-        self._life.configure(config)
-        self._placer.memory, self._placer.groups = config.memory, Groups(config.groups)
-        ApplyConfig(self.slots, self._life, self._pins).carry_out(config, changes, now_s)
+        The ledger has the budget of the new one already."""
+        planned_anew = change.new.memory != change.old.memory
+        changes = change.diff.models
+        ApplyConfig(self.slots, self._life, self._pins).carry_out(change.new, changes, now_s)
         self._take_names()
         anew = (*changes.added, *changes.respawned, *changes.touched)
         for slot in self._configured():
@@ -393,15 +388,16 @@ class Core:
     def snapshot(self, now_s: float) -> control.Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
         return self._public.snapshot(
-            self._configured(), self.config, self.ledger.free_bytes, now_s,
+            self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
             stopping=self.stopping, no_loads=self._placer.hindrance or self._life.hindrance,
         )  # fmt: skip
 
     def status(self, now_s: float) -> list[dict[str, Any]]:
         """Return every model as ``lmx-supervisor status --json`` shows it."""
         places = self.positions(now_s)
+        memory = self._settings.current.memory
         return [
-            worker_status(slot, self.ledger, self.config.memory, places.get(slot.model.id), now_s)
+            worker_status(slot, self.ledger, memory, places.get(slot.model.id), now_s)
             for slot in self.slots.values()
         ]
 
@@ -414,10 +410,9 @@ class Core:
         return frozenset(slot.model.id for slot in self.slots.values() if slot.held)
 
     def _take_names(self) -> None:
-        self._names = {
-            name: model.id for model in self.config.models for name in (model.id, *model.aliases)
-        }
-        for model in self.config.models:
+        models = self._settings.current.models
+        self._names = {name: model.id for model in models for name in (model.id, *model.aliases)}
+        for model in models:
             # A repository is a name too, of the first model that is made of it.
             source = parse_source(model.source)
             if isinstance(source, HubSource):

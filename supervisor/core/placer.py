@@ -12,7 +12,8 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
-from lmx.supervisor.config.schema import MemoryConfig
+from lmx.supervisor.config.schema import Config, MemoryConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.slot_life import SlotLife
@@ -50,13 +51,12 @@ _STAGES: Final = {
 def scene_of(
     slots: Iterable[Slot],
     ledger: Ledger,
-    memory: MemoryConfig,
-    groups: Groups,
+    config: Config,
     pressure: MemoryPressure,
     now_s: float,
 ) -> PlacementView:
     """Return what placement sees of the slots."""
-    slots = list(slots)
+    slots, memory = list(slots), config.memory
     return PlacementView(
         waiting=tuple(_queued(slots, now_s)),
         residents=tuple(
@@ -69,7 +69,7 @@ def scene_of(
         returning_bytes=ledger.returning_bytes,
         missing_bytes=ledger.missing_bytes,
         short_of_memory=pressure is not MemoryPressure.NONE,
-        groups=groups,
+        groups=Groups(config.groups),
         min_residency_s=memory.min_residency_s,
         fair_wait_s=memory.fair_wait_s,
     )
@@ -131,7 +131,7 @@ log = structlog.get_logger()
 
 
 class Placer:
-    """Decides and acts for all slots at once. Holds nothing of its own but the settings."""
+    """Decides and acts for all slots at once. Holds nothing of its own but the pressure."""
 
     def __init__(
         self,
@@ -139,16 +139,14 @@ class Placer:
         ledger: Ledger,
         life: SlotLife,
         actions: Actions,
-        memory: MemoryConfig,
-        groups: Groups,
+        settings: Settings,
     ) -> None:
-        self.memory = memory
-        self.groups = groups
         self.pressure = MemoryPressure.NONE
         self._slots = slots
         self._ledger = ledger
         self._life = life
         self._actions = actions
+        self._settings = settings
 
     @property
     def hindrance(self) -> str | None:
@@ -169,7 +167,7 @@ class Placer:
         # bound is for a bug in that.
         for _ in range(3 * len(self._slots) + 3):
             scene = scene_of(
-                self._slots.values(), self._ledger, self.memory, self.groups, self.pressure, now_s
+                self._slots.values(), self._ledger, self._settings.current, self.pressure, now_s
             )
             decisions = decide(scene, now_s)
             if not decisions:
@@ -214,9 +212,10 @@ class Placer:
         elif if_idle:
             detail = f"evicted to make room for {for_model}"
         else:
+            fair_wait_s = self._settings.current.memory.fair_wait_s
             detail = (
                 f"evicted after its requests to make room for {for_model}, which has waited for "
-                f"{self.memory.fair_wait_s:g} s or longer"
+                f"{fair_wait_s:g} s or longer"
             )
         self._actions.note(
             "model.evicting", slot.model.id, detail, for_model=for_model, if_idle=if_idle
@@ -235,10 +234,11 @@ class Placer:
         slot.queue_told = True
         need_bytes, free_bytes = slot.plan.reserve_bytes, self._ledger.free_bytes
         reasons = []
+        groups = Groups(self._settings.current.groups)
         beside = [
             other.model.id
             for other in self._slots.values()
-            if other.worker is not None and self.groups.conflict(slot.model.id, other.model.id)
+            if other.worker is not None and groups.conflict(slot.model.id, other.model.id)
         ]
         if beside:
             reasons.append(f"by its group's rules it can't be loaded beside {', '.join(beside)}")

@@ -8,7 +8,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import ExitCause, SlotState
-from lmx.supervisor.config.schema import RestartConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.unavailable import denied, quarantined
@@ -21,13 +21,14 @@ class SlotFailures:
     """Carries out what :mod:`lmx.supervisor.decisions.restart` decides against a model. Starts
     nothing."""
 
-    def __init__(self, actions: Actions) -> None:
+    def __init__(self, settings: Settings, actions: Actions) -> None:
+        self._settings = settings
         self._actions = actions
-        self.configure(RestartConfig())
 
-    def configure(self, config: RestartConfig) -> None:
-        """Take other settings, for failures from now on."""
-        self._policy = restart.RestartPolicy(
+    @property
+    def _policy(self) -> restart.RestartPolicy:
+        config = self._settings.current.restart
+        return restart.RestartPolicy(
             config.backoff_base_s,
             config.backoff_max_s,
             config.stable_after_s,

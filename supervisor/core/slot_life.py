@@ -17,7 +17,8 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause, SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
-from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.inspect_files import question_of, take
 from lmx.supervisor.core.slot import LastExit, Slot
@@ -57,7 +58,7 @@ class SlotLife:
 
     def __init__(
         self,
-        config: Config,
+        settings: Settings,
         ledger: Ledger,
         actions: Actions,
         epoch: str,
@@ -67,17 +68,12 @@ class SlotLife:
         self.stopping = False
         self.swaps_total = 0
         self.hindrance: str | None = None
+        self._settings = settings
         self._ledger = ledger
         self._actions = actions
         self._epoch = epoch
         self._tell_ready = became_ready
-        self.failures = SlotFailures(actions)
-        self.configure(config)
-
-    def configure(self, config: Config) -> None:
-        """Take other settings, for what happens from now on; running workers keep their limits."""
-        self._config = config
-        self.failures.configure(config.restart)
+        self.failures = SlotFailures(settings, actions)
 
     def begin(self, slot: Slot, now_s: float) -> None:
         """Bring a cold slot on its way: fetch the model if it is not on this machine, else let
@@ -165,8 +161,8 @@ class SlotLife:
         slot.state, slot.retry_at_s, slot.problem, slot.plan = state, None, None, None
 
     def limits(self, model: ModelConfig) -> Limits:
-        """Return the deadlines of a model's worker."""
-        timing = self._config.timing
+        """Return the deadlines of a worker that starts now; it keeps them as long as it runs."""
+        timing = self._settings.current.timing
         return Limits(
             start_s=timing.start_timeout_s,
             load_stall_s=model.load_stall_timeout_s or timing.load_stall_timeout_s,

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError, UnavailableError
 from lmx.protocol.messages.inventory import AddModel
-from lmx.supervisor.config.diff import compare
 from lmx.supervisor.config.model import AddedModelConfig, ModelConfig
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.inspect_files import question_of
@@ -103,27 +103,28 @@ def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str
 
 
 class AddedModels:
-    """Owner of the added models, in memory and in their file. What is in force is the core's
-    configuration, which has them beside those of the file that a person wrote.
+    """Owner of the added models, in memory and in their file. The settings have them beside those
+    of the file that a person wrote.
 
-    ``inspect`` reads a model's files; ``now_s`` is the core's clock.
+    ``models`` is what the file had, which is in force already. ``inspect`` reads a model's files;
+    ``now_s`` is the core's clock.
     """
 
     def __init__(
         self,
         file: AddedFile,
+        models: Mapping[str, AddedModelConfig],
+        core: Core,
+        settings: Settings,
         inspect: Callable[[Question], Awaitable[Inspection]],
         now_s: Callable[[], float],
     ) -> None:
         self._file = file
+        self._models = dict(models)
+        self._core = core
+        self._settings = settings
         self._inspect = inspect
         self._now_s = now_s
-        self._models = file.load()
-        self._core: Core | None = None
-
-    def serve_with(self, core: Core) -> None:
-        """Have a core serve what is added from here on; once, before anything is."""
-        self._core = core
 
     def join(self, config: Config) -> Config:
         """Return the configuration that is in force where a person wrote ``config``."""
@@ -140,7 +141,7 @@ class AddedModels:
         """Return the id under which a source is served, of the configuration or added, None if
         it is not."""
         wanted = plain_source(source)
-        for model in self._in_force.models:
+        for model in self._settings.current.models:
             if plain_source(model.source) == wanted:
                 return model.id
         return None
@@ -168,7 +169,7 @@ class AddedModels:
     def remove(self, model_id: str, now_s: float) -> int | None:
         """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
         stay. Raises :class:`LmxError`: MODEL_CONFIGURED, MODEL_NOT_FOUND."""
-        slot = self._the_core.slot(model_id)
+        slot = self._core.slot(model_id)
         if not slot.added:
             raise OperationError(
                 ErrorCode.MODEL_CONFIGURED,
@@ -183,43 +184,35 @@ class AddedModels:
         return pid
 
     def _refuse_while_stopping(self) -> None:
-        if self._the_core.stopping:
+        if self._core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
-
-    @property
-    def _the_core(self) -> Core:
-        assert self._core is not None
-        return self._core
-
-    @property
-    def _in_force(self) -> Config:
-        return self._the_core.config
 
     def _known(self, model: AddedModelConfig) -> ModelConfig | None:
         """Return the model of that name if it is the same one, None if the name is free. Raises
         :class:`LmxError` (model_exists)."""
-        if model.id not in _names(self._in_force):
+        config = self._settings.current
+        if model.id not in _names(config):
             return None
-        for known in self._in_force.models:
+        for known in config.models:
             same = plain_source(known.source) == plain_source(model.source)
             fits = model.context_at_most or known.context_length == model.context_length
             if known.id == model.id and same and fits:
                 return known
         raise OperationError(
             ErrorCode.MODEL_EXISTS,
-            f"{model.id!r} is taken: {_whose(model.id, self._in_force)}. Choose another id, or "
-            "remove that model first",
+            f"{model.id!r} is taken: {_whose(model.id, config)}. Choose another id, or remove that "
+            "model first",
             param="model_id",
         )
 
     def _put_in_force(self, models: dict[str, AddedModelConfig], now_s: float) -> None:
-        core = self._the_core
-        written = tuple(m for m in core.config.models if not isinstance(m, AddedModelConfig))
-        new = with_added(core.config.model_copy(update={"models": written}), models)
+        old = self._settings.current
+        written = tuple(m for m in old.models if not isinstance(m, AddedModelConfig))
+        new = with_added(old.model_copy(update={"models": written}), models)
         if models != self._models:
             self._file.save(models)
         self._models = models
-        core.reconfigure(new, compare(core.config, new).models, now_s)
+        self._settings.put_in_force(new, now_s)
 
 
 def _refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:

@@ -17,7 +17,7 @@ import structlog
 
 from lmx.protocol.messages.control import Pressure
 from lmx.protocol.states import MemoryPressure, WorkerState
-from lmx.supervisor.config.schema import MemoryConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.decisions import pressure as memory_guard
 from lmx.supervisor.decisions.ledger import Ledger, format_bytes
 from lmx.supervisor.decisions.memory_reading import MemoryReading
@@ -142,14 +142,14 @@ class GuardedCore(Protocol):
 class MemoryWatch:
     """The state of the memory guard, of exited workers' memory and of the kernel's kills.
 
-    ``memory`` and ``core`` may be replaced between ticks. One thread; nothing blocks. What is
-    missing is bounded by the machine: each exited worker that is kept misses half a gigabyte.
+    One thread; nothing blocks. What is missing is bounded by the machine: each exited worker that
+    is kept misses half a gigabyte.
     """
 
     def __init__(
         self,
         core: GuardedCore,
-        memory: MemoryConfig,
+        settings: Settings,
         send: Callable[[Worker, Any], None],
         note: Callable[..., None],
         read: Callable[[], MemoryReading] = read_memory,
@@ -157,7 +157,7 @@ class MemoryWatch:
         oom: OomEvidence | None = None,
     ) -> None:
         self.core = core
-        self.memory = memory
+        self._settings = settings
         self.reading: MemoryReading | None = None
         self._send = send
         self._note = note
@@ -220,7 +220,7 @@ class MemoryWatch:
         return self._oom.explains(status, now_s)
 
     def _guard_step(self, reading: MemoryReading, workers: list[Worker], now_s: float) -> None:
-        memory = self.memory
+        memory = self._settings.current.memory
         lines = Lines(memory.soft_line, memory.hard_line, self.core.ledger.budget_bytes)
         seen = [self._worker_memory(worker) for worker in workers]
         self._guard, decisions = memory_guard.step(self._guard, reading, seen, lines, now_s)

@@ -17,7 +17,8 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.set_aside import clear_for_file
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.endpoints import new_instance_id
-from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.ledger import Ledger
@@ -55,7 +56,7 @@ class Processes:
 
     def __init__(
         self,
-        config: Config,
+        settings: Settings,
         home: Home,
         version: str,
         records: Records,
@@ -77,7 +78,7 @@ class Processes:
         router_exited: Callable[[int, int | None], None],
         say: Callable[[str], None],
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._admin_key = admin_key
         self._invocation = invocation
         self._home = home
@@ -98,10 +99,6 @@ class Processes:
         self._worker_exited = worker_exited
         self._router_exited = router_exited
         self._say = say
-
-    def reconfigure(self, config: Config) -> None:
-        """Start what is started from here on with another configuration."""
-        self._config = config
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self._events.note(name, model_id, detail, **data)
@@ -148,7 +145,7 @@ class Processes:
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
     ) -> int:
-        spec = worker_spec(self._config, self._home, model, instance, path, kind, plan)
+        spec = worker_spec(self._settings.current, self._home, model, instance, path, kind, plan)
         output = self._log(self._home.worker_log(model.id))
         child = start_child("lmx.worker", (model.id, instance), spec, self._home, output)
         self._watch_child(instance, child)
@@ -180,9 +177,10 @@ class Processes:
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
         router_id = new_instance_id()
+        config = self._settings.current
         spec = router_spec(
-            self._config, self._home, router_id, listener, self._version, self._admin_key,
-            self._invocation.rescue(self._config.timing.beat_timeout_s, os.environ),
+            config, self._home, router_id, listener, self._version, self._admin_key,
+            self._invocation.rescue(config.timing.beat_timeout_s, os.environ),
         )  # fmt: skip
         child = start_child(
             "lmx.router",
@@ -194,7 +192,7 @@ class Processes:
         )
         self._watch_child(None, child)
         port = listener.getsockname()[1]
-        return RouterRecord(child.pid, router_id, self._config.server.host, port)
+        return RouterRecord(child.pid, router_id, config.server.host, port)
 
     def _log(self, path: Path) -> Path:
         """Return where a child is to log, once nothing stands in the way there."""

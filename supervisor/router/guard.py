@@ -6,18 +6,21 @@ from __future__ import annotations
 import random
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause
+from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.decisions import restart
 from lmx.supervisor.decisions.exit_cause import router_end
 from lmx.supervisor.router.actions import RouterActions
 from lmx.supervisor.router.retirement import Retirement, kill_overdue
-from lmx.supervisor.router.state import RouterLimits, RouterProcess
+from lmx.supervisor.router.state import RouterProcess
+from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import RouterRecord
 
 log = structlog.get_logger()
@@ -36,15 +39,13 @@ _FAREWELL_S: Final = 3.0
 class RouterGuard:
     """The routers' state; a single writer like the core. ``process`` serves; ``successor`` was
     started to replace it and has not said Hello yet; those that were replaced end their
-    requests. ``beat_timeout_s`` without a beat means that the router hangs: SIGUSR2 (it tells its
-    clients, if it can), SIGABRT (it dumps its stacks), then SIGKILL after ``abort_grace_s``."""
+    requests. ``timing.beat_timeout_s`` without a beat means that the router hangs: SIGUSR2 (it
+    tells its clients, if it can), SIGABRT (it dumps its stacks), then SIGKILL after
+    ``timing.abort_grace_s``."""
 
-    def __init__(
-        self, actions: RouterActions, bind: Callable[[int], socket.socket], limits: RouterLimits
-    ) -> None:
-        self.limits = limits
+    def __init__(self, actions: RouterActions, settings: Settings) -> None:
         self._actions = actions
-        self._bind = bind
+        self._settings = settings
         self.listener: socket.socket | None = None
         self._moved: socket.socket | None = None
         self._port = 0
@@ -65,7 +66,7 @@ class RouterGuard:
         """
         self._take_moved()
         if self.listener is None:
-            self.listener = self._bind(self._port)
+            self.listener = listening.bind(self._settings.current.server, self._port)
         self.process = self._spawn(self.listener, now_s)
         self._port = self.process.port
         self._save()
@@ -99,6 +100,21 @@ class RouterGuard:
             self._promote(now_s)
         self._save()
         return started.pid
+
+    def reconfigured(self, change: Change, now_s: float) -> None:
+        """Replace the router where a change of the configuration needs it, on another listening
+        socket where its address is another one. Raises :class:`OperationError` when that can't be
+        bound, or no process started; nothing has changed then."""
+        if not change.diff.router:
+            return
+        listener = self._bind_elsewhere(change) if change.diff.moved else None
+        try:
+            self.replace(now_s, listener)
+        except OSError as error:
+            if listener is not None:
+                listener.close()
+            message = f"can't start a new router: {error.strerror or error}"
+            raise OperationError(ErrorCode.INTERNAL, message) from error
 
     def adopt(self, record: RouterRecord, now_s: float) -> None:
         """Take over a router that an earlier supervisor started."""
@@ -204,6 +220,21 @@ class RouterGuard:
             "retiring": len(self._retirement.routers),
         }
 
+    @property
+    def _timing(self) -> TimingConfig:
+        return self._settings.current.timing
+
+    def _bind_elsewhere(self, change: Change) -> socket.socket | None:
+        """Return a socket on the new address, None where the router listens there already."""
+        server = change.new.server
+        port = 0 if self.process is None else self.process.port
+        if server.host == change.old.server.host and server.port in (0, port):
+            return None
+        try:
+            return listening.bind(server, port)
+        except OSError as error:
+            raise listening.cannot_listen(server, error) from error
+
     def _routers(self) -> list[RouterProcess]:
         chief = [router for router in (self.process, self.successor) if router is not None]
         return [*chief, *self._retirement.routers]
@@ -214,7 +245,7 @@ class RouterGuard:
         return self._process(record, now_s, adopted=False)
 
     def _process(self, record: RouterRecord, now_s: float, *, adopted: bool) -> RouterProcess:
-        grace_s = self.limits.shutdown_grace_s
+        grace_s = self._timing.shutdown_grace_s
         return RouterProcess(record, now_s, now_s, record.port, adopted, grace_s, heard=adopted)
 
     def _save(self) -> None:
@@ -241,7 +272,7 @@ class RouterGuard:
             self._note("router.restarted", f"it took over from {old.pid}", self.process.pid)
 
     def _retire(self, router: RouterProcess, now_s: float) -> None:
-        self._retirement.begin(router, self.limits, now_s)
+        self._retirement.begin(router, self._timing, now_s)
 
     def _serving_exited(self, router: RouterProcess, status: int | None, now_s: float) -> None:
         self.process = None
@@ -266,7 +297,8 @@ class RouterGuard:
     def _tick_running(self, router: RouterProcess, now_s: float, paused_s: float) -> None:
         router.beat_at_s += paused_s
         kill_overdue(router, self._actions, now_s)
-        limit_s = self.limits.beat_timeout_s if router.heard else self.limits.start_timeout_s
+        timing = self._timing
+        limit_s = timing.beat_timeout_s if router.heard else timing.start_timeout_s
         if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
             log.error("router.hung", router_pid=router.pid)
             # One that has said nothing yet has no clients either.
@@ -276,7 +308,7 @@ class RouterGuard:
                 # One that was stopped acts on nothing else.
                 self._actions.signal_router(router.pid, signal.SIGCONT)
             router.abort_at_s = now_s + farewell_s
-            router.kill_at_s = router.abort_at_s + self.limits.abort_grace_s
+            router.kill_at_s = router.abort_at_s + timing.abort_grace_s
         if router.abort_at_s is not None and now_s >= router.abort_at_s:
             router.abort_at_s = None
             self._actions.signal_router(router.pid, signal.SIGABRT)

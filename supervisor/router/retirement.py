@@ -7,8 +7,9 @@ from typing import Final
 
 import structlog
 
+from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.router.actions import RouterActions
-from lmx.supervisor.router.state import Retiring, RouterLimits, RouterProcess, retiring_signals
+from lmx.supervisor.router.state import Retiring, RouterProcess, retiring_signals
 
 log = structlog.get_logger()
 
@@ -27,9 +28,9 @@ class Retirement:
         """Those whose end was not observed yet."""
         return [retiring.router for retiring in self._retiring.values()]
 
-    def begin(self, router: RouterProcess, limits: RouterLimits, now_s: float) -> None:
+    def begin(self, router: RouterProcess, timing: TimingConfig, now_s: float) -> None:
         """Have a router end its requests; one that is being ended already is left to that."""
-        signals = () if router.kill_at_s is not None else retiring_signals(router, limits)
+        signals = () if router.kill_at_s is not None else retiring_signals(router, timing)
         due = tuple((now_s + after_s, number) for after_s, number in signals)
         self._retiring[router.pid] = Retiring(router, due)
         self.tick(now_s)

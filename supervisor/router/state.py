@@ -10,28 +10,6 @@ from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
 from lmx.supervisor.state.process_records import RouterRecord
 
 
-@dataclass(frozen=True, slots=True)
-class RouterLimits:
-    """Deadlines of routers, in seconds, as :class:`TimingConfig` has them."""
-
-    start_timeout_s: float
-    beat_timeout_s: float
-    abort_grace_s: float
-    drain_timeout_s: float
-    shutdown_grace_s: float
-
-    @classmethod
-    def of(cls, timing: TimingConfig) -> RouterLimits:
-        """Return those of a configuration."""
-        return cls(
-            timing.start_timeout_s,
-            timing.beat_timeout_s,
-            timing.abort_grace_s,
-            timing.drain_timeout_s,
-            timing.shutdown_grace_s,
-        )
-
-
 @dataclass(slots=True)
 class RouterProcess:
     """A running router. ``port`` is 0 until it has said so. ``shutdown_grace_s`` is what it was
@@ -67,7 +45,7 @@ class Retiring:
 
 
 def retiring_signals(
-    router: RouterProcess, limits: RouterLimits
+    router: RouterProcess, timing: TimingConfig
 ) -> tuple[tuple[float, signal.Signals], ...]:
     """Return what a router that was replaced is sent, and how many seconds from now.
 
@@ -75,6 +53,6 @@ def retiring_signals(
     gets ``shutdown_grace_s``, then an error event; sent so that this comes when
     ``drain_timeout_s`` is over. SIGKILL: it did not end by itself.
     """
-    term_s = max(0.0, limits.drain_timeout_s - router.shutdown_grace_s)
+    term_s = max(0.0, timing.drain_timeout_s - router.shutdown_grace_s)
     kill_s = term_s + router.shutdown_grace_s + ROUTER_FAREWELL_S
     return ((0.0, signal.SIGUSR1), (term_s, signal.SIGTERM), (kill_s, signal.SIGKILL))

@@ -16,7 +16,8 @@ import structlog
 from lmx.protocol.errors import LmxError
 from lmx.protocol.states import LoadPhase
 from lmx.protocol.wire.endpoints import new_epoch
-from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.schema import Config, LogConfig
+from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.control.deferred_replies import LaterAnswers
 from lmx.supervisor.control.disk import DiskCommands
@@ -33,7 +34,7 @@ from lmx.supervisor.control.service import (
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger, budget_bytes
 from lmx.supervisor.decisions.worker import Worker
-from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.download_records import Download, DownloadFile
@@ -51,7 +52,6 @@ from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.processes.processes import Processes
 from lmx.supervisor.router.counts import RouterCounts
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.router.state import RouterLimits
 from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.service.clock import Tick, tick_forever
 from lmx.supervisor.service.inbox import Inbox
@@ -73,7 +73,7 @@ log = structlog.get_logger()
 
 class Service:
     """One supervisor from its start to its end. Carries out what core and guard decide.
-    ``reconfigured`` is told of each other configuration that is put in force."""
+    ``logs_changed`` is called with another ``logs`` section that is put in force."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class Service:
         home: Home,
         version: str,
         invocation: Invocation,
-        reconfigured: Callable[[Config], None],
+        logs_changed: Callable[[LogConfig], None],
     ) -> None:
-        self.config = config
+        self._config = config
         self.home = home
         self.version = version
         self.started_s = time.time()
         self._invocation = invocation
-        self._tell_reconfigured = reconfigured
+        self._logs_changed = logs_changed
         self.notices: list[str] = []
         self._lock = SupervisorLock(home.lock, self.say)
         self._stop_asked: asyncio.Event | None = None
@@ -171,7 +171,7 @@ class Service:
         ]
         try:
             await come_up(
-                self.core, self.guard, self._adoption, self.config.server,
+                self.core, self.guard, self._adoption, self._settings.current.server,
                 self._invocation.handover,
             )  # fmt: skip
             self.serving = True
@@ -188,7 +188,7 @@ class Service:
             done, _ = await asyncio.wait([*asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if done == {asked[1]}:
                 return await self._hand_over()
-            await self._shutdown.run(self.config.timing.shutdown_grace_s)
+            await self._shutdown.run(self._settings.current.timing.shutdown_grace_s)
             await self._descendants.end_all()
             for task in done - set(asked):
                 task.result()  # a task that ended by itself is a bug: let it be heard
@@ -218,32 +218,30 @@ class Service:
         self._fetching = Fetching(program, self._fetch_advanced, self._fetch_ended)
         self._inspector = Inspector(self.home)
         self._inspections = Inspections(self._inspector, self._inspected)
+        added_file = AddedFile(self.home.added_models, self.say)
+        added_models = added_file.load()
+        settings = self._settings = Settings(with_added(self._config, added_models))
         pins, holds = Pins(self.home.pins, self.say), Holds(self.home.holds, self.say)
-        ledger = Ledger(self._budget_bytes(self.config))
+        ledger = Ledger(_budget_bytes(settings.current))
         self._processes = Processes(
-            self.config, self.home, self.version, records, self._watch, self._server,
+            settings, self.home, self.version, records, self._watch, self._server,
             self._fetching, self._inspections, self._events, pins, holds, self._disk,
             self._descendants, Measured.load(self.home.measured, self.say), ledger,
             self._worker_left, read_admin_key(self.home.admin_key, self.say),
             self._invocation, self._worker_exited, self._router_exited, self.say,
         )  # fmt: skip
         inspect = self._inspector.inspect_soon
-        added = AddedModels(AddedFile(self.home.added_models, self.say), inspect, time.monotonic)
-        self.core = Core(
-            added.join(self.config), ledger, self._processes, epoch, pins.load(), holds.load()
-        )
-        added.serve_with(self.core)
-        added.tell_shadowed(self.config, self._events.note)
-        tell_routing_gaps(self.core.config, self._events.note)
+        self.core = Core(settings, ledger, self._processes, epoch, pins.load(), holds.load())
+        added = AddedModels(added_file, added_models, self.core, settings, inspect, time.monotonic)
+        added.tell_shadowed(self._config, self._events.note)
+        tell_routing_gaps(settings.current, self._events.note)
         loading = Loading(self.core, added, inspect, time.monotonic)
         self._later = LaterAnswers(self._processes.reply)
-        self._memory = MemoryWatch(
-            self.core, self.config.memory, self._processes.send, self._events.note
-        )
-        self.guard = RouterGuard(
-            self._processes,
-            lambda port: listening.bind(self.config.server, port),
-            RouterLimits.of(self.config.timing),
+        self._memory = MemoryWatch(self.core, settings, self._processes.send, self._events.note)
+        self.guard = RouterGuard(self._processes, settings)
+        # Only the router can refuse a change, and the core places models by the new budget.
+        settings.on_change(
+            self.guard.reconfigured, self._set_budget, self.core.reconfigured, self._follow_logs
         )
         self._counts = RouterCounts(self.started_s, self.guard.knows, self._processes.reply)
         self._downloads = Downloads(
@@ -259,11 +257,10 @@ class Service:
         self._shutdown = Shutdown(self.core, self.guard, self._close_fetches)
         handed = self._invocation.handover
         if handed is not None:
-            self.guard.listener = listening.inherited(handed.listen_fd, self.config.server)
+            self.guard.listener = listening.inherited(handed.listen_fd, settings.current.server)
         self._reloader = Reloader(
-            self._invocation.read_config, added, self.core, self.guard, self._processes,
-            self._apply, self._events.note,
-        )  # fmt: skip
+            self._invocation.read_config, added, self.core, settings, self._events.note
+        )
         self._service_commands = ServiceCommands(
             self, self.core, self.guard, self._events, self._reloader, self._invocation,
             self._processes.reply,
@@ -279,7 +276,7 @@ class Service:
             InventoryCommands(added, self._processes.reply, self._later),
             self._disk_commands, self._counts,
             self._adoption, self._server.send,
-            lambda: self.config.server.host,
+            lambda: self._settings.current.server.host,
         )  # fmt: skip
 
     async def _hand_over(self) -> Handover:
@@ -295,7 +292,7 @@ class Service:
         """Return all that ``lmx-supervisor status --json`` shows."""
         return {
             "supervisor": {
-                **supervisor_status(self.core),
+                **supervisor_status(self.core, self._settings.current.memory),
                 **memory_status(self._memory.pressure, self._memory.reading or read_memory()),
                 "pid": os.getpid(),
                 "version": self.version,
@@ -304,20 +301,19 @@ class Service:
                 "home": str(self.home.path),
                 "notices": list(self.notices),
             },
-            "router": with_urls(self.guard.status(), self.config.server.host, own_addresses),
+            "router": with_urls(
+                self.guard.status(), self._settings.current.server.host, own_addresses
+            ),
             "workers": self.core.status(now_s),
         }
 
-    def _apply(self, config: Config) -> None:
-        """Put another configuration in force, but for models and the router."""
-        self.config = config
-        self.guard.limits = RouterLimits.of(config.timing)
-        self._memory.memory = config.memory
-        self.core.ledger.budget_bytes = self._budget_bytes(config)
-        self._tell_reconfigured(config)
+    def _set_budget(self, change: Change, _now_s: float) -> None:
+        if change.new.memory != change.old.memory:
+            self.core.ledger.budget_bytes = _budget_bytes(change.new)
 
-    def _budget_bytes(self, config: Config) -> int:
-        return budget_bytes(config.memory, read_memory().total_bytes)
+    def _follow_logs(self, change: Change, _now_s: float) -> None:
+        if change.new.logs != change.old.logs:
+            self._logs_changed(change.new.logs)
 
     # Facts from outside.
 
@@ -370,3 +366,7 @@ class Service:
             task.add_done_callback(self._came.discard)
         self.core.fetch_ended(model_id, outcome, now_s)
         self.core.flush(now_s)
+
+
+def _budget_bytes(config: Config) -> int:
+    return budget_bytes(config.memory, read_memory().total_bytes)

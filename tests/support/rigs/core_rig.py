@@ -13,6 +13,7 @@ from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control import inventory as inventory_commands
 from lmx.supervisor.control.deferred_replies import LaterAnswers
 from lmx.supervisor.control.inventory import InventoryCommands
@@ -22,7 +23,7 @@ from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker, Slot
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.worker import Worker
-from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
@@ -73,11 +74,14 @@ class CoreRig:
         self.actions = FakeActions(needs)
         self.config = make_config(needs, models, **config)
         self.in_cache: set[str] = set()
-        self.added = AddedModels(added_file or NoFile(), self.inspect, lambda: self.now_s)
-        self.core = Core(
-            self.added.join(self.config), Ledger(budget), self.actions, "epoch", pins or {}
+        file = added_file or NoFile()
+        in_file = file.load()
+        self.settings = Settings(with_added(self.config, in_file))
+        self.core = Core(self.settings, Ledger(budget), self.actions, "epoch", pins or {})
+        self.settings.on_change(self.core.reconfigured)
+        self.added = AddedModels(
+            file, in_file, self.core, self.settings, self.inspect, lambda: self.now_s
         )
-        self.added.serve_with(self.core)
         loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
         later = AtOnce(self.actions.reply)
         self.commands = Commands(self.core, loading, self.actions.reply, later)

@@ -14,6 +14,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError, Unavailable
 from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import Commands
 from lmx.supervisor.core.core import Core
@@ -37,9 +38,10 @@ def make(
             ]
         }
     )
-    core = Core(config, Ledger(budget), actions, "epoch")
-    added = AddedModels(NoFile(), unread, lambda: 0.0)
-    added.serve_with(core)
+    settings = Settings(config)
+    core = Core(settings, Ledger(budget), actions, "epoch")
+    settings.on_change(core.reconfigured)
+    added = AddedModels(NoFile(), {}, core, settings, unread, lambda: 0.0)
     loading = Loading(core, added, unread, lambda: 0.0)
     commands = Commands(core, loading, actions.reply, AtOnce(actions.reply))
     return core, actions, commands

@@ -8,15 +8,22 @@ from fake_actions import FakeActions
 
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, WorkerState
-from lmx.supervisor.config.diff import compare
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger
 
 
-def make(actions: FakeActions, **model: Any) -> Core:
+def configured(actions: FakeActions, **model: Any) -> tuple[Core, Settings]:
     config = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
-    return Core(config, Ledger(1000), actions, "epoch")
+    settings = Settings(config)
+    core = Core(settings, Ledger(1000), actions, "epoch")
+    settings.on_change(core.reconfigured)
+    return core, settings
+
+
+def make(actions: FakeActions, **model: Any) -> Core:
+    return configured(actions, **model)[0]
 
 
 def view(core: Core) -> control.ModelView:
@@ -65,11 +72,11 @@ def test_a_folder_that_changed_is_read_anew_at_each_start() -> None:
 def test_another_configuration_may_make_a_cold_model_another_kind() -> None:
     """Routers refuse what a model is not for, so no request would come to have it read anew."""
     actions = FakeActions()
-    core = make(actions)
+    core, settings = configured(actions)
     for model in ({"kind": "embedding"}, {"source": "org/a"}):
         new = Config.model_validate({"models": [{"id": "a", "source": "/a", **model}]})
         actions.remote = {"a"}
-        core.reconfigure(new, compare(core.config, new).models, 1.0)
+        settings.put_in_force(new, 1.0)
         assert view(core).kind is new.models[0].kind
 
 
@@ -82,7 +89,7 @@ def test_what_a_worker_says_of_itself_is_shown() -> None:
 
 def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> None:
     actions = FakeActions()
-    core = make(actions)
+    core, settings = configured(actions)
     bring_up(core, "tools")
     worker = core.slot("a").worker
     assert worker is not None
@@ -91,7 +98,7 @@ def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> No
     assert worker is None
     assert view(core).capabilities == ("tools",)
     new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
-    core.reconfigure(new, compare(core.config, new).models, 3.0)
+    settings.put_in_force(new, 3.0)
     assert view(core).capabilities == ()
 
 

@@ -21,12 +21,10 @@ from lmx.protocol.states import (
     SlotState,
     WorkerState,
 )
-from lmx.supervisor.config.diff import compare
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.placer import scene_of
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.placement import decide
-from lmx.supervisor.decisions.placement_view import Groups
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.plan import MemoryPlan
 
@@ -193,7 +191,7 @@ class Supervised(RuleBasedStateMachine):
     def configuration_changes(self, name: str, context: int, keep_alive: int) -> None:
         changed = {"context_length": context, "keep_alive": keep_alive}
         new = make_config(NEEDS, **{**SETTINGS, "models": {name: changed}})
-        self.core.reconfigure(new, compare(self.core.config, new).models, self.rig.now_s)
+        self.rig.settings.put_in_force(new, self.rig.now_s)
 
     @rule(seconds=st.floats(0, 12))
     def time_passes(self, seconds: float) -> None:
@@ -255,8 +253,8 @@ class Supervised(RuleBasedStateMachine):
     def nothing_is_left_undone(self) -> None:
         if not self.stopped:
             picture = scene_of(
-                self.core.slots.values(), self.core.ledger, self.core.config.memory,
-                Groups(self.core.config.groups), self.pressure, self.rig.now_s,
+                self.core.slots.values(), self.core.ledger, self.rig.settings.current,
+                self.pressure, self.rig.now_s,
             )  # fmt: skip
             assert decide(picture, self.rig.now_s) == ()
 

@@ -8,7 +8,6 @@ from core_rig import CoreRig, make_config
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
-from lmx.supervisor.config.diff import compare
 
 TWO = {"a": 700, "b": 400}
 
@@ -449,8 +448,7 @@ def test_a_load_that_can_never_work_is_quarantined_at_once() -> None:
 def change(rig: CoreRig, needs: dict[str, int], **settings: object) -> None:
     rig.actions.needs = needs
     new = make_config(needs, **settings)  # type: ignore[arg-type]
-    changes = compare(rig.core.config, new).models
-    rig.core.reconfigure(new, changes, rig.now_s)
+    rig.settings.put_in_force(new, rig.now_s)
 
 
 def test_a_changed_configuration_touches_what_it_changes_alone() -> None:

@@ -6,7 +6,6 @@ import json
 import stat
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,9 +102,8 @@ def test_one_broken_entry_costs_no_other(tmp_path: Path) -> None:
 async def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     rig = CoreRig({"a": 100})
-    blocked = AddedModels(AddedFile(tmp_path / "no"), rig.inspect, lambda: 0.0)
-    blocked._file = AddedFile(tmp_path / "blocked" / "models.json")
-    blocked.serve_with(rig.core)
+    file = AddedFile(tmp_path / "blocked" / "models.json")
+    blocked = AddedModels(file, {}, rig.core, rig.settings, rig.inspect, lambda: 0.0)
     with pytest.raises(OperationError, match="nothing was changed"):
         await blocked.add(AddModel("new", str(folder)))
     assert added(rig) == []
@@ -258,12 +256,9 @@ class Reloading:
     def __init__(self, rig: CoreRig) -> None:
         self.rig = rig
         self.written = rig.config
-        processes: Any = SimpleNamespace(reconfigure=lambda _config: None)
-        guard: Any = SimpleNamespace(process=None)
         self.reloader = Reloader(
-            lambda: self.written, rig.added, rig.core, guard, processes, lambda _config: None,
-            rig.actions.note,
-        )  # fmt: skip
+            lambda: self.written, rig.added, rig.core, rig.settings, rig.actions.note
+        )
 
     def write(self, **values: Any) -> control.Reloaded:
         old = self.written.model_dump(mode="json", exclude_defaults=True)

@@ -10,7 +10,8 @@ import pytest
 
 from lmx.protocol.messages.control import Pressure
 from lmx.protocol.states import MemoryPressure, WorkerState
-from lmx.supervisor.config.schema import MemoryConfig
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.lifecycle import spawned
 from lmx.supervisor.decisions.memory_reading import MemoryReading
@@ -47,7 +48,7 @@ class Machine:
         self.notes: list[tuple[str, str | None, str, dict[str, Any]]] = []
         self.now_s = 0.0
         self.watch = MemoryWatch(
-            self, MemoryConfig(), self.send, self.note, self.read, self.footprint,
+            self, Settings(Config()), self.send, self.note, self.read, self.footprint,
             OomEvidence(lambda: self.watch.pressure, lambda: self.kernel_kills, counted=True),
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from lmx.protocol.messages import control
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.memory.measured import Measured
@@ -89,8 +90,9 @@ class _Lmx:
             end=lambda *_: None,
         )
         ledger = Ledger(1000)
+        in_force = Settings(make_config({"a": 100, "b": 100}))
         self.actions = _Processes(
-            make_config({}), self.home, "1", self.records, nobody, nobody, nobody, nobody,
+            in_force, self.home, "1", self.records, nobody, nobody, nobody, nobody,
             self.events, Pins(self.home.pins), Holds(self.home.holds), self.retry, nobody,
             Measured.load(self.home.measured), ledger, self._left, "key", nobody,
             lambda *_: None, lambda *_: None, lambda _: None,
@@ -107,7 +109,7 @@ class _Lmx:
             "unread",
         ):
             setattr(self.actions, name, getattr(fake, name))
-        self.core = Core(make_config({"a": 100, "b": 100}), ledger, self.actions, "epoch")
+        self.core = Core(in_force, ledger, self.actions, "epoch")
 
     def _left(self, worker: Any, _held_bytes: int) -> None:
         self.core.ledger.settle(worker.instance, 0)
@@ -243,12 +245,12 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
 
 def test_what_operators_drained_outlives_a_supervisor() -> None:
     actions = FakeActions({"a": 100, "b": 100})
-    config = make_config(actions.needs)
-    core = Core(config, Ledger(1000), actions, "one")
+    in_force = Settings(make_config(actions.needs))
+    core = Core(in_force, Ledger(1000), actions, "one")
     core.operator.hold(core.slots["a"], 1.0)
     core.flush(1.0)
     assert actions.held == frozenset({"a"})
-    after = Core(config, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())
+    after = Core(in_force, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())
     after.preload(2.0)
     assert after.slots["a"].state is SlotState.HELD
     assert after.slots["b"].worker is not None
@@ -259,7 +261,7 @@ def test_what_operators_drained_outlives_a_supervisor() -> None:
 
 def test_a_worker_that_was_to_be_drained_is_drained_by_the_next_supervisor() -> None:
     actions = FakeActions({"a": 100})
-    core = Core(make_config(actions.needs), Ledger(1000), actions, "two", {}, {"a"})
+    core = Core(Settings(make_config(actions.needs)), Ledger(1000), actions, "two", {}, {"a"})
     assert core.adopt("0123", "a", 4711, 100, 1.0)
     assert actions.sent == [("0123", control.Drain(False))]
     core.worker_said("0123", control.Drained("0123"), 2.0)

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.messages import control
-from lmx.supervisor.config.schema import TimingConfig
+from lmx.supervisor.config.schema import Config, TimingConfig
+from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import ROUTER_FAREWELL_S
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.router.state import RouterLimits
 from lmx.supervisor.state.process_records import RouterRecord
 
 TIMING = TimingConfig(
     drain_timeout_s=60, shutdown_grace_s=10, beat_timeout_s=15, abort_grace_s=3, start_timeout_s=20
 )
+LOCAL = {"host": "127.0.0.1", "port": 0}
 USR1, TERM, KILL, ABRT = signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT
 USR2, CONT = signal.SIGUSR2, signal.SIGCONT
 
@@ -64,8 +66,14 @@ def actions() -> FakeRouters:
 
 
 @pytest.fixture
-def guard(actions: FakeRouters) -> Iterator[RouterGuard]:
-    made = RouterGuard(actions, bind, RouterLimits.of(TIMING))
+def settings() -> Settings:
+    return Settings(Config.model_validate({"server": LOCAL, "timing": TIMING}))
+
+
+@pytest.fixture
+def guard(actions: FakeRouters, settings: Settings) -> Iterator[RouterGuard]:
+    made = RouterGuard(actions, settings)
+    settings.on_change(made.reconfigured)
     yield made
     made.close()
 
@@ -301,3 +309,58 @@ def test_a_router_whose_start_took_long_is_not_hung_when_it_has_come(
     assert actions.signals == []
     guard.tick(18.0 + TIMING.beat_timeout_s + 0.1, 0.0)
     assert actions.signals[0][0] == pid
+
+
+# The configuration.
+
+
+def change(settings: Settings, now_s: float, **sections: Any) -> None:
+    written = {"server": LOCAL, "timing": TIMING.model_dump(), **sections}
+    settings.put_in_force(Config.model_validate(written), now_s)
+
+
+def test_only_a_change_that_needs_it_replaces_the_router(
+    guard: RouterGuard, settings: Settings
+) -> None:
+    guard.start(0.0)
+    change(settings, 1.0, memory={"soft_line": 0.5})
+    assert guard.successor is None
+    change(settings, 2.0, server={**LOCAL, "max_requests": 7})
+    assert guard.successor is not None
+    assert guard.successor.port == guard.status()["port"], "on the socket that there is"
+
+
+def test_another_address_is_bound_for_the_new_router(
+    guard: RouterGuard, settings: Settings
+) -> None:
+    guard.start(0.0)
+    with bind(0) as unused:
+        port = unused.getsockname()[1]
+    change(settings, 1.0, server={**LOCAL, "port": port})
+    assert guard.successor is not None
+    assert guard.successor.port == port
+
+
+def test_a_change_that_the_router_cannot_follow_is_not_in_force(
+    guard: RouterGuard, settings: Settings, actions: FakeRouters
+) -> None:
+    guard.start(0.0)
+    before = settings.current
+    with bind(0) as taken, pytest.raises(OperationError, match="can't listen"):
+        change(settings, 1.0, server={**LOCAL, "port": taken.getsockname()[1]})
+    actions.broken = True
+    with pytest.raises(OperationError, match="can't start a new router: no process"):
+        change(settings, 1.0, server={**LOCAL, "max_requests": 7})
+    assert settings.current is before
+    assert (guard.successor, serving_pid(guard)) == (None, 101)
+
+
+def test_a_router_has_the_grace_that_it_was_started_with(
+    guard: RouterGuard, settings: Settings
+) -> None:
+    guard.start(0.0)
+    change(settings, 1.0, timing={**TIMING.model_dump(), "shutdown_grace_s": 25})
+    assert guard.process is not None
+    assert guard.successor is not None
+    assert guard.process.shutdown_grace_s == 10
+    assert guard.successor.shutdown_grace_s == 25

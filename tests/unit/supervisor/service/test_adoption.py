@@ -15,9 +15,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.router.state import RouterLimits
 from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.state.disk_retry import change_once
 from lmx.supervisor.state.process_records import Records, RouterRecord
@@ -48,9 +46,7 @@ def test_a_worker_without_a_record_holds_what_its_start_would_reserve(
 
 
 def _adoption(rig: CoreRig, records: Records, folder: Path) -> Adoption:
-    guard = RouterGuard(
-        _NoRouters(), lambda _port: socket.socket(), RouterLimits.of(TimingConfig())
-    )
+    guard = RouterGuard(_NoRouters(), rig.settings)
     return Adoption(
         rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None,
         change_once, lambda _instance, _what: None,

@@ -1,0 +1,69 @@
+"""The configuration in force: one cell, which everybody reads at use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmx.protocol.errors import LmxError
+from lmx.supervisor.config.diff import ConfigDiff, compare
+from lmx.supervisor.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A configuration takes the place of another one."""
+
+    old: Config
+    """The configuration that was in force."""
+
+    new: Config
+    """The configuration that is in force from now on."""
+
+    diff: ConfigDiff
+    """What differs between the two."""
+
+
+Reaction = Callable[[Change, float], None]
+"""``react(change, now_s)`` carries out what a change needs. ``Settings.current`` is the new
+configuration already."""
+
+
+class Settings:
+    """Owner of the configuration in force: what a person wrote, with the models that were added
+    while lmx ran.
+
+    Whoever needs a value reads :attr:`current` when it is needed and keeps no copy: a change
+    reaches all of them at once, and nobody has to know who they are. Only those who must do
+    something about a change are called, see :meth:`on_change`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._current = config
+        self._reactions: tuple[Reaction, ...] = ()
+
+    @property
+    def current(self) -> Config:
+        """The configuration in force."""
+        return self._current
+
+    def on_change(self, *reactions: Reaction) -> None:
+        """Have these called at each change, in this order. The first of them may refuse a change
+        by raising :class:`LmxError`, having done nothing; the others must take it."""
+        self._reactions = reactions
+
+    def put_in_force(self, new: Config, now_s: float) -> ConfigDiff:
+        """Put another configuration in force; returns what differs. Nobody is called where
+        nothing does. Raises :class:`LmxError` when it is refused; the old one stays in force."""
+        old = self._current
+        change = Change(old, new, compare(old, new))
+        if not change.diff.sections:
+            return change.diff
+        self._current = new
+        for react in self._reactions:
+            try:
+                react(change, now_s)
+            except LmxError:
+                self._current = old
+                raise
+        return change.diff

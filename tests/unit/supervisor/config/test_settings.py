@@ -1,0 +1,53 @@
+"""The cell that the configuration in force is in: who hears of a change, and who may refuse it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.settings import Change, Settings
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+OLD, NEW = config(), config(memory={"soft_line": 0.5})
+
+
+def test_those_who_react_are_called_in_order_and_find_the_new_one_in_force() -> None:
+    settings = Settings(OLD)
+    seen: list[tuple[str, float, bool]] = []
+
+    def reaction(name: str) -> Any:
+        def react(change: Change, now_s: float) -> None:
+            assert (change.old, change.new) == (OLD, NEW)
+            seen.append((name, now_s, settings.current is NEW))
+
+        return react
+
+    settings.on_change(reaction("first"), reaction("second"))
+    assert settings.put_in_force(NEW, 3.0).sections == ("memory",)
+    assert seen == [("first", 3.0, True), ("second", 3.0, True)]
+
+
+def test_nobody_is_called_where_nothing_differs() -> None:
+    settings = Settings(OLD)
+    settings.on_change(lambda _change, _now_s: pytest.fail("nothing has changed"))
+    assert settings.put_in_force(config(), 0.0).sections == ()
+    assert settings.current is OLD
+
+
+def test_one_that_is_refused_is_not_in_force() -> None:
+    settings = Settings(OLD)
+
+    def refuse(change: Change, now_s: float) -> None:
+        raise OperationError(ErrorCode.CONFIG_INVALID, "no")
+
+    settings.on_change(refuse, lambda _change, _now_s: pytest.fail("it was refused"))
+    with pytest.raises(OperationError):
+        settings.put_in_force(NEW, 0.0)
+    assert settings.current is OLD
