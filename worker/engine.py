@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
+from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import LoadPhase
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
@@ -30,28 +31,23 @@ class ReasoningMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model once it is loaded.
-
-    The sampling values are those of its generation_config.json, None where it has none. Tokens
-    in ``eos_token_ids`` end an answer and are no part of it. ``reasoning`` is None for a model
-    that doesn't think. ``tool_parser`` names the form in which it calls tools
-    (:mod:`lmx.worker.formats.forms`), None when its template knows no tools. ``converses``: it has
-    a template for messages. ``grammars``: its answers can be held to a form.
-    """
+    """What is known of a model once it is loaded."""
 
     context_tokens: int
     eos_token_ids: frozenset[int]
+    """Tokens that end an answer, and are no part of it."""
     vocabulary_size: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    """What its generation_config.json says."""
     reasoning: ReasoningMarkers | None = None
+    """None for a model that does not think."""
     tool_parser: str | None = None
+    """The name of the form in which it calls tools (:mod:`lmx.worker.formats.forms`). None when its
+    template knows no tools."""
     converses: bool = False
+    """Whether it has a template for messages."""
     grammars: bool = False
+    """Whether its answers can be held to a form."""
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:
@@ -153,8 +149,8 @@ class ConstraintMaker:
 class RowSampling:
     """How one row draws its tokens. Temperature 0 is greedy; ``seed`` decides the rest.
 
-    What each value means is in :class:`lmx.protocol.messages.data.Sampling`; these are the values
-    that change nothing. ``top_k`` 0: all tokens. ``min_tokens``: ``end_ids`` can't be drawn
+    What each parameter means is in :mod:`lmx.protocol.models.sampling`; the defaults here are the
+    values that change nothing. ``top_k`` 0: all tokens. ``min_tokens``: ``end_ids`` can't be drawn
     before."""
 
     temperature: float

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import DeltaKind, FinishReason, StructureKind, ToolChoice
 from lmx.protocol.wire.codec import message
 
@@ -24,27 +25,20 @@ class TokenBias:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. None means: the model's default (config, then its own files).
+class Sampling(SamplingParameters):
+    """How the tokens of one request are drawn. A parameter that is None has the model's default:
+    the configuration's, else that of the model's own files."""
 
-    ``top_k`` 0: all tokens. ``repetition_penalty`` is over prompt and answer; the presence and
-    frequency penalties are over the answer alone. ``logit_bias`` has (token id, bias) pairs.
-    ``min_tokens``: neither EOS nor a stop ends the answer before.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    """The same seed draws the same tokens. None: a random one."""
     logit_bias: tuple[TokenBias, ...] = ()
+    """What is added to the logits of some tokens."""
     ignore_eos: bool = False
+    """Whether the model's end tokens do not end the answer."""
     min_tokens: int = 0
+    """Before so many tokens neither an end token nor a stop ends the answer."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer as well, and are no part of it."""
 
 
 @dataclass(frozen=True, slots=True)

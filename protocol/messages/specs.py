@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import message
 
@@ -47,12 +48,12 @@ class SpeculationSpec:
 
 @message
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class WorkerSpec(SamplingParameters):
     """One worker: one model.
 
     ``engine`` is ``module:function``; the function takes this spec and returns an engine
     (``lmx.worker.engine.Engine``). ``memory_limit_bytes`` is the worker's share of the
-    budget: its caches and its wired memory stay within it. The sampling values are defaults
+    budget: its caches and its wired memory stay within it. The sampling parameters are defaults
     for requests that name none, and ``template_kwargs`` likewise. ``max_decode_stall_s``: for
     how long at most a prompt's prefill keeps running streams from their next token.
     ``prefix_cache`` and ``speculation`` None: off. ``kv_cache_bytes`` is what the KV caches of
@@ -75,11 +76,6 @@ class WorkerSpec:
     default_max_tokens: int | None = None
     max_tokens_limit: int | None = None
     kind: ModelKind = ModelKind.CHAT
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     template_kwargs: dict[str, Any] | None = None
     tool_parser: str | None = None
     max_decode_stall_s: float = 1.0

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -27,6 +28,19 @@ def _check_home(path: str) -> None:
         Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{path}: this machine has no user of that name") from error
+
+
+def _parameter(name: str) -> Any:
+    """Return the key of a sampling parameter's default, with its range and its meaning."""
+    known = PARAMETERS[name]
+    return Field(
+        None,
+        ge=None if known.above_least else known.least,
+        gt=known.least if known.above_least else None,
+        le=known.most,
+        description=f"{known.meaning} For requests that name none; else the model's own, else "
+        f"{known.default:g}.",
+    )
 
 
 class PrefixCacheConfig(Section):
@@ -103,11 +117,14 @@ class ModelConfig(Section):
     max_queue_s: Seconds = 300.0
     default_max_tokens: int | None = Field(None, ge=1)
     max_tokens_limit: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
+    temperature: float | None = _parameter("temperature")
+    top_p: float | None = _parameter("top_p")
+    top_k: int | None = _parameter("top_k")
+    min_p: float | None = _parameter("min_p")
+    typical_p: float | None = _parameter("typical_p")
+    repetition_penalty: float | None = _parameter("repetition_penalty")
+    presence_penalty: float | None = _parameter("presence_penalty")
+    frequency_penalty: float | None = _parameter("frequency_penalty")
     kind: ModelKind | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tool_parser: str | None = Field(None, pattern=r"^[a-z0-9_]+$")

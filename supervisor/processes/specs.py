@@ -13,6 +13,7 @@ from lmx.protocol.messages.specs import (
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
@@ -45,11 +46,7 @@ def worker_spec(
         default_max_tokens=model.default_max_tokens,
         max_tokens_limit=model.max_tokens_limit,
         kind=kind,
-        temperature=model.temperature,
-        top_p=model.top_p,
-        top_k=model.top_k,
-        min_p=model.min_p,
-        repetition_penalty=model.repetition_penalty,
+        **{name: getattr(model, name) for name in PARAMETERS},
         template_kwargs=dict(model.chat_template_kwargs) or None,
         tool_parser=model.tool_parser,
         max_decode_stall_s=model.max_decode_stall_s,

@@ -2,8 +2,8 @@
 
 What a request that names no value gets. Pure.
 
-Order: the request, the model's configuration (the spec), its generation_config.json, then
-temperature 0.7 and what changes nothing for all else.
+Order: the request, the model's configuration (the spec), its generation_config.json, then the
+default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling
 from lmx.protocol.messages.specs import SpeculationSpec, WorkerSpec
+from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import FinishReason, ToolChoice
 from lmx.worker.engine import (
     BeamSearch,
@@ -31,9 +32,6 @@ from lmx.worker.formats.parser import OutputParser
 from lmx.worker.scheduling.jobs import Job, TextRules
 from lmx.worker.scheduling.kv_admission import most_tokens
 
-DEFAULT_TEMPERATURE: Final = 0.7
-DEFAULT_TOP_P: Final = 1.0
-
 _WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -48,19 +46,17 @@ def resolve_sampling(
         _check_token(bias.token, facts, "logit_bias")
     for token in asked.stop_token_ids:
         _check_token(token, facts, "stop_token_ids")
+    parameters: dict[str, Any] = {
+        name: _first(
+            getattr(asked, name), getattr(spec, name), getattr(facts.sampling, name), known.default
+        )
+        for name, known in PARAMETERS.items()
+    }
+    if parameters["top_p"] == 0:
+        parameters |= {"temperature": 0.0, "top_p": 1.0}
+    parameters["top_k"] = max(0, parameters["top_k"])
     return RowSampling(
-        temperature=_first(
-            asked.temperature, spec.temperature, facts.temperature, DEFAULT_TEMPERATURE
-        ),
-        top_p=_first(asked.top_p, spec.top_p, facts.top_p, DEFAULT_TOP_P),
-        top_k=max(0, int(_first(asked.top_k, spec.top_k, facts.top_k, 0))),
-        min_p=_first(asked.min_p, spec.min_p, facts.min_p, 0.0),
-        typical_p=_first(asked.typical_p, facts.typical_p, 1.0),
-        repetition_penalty=_first(
-            asked.repetition_penalty, spec.repetition_penalty, facts.repetition_penalty, 1.0
-        ),
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
+        **parameters,
         logit_bias=tuple((bias.token, bias.bias) for bias in asked.logit_bias),
         min_tokens=asked.min_tokens,
         end_ids=(frozenset() if asked.ignore_eos else facts.eos_token_ids)

@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Sampling, Search, TokenBias
+from lmx.protocol.models.sampling import PARAMETERS
 from lmx.router.schema.validation import INT64_MAX, INT64_MIN, MAX_COUNT, Count, Strict, short
 
 MAX_ANSWERS: Final = 128
@@ -27,23 +28,34 @@ _KEY_SHOWN: Final = 20
 """Characters of a wrong ``logit_bias`` key that an error's path repeats."""
 
 _Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-_PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+
+def _parameter(name: str) -> Any:
+    """Return a field with the range and the meaning of a parameter that models have defaults
+    for."""
+    known = PARAMETERS[name]
+    return Field(
+        None,
+        ge=None if known.above_least else known.least,
+        gt=known.least if known.above_least else None,
+        le=known.most,
+        description=f"{known.meaning} Default: the model's, else {known.default:g}.",
+    )
 
 
 class SamplingFields(Strict):
     """None means the same as leaving a field out: the model's own default."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: _Share | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    min_p: _Share | None = None
-    typical_p: _PositiveShare | None = None
+    temperature: float | None = _parameter("temperature")
+    top_p: float | None = _parameter("top_p")
+    top_k: int | None = _parameter("top_k")
+    min_p: float | None = _parameter("min_p")
+    typical_p: float | None = _parameter("typical_p")
+    repetition_penalty: float | None = _parameter("repetition_penalty")
+    presence_penalty: float | None = _parameter("presence_penalty")
+    frequency_penalty: float | None = _parameter("frequency_penalty")
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
     # Its entries are checked by hand, once their number is: pydantic would describe each fault.
     logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
     ignore_eos: bool | None = None
@@ -61,19 +73,10 @@ class SamplingFields(Strict):
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:
-    """Return how tokens are drawn; ``top_p`` 0 means the likeliest, as ``temperature`` 0 does.
-    Raises :class:`RequestError` for a wrong ``logit_bias``."""
-    greedy = fields.top_p == 0
+    """Return how tokens are drawn. Raises :class:`RequestError` for a wrong ``logit_bias``."""
     return Sampling(
-        temperature=0.0 if greedy else fields.temperature,
-        top_p=None if greedy else fields.top_p,
-        top_k=None if fields.top_k is None else max(0, fields.top_k),
-        min_p=fields.min_p,
-        typical_p=fields.typical_p,
+        **{name: getattr(fields, name) for name in PARAMETERS},
         seed=fields.seed,
-        repetition_penalty=fields.repetition_penalty,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=_biases(fields.logit_bias or {}),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,

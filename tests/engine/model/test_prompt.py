@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, dynamic_module_utils
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.data import ToolUse
+from lmx.protocol.models.sampling import SamplingParameters
 from lmx.worker.engine import ModelFacts, PromptSource
 from lmx.worker.mlx.model.folder import declared_context, effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
@@ -218,14 +219,15 @@ def test_how_a_checkpoint_wants_to_be_sampled(
     (tmp_path / "config.json").write_text('{"max_position_embeddings": true}')
     (tmp_path / "generation_config.json").write_text(text)
     config = read_folder(tmp_path)
-    assert (config.temperature, config.context_tokens) == (temperature, None)
+    assert (config.sampling.temperature, config.context_tokens) == (temperature, None)
 
 
 def test_generation_defaults_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 99}')
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": null}')
     config = read_folder(tmp_path)
-    assert (config.context_tokens, config.temperature, config.top_p) == (99, 0.6, None)
+    assert config.context_tokens == 99
+    assert config.sampling == SamplingParameters(temperature=0.6)
 
 
 def test_context_of_text_and_of_vision_models() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -19,12 +20,7 @@ class FolderConfig:
     """A model folder's own settings; None where it has none."""
 
     context_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    typical_p: float | None
-    repetition_penalty: float | None
+    sampling: SamplingParameters
 
 
 def read_folder(folder: Path) -> FolderConfig:
@@ -48,16 +44,18 @@ def read_folder(folder: Path) -> FolderConfig:
     generation = _read_json(folder / "generation_config.json")
     return FolderConfig(
         context_tokens=declared_context(config),
-        # A checkpoint that asks for no sampling asks for greedy decoding.
-        temperature=0.0
-        if generation.get("do_sample") is False
-        else _number(generation.get("temperature")),
-        top_p=_number(generation.get("top_p")),
-        top_k=_count(generation.get("top_k")),
-        min_p=_number(generation.get("min_p")),
-        typical_p=_number(generation.get("typical_p")),
-        repetition_penalty=_number(generation.get("repetition_penalty")),
+        sampling=_sampling(generation),
     )
+
+
+def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
+    given: dict[str, Any] = {name: _number(generation.get(name)) for name in PARAMETERS}
+    if given["top_k"] is not None:
+        given["top_k"] = int(given["top_k"])
+    if generation.get("do_sample") is False:
+        # A checkpoint that asks for no sampling asks for greedy decoding.
+        given["temperature"] = 0.0
+    return SamplingParameters(**given)
 
 
 def declared_context(config: Mapping[str, Any]) -> int | None:
@@ -106,8 +104,3 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)

@@ -11,7 +11,7 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from lmx.worker.mlx.sampling.filters import (
     LANES,
     Filters,
     candidates,
+    costly_filters,
     filter_all,
     filter_sorted,
     lane_sums,
@@ -91,13 +92,13 @@ _FEWEST_CANDIDATES: Final = 64
 class _Kind:
     """What decides by which operations a row is drawn; it depends on the row alone.
 
-    ``candidates``: from how many tokens; 0: from all. Else what of the costly there is.
+    ``candidates``: from how many tokens; 0: from all. ``filters``: which of the costly ones it
+    has.
     """
 
     greedy: bool
     candidates: int = 0
-    typical_p: bool = False
-    top_p: bool = False
+    filters: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +149,18 @@ def _kind(sampling: RowSampling) -> _Kind:
         count = _FEWEST_CANDIDATES
         while count < sampling.top_k:
             count *= 4
-    return _Kind(False, count, sampling.typical_p < 1, sampling.top_p < 1)
+    return _Kind(False, count, costly_filters(sampling))
 
 
 def _make_group(kind: _Kind, batch: Sequence[RowSampling], places: list[int]) -> _Group:
     rows = [batch[index] for index in places]
-
-    def column(value: Callable[[RowSampling], float]) -> mx.array:
-        return mx.array([[value(row)] for row in rows])
-
     return _Group(
         kind,
         places,
         indices=None if len(places) == len(batch) else mx.array(places),
-        temperature=column(lambda row: row.temperature),
+        temperature=mx.array([[row.temperature] for row in rows]),
         top_k=mx.array([[row.top_k] for row in rows]),
-        filters=Filters(
-            typical_p=column(lambda row: row.typical_p) if kind.typical_p else None,
-            top_p=column(lambda row: row.top_p) if kind.top_p else None,
-            min_p=column(lambda row: row.min_p) if any(row.min_p > 0 for row in rows) else None,
-        ),
+        filters=Filters.of(rows),
         seeds=np.array([row.seed & WORD for row in rows], np.uint64),
     )
 

@@ -11,9 +11,12 @@ filtered out has weight 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import mlx.core as mx
+
+from lmx.worker.engine import RowSampling
 
 LANES: Final = 128
 """Long rows are padded to a multiple of this, and summed in so many lanes at once: five times
@@ -29,6 +32,25 @@ class Filters(NamedTuple):
     typical_p: mx.array | None
     top_p: mx.array | None
     min_p: mx.array | None
+
+    @classmethod
+    def of(cls, rows: Sequence[RowSampling]) -> Filters:
+        """Return the parameters of rows that have the same :func:`costly_filters`."""
+
+        def column(value: Callable[[RowSampling], float]) -> mx.array:
+            return mx.array([[value(row)] for row in rows])
+
+        return cls(
+            typical_p=column(lambda row: row.typical_p) if rows[0].typical_p < 1 else None,
+            top_p=column(lambda row: row.top_p) if rows[0].top_p < 1 else None,
+            min_p=column(lambda row: row.min_p) if any(row.min_p > 0 for row in rows) else None,
+        )
+
+
+def costly_filters(row: RowSampling) -> tuple[bool, ...]:
+    """Return which of the filters a row has that cost more than one operation: rows without one
+    must not pay for it because others have it."""
+    return row.typical_p < 1, row.top_p < 1
 
 
 def weigh(logits: mx.array, temperature: mx.array) -> mx.array:

@@ -236,11 +236,6 @@ def test_sampling_as_a_worker_is_sent_it() -> None:
     assert sampling.stop_token_ids == (1, 2)
 
 
-@pytest.mark.parametrize(("top_k", "sent"), [(None, None), (-1, 0), (0, 0), (1, 1)])
-def test_top_k_has_two_words_for_all(top_k: int | None, sent: int | None) -> None:
-    assert parse_chat(chat(top_k=top_k))[1].sampling.top_k == sent
-
-
 SEARCHES: list[tuple[dict[str, Any], Search]] = [
     ({}, Search()),
     ({"n": 3}, Search(n=3, best_of=3)),
@@ -467,14 +462,6 @@ def test_the_rest_of_what_a_worker_is_sent() -> None:
     assert parse_chat(chat(assistant_confidence_threshold=0))[1].assist == Assist(
         assistant_confidence_threshold=0.0
     )
-
-
-@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
-def test_a_top_p_of_nothing_is_greedy(parse: Any) -> None:
-    fields = {"top_p": 0, "temperature": 1.5}
-    generate = parse(chat(**fields) if parse is parse_chat else {"prompt": "x", **fields})[1]
-    sampling = (generate if parse is parse_chat else generate[0]).sampling
-    assert (sampling.temperature, sampling.top_p) == (0.0, None)
 
 
 MIXED = st.fixed_dictionaries(

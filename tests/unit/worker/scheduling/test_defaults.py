@@ -11,6 +11,7 @@ from scripted_engine import ScriptedEngine
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, TokenBias
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
+from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 from lmx.worker.engine import ModelFacts, RowSampling
 from lmx.worker.scheduling.prepare import answer_seed, prepare, resolve_max_tokens, resolve_sampling
 from lmx.worker.scheduling.progress import ProgressClock
@@ -35,25 +36,31 @@ def test_temperature_order(
     asked: float | None, configured: float | None, file: float | None, expected: float
 ) -> None:
     spec = dataclasses.replace(SPEC, temperature=configured)
-    facts = dataclasses.replace(FACTS, temperature=file)
-    assert resolve_sampling(Sampling(asked), spec, facts, 9) == RowSampling(
+    facts = dataclasses.replace(FACTS, sampling=SamplingParameters(temperature=file))
+    assert resolve_sampling(Sampling(temperature=asked), spec, facts, 9) == RowSampling(
         expected, 1.0, 9, end_ids=ENDS
     )
 
 
 def test_top_p_and_seed_order() -> None:
     spec = dataclasses.replace(SPEC, top_p=0.5)
-    facts = dataclasses.replace(FACTS, top_p=0.6)
-    assert resolve_sampling(Sampling(1, 0.4, seed=0), spec, facts, 9) == RowSampling(
-        1, 0.4, 0, end_ids=ENDS
-    )
-    assert resolve_sampling(Sampling(1), spec, facts, 9).top_p == 0.5
-    assert resolve_sampling(Sampling(1), SPEC, facts, 9).top_p == 0.6
+    facts = dataclasses.replace(FACTS, sampling=SamplingParameters(top_p=0.6))
+    asked = Sampling(temperature=1, top_p=0.4, seed=0)
+    assert resolve_sampling(asked, spec, facts, 9) == RowSampling(1, 0.4, 0, end_ids=ENDS)
+    assert resolve_sampling(Sampling(), spec, facts, 9).top_p == 0.5
+    assert resolve_sampling(Sampling(), SPEC, facts, 9).top_p == 0.6
+
+
+def test_no_share_at_all_is_the_likeliest_token_whoever_says_it() -> None:
+    greedy = RowSampling(0.0, 1.0, 9, end_ids=ENDS)
+    assert resolve_sampling(Sampling(temperature=1, top_p=0), SPEC, FACTS, 9) == greedy
+    spec = dataclasses.replace(SPEC, top_p=0)
+    assert resolve_sampling(Sampling(temperature=1), spec, FACTS, 9) == greedy
 
 
 @pytest.mark.parametrize(
     ("field", "neutral"),
-    [("top_k", 0), ("min_p", 0.0), ("typical_p", 1.0), ("repetition_penalty", 1.0)],
+    [(name, known.default) for name, known in PARAMETERS.items()],
 )
 def test_values_of_the_request_then_the_config_then_the_file(field: str, neutral: float) -> None:
     def resolved(asked: Sampling, spec: WorkerSpec, facts: ModelFacts) -> float:
@@ -63,13 +70,17 @@ def test_values_of_the_request_then_the_config_then_the_file(field: str, neutral
     def with_value(base: Any, value: float) -> Any:
         return dataclasses.replace(base, **{field: value})
 
-    facts = with_value(FACTS, 3)
+    facts = dataclasses.replace(FACTS, sampling=with_value(SamplingParameters(), 3))
     assert resolved(Sampling(), SPEC, FACTS) == neutral
     assert resolved(Sampling(), SPEC, facts) == 3
-    if field != "typical_p":
-        spec = with_value(SPEC, 2)
-        assert resolved(Sampling(), spec, facts) == 2
-        assert resolved(with_value(Sampling(), 1), spec, facts) == 1
+    spec = with_value(SPEC, 2)
+    assert resolved(Sampling(), spec, facts) == 2
+    assert resolved(with_value(Sampling(), 1), spec, facts) == 1
+
+
+@pytest.mark.parametrize(("top_k", "drawn_from"), [(None, 0), (-1, 0), (0, 0), (1, 1)])
+def test_top_k_has_two_words_for_all(top_k: int | None, drawn_from: int) -> None:
+    assert resolve_sampling(Sampling(top_k=top_k), SPEC, FACTS, 9).top_k == drawn_from
 
 
 @pytest.mark.parametrize(

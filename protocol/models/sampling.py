@@ -1,0 +1,101 @@
+"""The parameters of sampling that a request, the configuration and a model's own files can set.
+
+Each is said here and nowhere else: its name and type, its range, the value that it has where
+nobody names one, and its meaning. The schemas of requests and of the configuration take these from
+:data:`PARAMETERS`, and a worker resolves all parameters alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+MAX_TOP_K: Final = 2**31 - 1
+"""Far beyond any vocabulary, and within what every layer can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is known of one of the parameters."""
+
+    meaning: str
+    """Sentences for people, without the range and the default."""
+    least: float
+    """The smallest value that may be given."""
+    most: float
+    """The largest value that may be given."""
+    default: float
+    """The value where neither the request nor the configuration nor the model names one."""
+    above_least: bool = False
+    """Whether ``least`` itself may not be given."""
+
+
+def _parameter(
+    meaning: str, least: float, most: float, *, default: float, above_least: bool = False
+) -> Any:
+    parameter = Parameter(meaning, least, most, default, above_least)
+    return field(default=None, metadata={"parameter": parameter})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParameters:
+    """How tokens are drawn, as somebody asks for it. None means that it is not said."""
+
+    temperature: float | None = _parameter(
+        "How freely tokens are drawn. 0 is greedy: the likeliest token is taken.",
+        0,
+        2,
+        default=0.7,
+    )
+    top_p: float | None = _parameter(
+        "Tokens are drawn from the likeliest ones that make up this share of the probability. "
+        "0 takes the likeliest token alone, as a `temperature` of 0 does.",
+        0,
+        1,
+        default=1.0,
+    )
+    top_k: int | None = _parameter(
+        "Tokens are drawn from so many of the likeliest ones. 0 and -1 mean all of them.",
+        -1,
+        MAX_TOP_K,
+        default=0,
+    )
+    min_p: float | None = _parameter(
+        "A token is drawn only if it has at least this share of the likeliest token's probability.",
+        0,
+        1,
+        default=0.0,
+    )
+    typical_p: float | None = _parameter(
+        "Tokens are drawn from those of the most typical information that make up this share of "
+        "the probability.",
+        0,
+        1,
+        default=1.0,
+        above_least=True,
+    )
+    repetition_penalty: float | None = _parameter(
+        "It makes tokens that the prompt or the answer has less likely: their logits are divided "
+        "by it where they are positive, and multiplied where they are negative.",
+        0.01,
+        10,
+        default=1.0,
+    )
+    presence_penalty: float | None = _parameter(
+        "It is subtracted from the logit of each token that the answer has already.",
+        -2,
+        2,
+        default=0.0,
+    )
+    frequency_penalty: float | None = _parameter(
+        "It is subtracted from a token's logit for each time that the answer has the token.",
+        -2,
+        2,
+        default=0.0,
+    )
+
+
+PARAMETERS: Final[dict[str, Parameter]] = {
+    one.name: one.metadata["parameter"] for one in fields(SamplingParameters)
+}
+"""Every parameter by its name."""
