@@ -1,5 +1,5 @@
-"""A parameter of sampling is defined once: requests, configuration and worker have all of them, with
-the same range."""
+"""A parameter of sampling is defined once: requests, configuration and worker have all of them,
+with the same range."""
 
 from __future__ import annotations
 
