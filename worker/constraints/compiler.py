@@ -24,9 +24,10 @@ from lmx.worker.engine import (
     ConstraintSource,
     ReasoningMarkers,
 )
-from lmx.worker.formats import harmony
 from lmx.worker.formats.closed_objects import closed
-from lmx.worker.formats.grammar import HARMONY, Tool, harmony_answer, tools_grammar
+from lmx.worker.formats.families.table import family_of
+from lmx.worker.formats.family import Tool
+from lmx.worker.formats.grammar import tools_grammar
 from lmx.worker.schemas.cost import MOST_SCHEMA_CHARS, too_costly
 from lmx.worker.schemas.dialects import SchemaFault
 from lmx.worker.schemas.form import SchemaForm, schema_forms
@@ -73,7 +74,7 @@ class ConstraintCompiler:
         self._vocabulary_size = vocabulary_size
         self._eos_token_ids = eos_token_ids
         self._reasoning = reasoning
-        self._tool_parser = tool_parser
+        self._family = family_of(tool_parser, reasoning)
         self._made: GrammarVocabulary | None = None
         # What was found out of a grammar, by its hash: most requests repeat an earlier one's.
         self._verdicts: dict[bytes, str | None] = {}
@@ -154,8 +155,8 @@ class ConstraintCompiler:
 
     def _framed(self, grammar: Grammar, param: str) -> LLMatcher:
         """Compile the grammar of an answer, in what this model writes around one."""
-        if self._is_harmony:
-            frame = harmony_answer(self._vocabulary.special, "answer")
+        if self._family.answer is not None:
+            frame = self._family.answer.grammar(self._vocabulary.special, "answer")
             return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
         return self._matcher([grammar], param)
 
@@ -165,7 +166,7 @@ class ConstraintCompiler:
         """Compile the tools that may be called. Arguments that can't be enforced are an error
         where a call is, or the function is strict, else any object will do. Adds to ``checks``."""
         tools = []
-        remarks: list[str] = []
+        remarks = [self._family.remark] if self._family.remark else []
         for index, tool in use.callable():
             function = tool["function"]
             strict = required or bool(function.get("strict"))
@@ -186,7 +187,7 @@ class ConstraintCompiler:
                 param="tool_choice",
             )
         special = self._vocabulary.special
-        grammar = tools_grammar(tools, self._tool_parser, not use.one_call, special)
+        grammar = tools_grammar(tools, self._family, not use.one_call, special)
         return self._matcher([grammar], "tools"), remarks
 
     def _parameters(
@@ -289,12 +290,8 @@ class ConstraintCompiler:
         if start[:1] != (marks.start_id,):
             start = (marks.start_id,)
         budget = source.thinking.budget_tokens
-        return ThinkingRules(start, marks.end_id, budget, line_breaks=not self._is_harmony)
-
-    @property
-    def _is_harmony(self) -> bool:
-        thinks = self._reasoning is not None and self._reasoning.start == harmony.THINKING
-        return thinks or self._tool_parser == HARMONY
+        # Where whole answers have a form, what comes between is a part of it.
+        return ThinkingRules(start, marks.end_id, budget, line_breaks=self._family.answer is None)
 
     @property
     def _vocabulary(self) -> GrammarVocabulary:

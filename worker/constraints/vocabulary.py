@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.worker.constraints.grammar import TokenMasks, pack
-from lmx.worker.formats.grammar import SpecialTokens
+from lmx.worker.formats.family import SpecialTokens
 
 _CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from lmx.worker.formats.arguments import ANNOTATIONS
+from lmx.worker.formats.forms.arguments import ANNOTATIONS
 
 _OPENED: Final = frozenset({"additionalProperties", "unevaluatedProperties"})
 # Keywords of which each holds for the same value as its neighbours.

@@ -9,18 +9,15 @@ import structlog
 
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine import ReasoningMarkers
-from lmx.worker.formats import harmony
-from lmx.worker.formats.forms import HARMONY, JSON_TOOLS, CallForm, call_forms
-from lmx.worker.formats.json import read_json_calls
+from lmx.worker.formats.families.table import call_forms, family_of
+from lmx.worker.formats.family import CallForm, Reader
 from lmx.worker.text.feed import Part, PartSink, Steps, TextFeed
 
 __all__ = ["OutputParser", "Part"]
 
 log = structlog.get_logger()
 
-_FENCE: Final = "```"
 _BREAKS: Final = "\r\n"
-_FENCED_LANGUAGES: Final = frozenset({"", "json", "tool_call"})
 
 
 class OutputParser:
@@ -46,13 +43,13 @@ class OutputParser:
 
     __slots__ = (
         "_after_call",
-        "_bare",
         "_calls_only",
         "_either",
         "_feed",
         "_forms",
         "_kept_end",
         "_parallel",
+        "_read_bare",
         "_reasoning",
         "_sink",
         "_space",
@@ -78,17 +75,18 @@ class OutputParser:
         self._feed = TextFeed()
         self._sink = PartSink(tools, parallel)
         self._forms: Sequence[CallForm] = ()
-        self._bare = bool(tools) and tool_parser in (None, JSON_TOOLS)
+        family = family_of(tool_parser, reasoning)
+        self._read_bare: Reader | None = family.read_bare if tools else None
         self._space = ""
         self._trim = False
         self._wrote = False
         self._after_call = False
         self._kept_end = ""
         self._steps: Steps[None] | None = None
-        if tool_parser == HARMONY or (reasoning and reasoning.start == harmony.THINKING):
-            self._steps = harmony.read_harmony(self._feed, self._sink, thinking_open)
+        if family.answer is not None:
+            self._steps = family.answer.read(self._feed, self._sink, thinking_open)
         elif reasoning or tools:
-            self._forms = call_forms(tool_parser) if tools else ()
+            self._forms = call_forms(family) if tools else ()
             self._steps = self._read(thinking_open)
         self._advance()
 
@@ -141,8 +139,8 @@ class OutputParser:
         if thinking_open and self._reasoning:
             yield from self._think(self._reasoning)
         while True:
-            if self._bare and not self._wrote:
-                yield from self._read_bare()
+            if self._read_bare is not None and not self._wrote:
+                yield from self._bare_calls(self._read_bare)
             mark = yield from self._feed.until(marks, self._write)
             if mark is None:
                 break
@@ -179,30 +177,14 @@ class OutputParser:
         self._sink.kind = DeltaKind.CONTENT
         self._trim = True
 
-    def _read_bare(self) -> Steps[None]:
+    def _bare_calls(self, read: Reader) -> Steps[None]:
         """Read calls that content begins with, without any mark before them."""
-        feed = self._feed
-        feed.mark()
-        yield from feed.skip()
-        char = yield from feed.char()
-        if not char or char not in "{[`":
-            feed.rewind()
-            return
-        self._bare = False
-        end = ""
-        if char == "`":
-            if not (yield from feed.starts((_FENCE,))):
-                feed.rewind()
-                return
-            language: list[str] = []
-            broken = yield from feed.until(("\n", "`"), language.append)
-            if broken != "\n" or "".join(language).strip() not in _FENCED_LANGUAGES:
-                feed.rewind()
-                return
-            end = _FENCE
-        if not (yield from read_json_calls(feed, self._sink, end, bare=True)):
-            feed.rewind()
-        feed.unmark()
+        self._feed.mark()
+        if (yield from read(self._feed, self._sink)):
+            self._read_bare = None
+        else:
+            self._feed.rewind()
+        self._feed.unmark()
         self._calls_end()
 
     def _read_calls(self, form: CallForm) -> Steps[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from lmx.worker.engine import ReasoningMarkers
-from lmx.worker.formats import harmony
+from lmx.worker.formats.families import harmony
 
 
 class _Form(NamedTuple):

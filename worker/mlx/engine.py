@@ -30,7 +30,7 @@ from lmx.worker.engine import (
     StepOutput,
     TaskPlan,
 )
-from lmx.worker.formats.forms import marker_ids
+from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.mlx.decoding.batching import can_batch
 from lmx.worker.mlx.decoding.draft import load_draft
 from lmx.worker.mlx.decoding.pace import PrefillPace

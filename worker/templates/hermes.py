@@ -1,7 +1,7 @@
 """Tools for templates that know none: put into words, in the form that Hermes began. Pure.
 
 The words are ours, the form is the one that models most often have seen in training, and the
-one that the JSON form of :mod:`lmx.worker.formats.forms` reads.
+one that the JSON form of :mod:`lmx.worker.formats.families.json.json_tools` reads.
 """
 
 from __future__ import annotations

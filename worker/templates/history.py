@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Message = dict[str, Any]
 
-_NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
-_KIMI: Final = re.compile(r"functions\..+:\d+")
+CallId = Callable[[str, str, int], str]
+"""Makes the id of a call out of the one that it has, the function's name, and how many calls of the
+conversation are before it."""
 
 
-def for_template(messages: Sequence[Mapping[str, Any]], tool_parser: str | None) -> list[Message]:
-    """Return the messages in the form that most templates take.
+class HistoryForm(NamedTuple):
+    """What the chat template of a family wants otherwise than most do."""
+
+    call_id: CallId | None = None
+    """Makes ids of calls such as the template insists on. None: it takes any."""
+    thinking_without_content: bool = False
+    """Whether the template calls the reasoning ``thinking``, and takes it only where there is no
+    content."""
+
+
+PLAIN_HISTORY: Final = HistoryForm()
+
+
+def for_template(messages: Sequence[Mapping[str, Any]], form: HistoryForm) -> list[Message]:
+    """Return the messages as a template takes them.
 
     Fields that are null are left out, and content that is null is empty: templates print
-    "None". The arguments of calls are objects, not text. Ids of calls are such as the family
-    insists on. gpt-oss's template calls the reasoning ``thinking``, and takes it only where
-    there is no content.
+    "None". The arguments of calls are objects, not text.
     """
     result = [_without_nulls(message) for message in messages]
     for message in result:
         if "tool_calls" in message:
             message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
-        if tool_parser == "harmony" and message.get("reasoning_content") and not message["content"]:
-            message["thinking"] = message["reasoning_content"]
-    if make_id := _ID_FORMS.get(tool_parser or ""):
-        _rename_calls(result, make_id)
+        reasoning = message.get("reasoning_content")
+        if form.thinking_without_content and reasoning and not message["content"]:
+            message["thinking"] = reasoning
+    if form.call_id is not None:
+        _rename_calls(result, form.call_id)
     return result
 
 
@@ -67,35 +78,13 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _nine_characters(call: Mapping[str, Any], _: int) -> str:
-    """Mistral's templates raise for an id that isn't nine letters and digits."""
-    call_id = str(call.get("id", ""))
-    if _NINE.fullmatch(call_id):
-        return call_id
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
-
-
-def _numbered(call: Mapping[str, Any], number: int) -> str:
-    """Kimi reads names of tools out of the ids."""
-    call_id = str(call.get("id", ""))
-    return call_id if _KIMI.fullmatch(call_id) else f"functions.{call['function']['name']}:{number}"
-
-
-_ID_FORMS: Final[Mapping[str, Callable[[Mapping[str, Any], int], str]]] = {
-    "mistral": _nine_characters,
-    "kimi_k2": _numbered,
-}
-
-
-def _rename_calls(
-    messages: Sequence[Message], make_id: Callable[[Mapping[str, Any], int], str]
-) -> None:
+def _rename_calls(messages: Sequence[Message], make_id: CallId) -> None:
     new_ids: dict[str, str] = {}
     number = 0
     for message in messages:
         for call in message.get("tool_calls", ()):
             old = str(call.get("id", ""))
-            call["id"] = new_ids[old] = make_id(call, number)
+            call["id"] = new_ids[old] = make_id(old, call["function"]["name"], number)
             number += 1
         old = message.get("tool_call_id", "")
         if old in new_ids:

@@ -11,8 +11,8 @@ from tiny_models import CHAT_TEMPLATE, make_tokenizer
 from lmx.protocol.messages.data import Thinking, ToolUse
 from lmx.protocol.states import ToolChoice
 from lmx.worker.engine import ModelFacts, PromptSource, ReasoningMarkers
-from lmx.worker.formats import harmony
-from lmx.worker.formats.forms import marker_ids
+from lmx.worker.formats.families import harmony
+from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.model.prompt import PromptEncoder
 

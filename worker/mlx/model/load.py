@@ -21,7 +21,7 @@ from lmx.protocol.models.memory import buffer_cache_bytes
 from lmx.protocol.states import LoadPhase
 from lmx.worker.constraints.vocabulary import takes_grammars
 from lmx.worker.engine import LoadReporter, ModelFacts
-from lmx.worker.formats.forms import parser_for
+from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward

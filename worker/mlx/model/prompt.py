@@ -10,6 +10,7 @@ from typing import Any, Final
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Thinking
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
+from lmx.worker.formats.families.table import family_of
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.hermes import with_tools_in_words
 from lmx.worker.templates.history import Message, for_template, with_text_arguments
@@ -29,9 +30,6 @@ _OWN_NAMES: Final = frozenset(
 # Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2.
 _THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 
-# gpt-oss knows three efforts, and puts any other word into its prompt as it is.
-_HARMONY_EFFORTS: Final[Mapping[str, str]] = {"none": "low", "minimal": "low", "xhigh": "high"}
-
 _PROBE: Final = "lmx_probe"
 
 
@@ -46,6 +44,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Any, facts: ModelFacts, renderer: Renderer) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
+        self._family = family_of(facts.tool_parser)
         signature = inspect.signature(tokenizer.apply_chat_template)
         self._reserved = frozenset(signature.parameters) | _OWN_NAMES
         self._longest_token_bytes = max(len(token.encode()) for token in tokenizer.get_vocab())
@@ -129,7 +128,7 @@ class PromptEncoder:
             **self._thinking_kwargs(source.thinking),
             "add_generation_prompt": source.add_generation_prompt,
         }
-        conversation = for_template(messages, self._facts.tool_parser)
+        conversation = for_template(messages, self._family.history)
         # Those that may not be called now are not shown; where one is named, the others are: the
         # grammar sees to that, and a prompt that stays the same stays cached.
         tools: Sequence[Mapping[str, Any]] = source.tool_use.known if source.tool_use else ()
@@ -194,8 +193,7 @@ class PromptEncoder:
         kwargs: dict[str, Any] = {}
         effort, enabled = thinking.effort, thinking.enabled
         if effort is not None:
-            efforts = _HARMONY_EFFORTS if self._facts.tool_parser == "harmony" else {}
-            kwargs["reasoning_effort"] = efforts.get(effort, effort)
+            kwargs["reasoning_effort"] = self._family.efforts.get(effort, effort)
             enabled = True if enabled is None else enabled
         if enabled is not None:
             kwargs |= dict.fromkeys(_THINKING_SWITCHES, enabled)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed_output import parse, tool
 
-from lmx.worker.formats.forms import HARMONY, call_forms, parser_for
+from lmx.worker.formats.families.table import call_forms, family_of, parser_for
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.formats.registry import family_parser, family_registry
+from lmx.worker.formats.registry import family_parser
 
 families = pytest.mark.parametrize(
     ("name", "write"), WRITERS, ids=[f"{n}-{w.__name__}" for n, w in WRITERS]
@@ -32,14 +32,6 @@ TRICKY: dict[str, Any] = {
 }
 SAVE = ("save", TRICKY)
 NOW: tuple[str, dict[str, Any]] = ("now", {})
-
-
-def test_every_family_of_the_registry_is_known() -> None:
-    names = {spec.name for spec in family_registry().SPECS}
-    assert names == {name for name, _ in WRITERS} | {HARMONY}
-    for name in names - {HARMONY}:
-        assert call_forms(name)
-        assert family_parser(name).tool_call_start
 
 
 @families
@@ -72,7 +64,7 @@ def test_a_call_of_an_unknown_tool_is_content(name: str, write: Callable[[Calls]
 
 @families
 def test_a_malformed_call_is_content(name: str, write: Callable[[Calls], str]) -> None:
-    form = call_forms(name)[0]
+    form = call_forms(family_of(name))[0]
     text = f"{form.start}:-){form.end}"
     parsed = parse(f"Hi {text}", name, tools=TOOLS)
     # Without an end mark of its own it may as well have been cut off.
@@ -93,7 +85,7 @@ def test_a_call_that_is_cut_off_is_never_a_whole_one(
                 assert dumps(TRICKY).startswith(arguments) or name == "cohere2_moe"
         # Behind its mark it is a call, and no part of it is content.
         assert parsed.calls or parsed.content in ("", text[:length])
-        assert not any(form.start in parsed.content for form in call_forms(name))
+        assert not any(form.start in parsed.content for form in call_forms(family_of(name)))
 
 
 @families
@@ -118,7 +110,7 @@ def test_parameters_mean_what_they_mean_to_the_family(
 ) -> None:
     write = next(write for family, write in WRITERS if family == name)
     text = write([("save", arguments)])
-    form = call_forms(name)[0]
+    form = call_forms(family_of(name))[0]
     body = text.removeprefix(form.start).removesuffix(form.end).strip()
     try:
         expected = dumps(family_parser(name).parse_tool_call(body, TOOLS))
@@ -154,7 +146,7 @@ def test_a_parameter_that_is_not_of_its_type_stays_text() -> None:
     ],
 )
 def test_half_of_a_surrogate_pair_stays_an_escape(name: str, text: str) -> None:
-    form = call_forms(name)[0]
+    form = call_forms(family_of(name))[0]
     parsed = parse(f"{form.start}{text}{form.end}", name, tools=TOOLS)
     ((_, arguments),) = parsed.calls
     arguments.encode()  # Anything else could not be sent, nor what others said in that step.
@@ -178,7 +170,7 @@ def test_infinity_is_no_call() -> None:
     ],
 )
 def test_a_row_of_spaces_for_a_name_takes_no_minutes(name: str, text: str) -> None:
-    form = call_forms(name)[0]
+    form = call_forms(family_of(name))[0]
     assert parse(f"{form.start}{text}{form.end}", name, tools=TOOLS, cuts=[]).calls == []
 
 

@@ -4,7 +4,6 @@ import pytest
 from parsed_output import parse, tool
 
 from lmx.worker.engine import ReasoningMarkers
-from lmx.worker.formats.forms import HARMONY
 
 TOOLS = [tool("now")]
 HARMONY_THINK = ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>", 1, 2)
@@ -40,12 +39,12 @@ def test_harmony(
     reasoning: ReasoningMarkers | None, text: str, order: list[str], reasoned: str, content: str
 ) -> None:
     for cuts in (None, [], [len(text) // 3]):
-        parsed = parse(text, HARMONY, tools=TOOLS, reasoning=reasoning, cuts=cuts)
+        parsed = parse(text, "harmony", tools=TOOLS, reasoning=reasoning, cuts=cuts)
         assert (parsed.order, parsed.reasoning, parsed.content) == (order, reasoned, content)
         assert all(isinstance(value, dict) for _, value in parsed.objects)
 
 
 def test_harmony_that_begins_in_the_thinking() -> None:
     text = f"hm<|end|>{NEXT}<|channel|>final<|message|>Hi"
-    parsed = parse(text, HARMONY, reasoning=HARMONY_THINK, thinking_open=True, tools=())
+    parsed = parse(text, "harmony", reasoning=HARMONY_THINK, thinking_open=True, tools=())
     assert (parsed.reasoning, parsed.content) == ("hm", "Hi")

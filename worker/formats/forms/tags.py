@@ -1,4 +1,4 @@
-"""Tool calls that are tags with one parameter each: Qwen3-Coder's, GLM's, LongCat's, MiniMax M2's.
+"""Tool calls that are tags with one parameter each.
 
 A parameter is text, whose type is in the tool's schema. Those that are strings are given out
 as they come, the others when they are whole, converted by the family's own parser.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from lmx.worker.formats.json import json_text, read_json_calls
+from lmx.worker.formats.family import CallWriter, Rules, SpecialTokens, Tool
+from lmx.worker.formats.forms.arguments import TagForm, tagged_arguments
+from lmx.worker.formats.forms.json import json_text, read_json_calls
 from lmx.worker.formats.registry import parse_call
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 
@@ -43,50 +45,17 @@ class XmlForm:
         )
 
 
-QWEN3_CODER: Final = XmlForm(
-    parser="qwen3_coder",
-    end="</tool_call>",
-    function="<function=",
-    name_end=">",
-    parameter="<parameter=",
-    key_end=(">",),
-    parameter_end="</parameter>",
-    function_end="</function>",
-    strip=False,
-)
-GLM: Final = XmlForm(
-    parser="glm47",
-    end="</tool_call>",
-    function="",
-    name_end="",
-    parameter="<arg_key>",
-    key_end=("</arg_key>", "<arg_value>"),
-    parameter_end="</arg_value>",
-    function_end="",
-    strip=True,
-)
-LONGCAT: Final = XmlForm(
-    parser="longcat",
-    end="</longcat_tool_call>",
-    function="",
-    name_end="",
-    parameter="<longcat_arg_key>",
-    key_end=("</longcat_arg_key>", "<longcat_arg_value>"),
-    parameter_end="</longcat_arg_value>",
-    function_end="",
-    strip=True,
-)
-MINIMAX_M2: Final = XmlForm(
-    parser="minimax_m2",
-    end="</minimax:tool_call>",
-    function="<invoke name=",
-    name_end=">",
-    parameter="<parameter name=",
-    key_end=(">",),
-    parameter_end="</parameter>",
-    function_end="</invoke>",
-    strip=True,
-)
+def tagged_call(before: str, form: TagForm, after: str) -> CallWriter:
+    """Return the writer of calls with a tag for each argument. ``before`` has the function's name
+    in place of ``{}``."""
+
+    def write(rules: Rules, tool: Tool, special: SpecialTokens) -> str | None:
+        arguments = tagged_arguments(rules, tool.parameters, form, special.lark)
+        if arguments is None:
+            return None
+        return f"{special.lark(before.format(tool.name))} {arguments} {special.lark(after)}"
+
+    return write
 
 
 def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:

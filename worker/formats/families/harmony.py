@@ -1,4 +1,4 @@
-"""The answers of gpt-oss: messages in channels, each with a header ("harmony")."""
+"""gpt-oss ("harmony"): whole answers are messages in channels, each with a header."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import re
 from typing import Final
 
 from lmx.protocol.states import DeltaKind
-from lmx.worker.formats.json import read_arguments
+from lmx.worker.formats.family import (
+    AnswerForm,
+    CallGrammar,
+    Family,
+    Rules,
+    SpecialTokens,
+    Tool,
+)
+from lmx.worker.formats.forms.json import json_arguments, read_arguments
+from lmx.worker.templates.history import HistoryForm
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 START: Final = "<|start|>"
@@ -75,3 +84,30 @@ def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
     else:
         sink.content(feed.marked())
         yield from feed.until(_ENDS, sink.content)
+
+
+def _answer_grammar(special: SpecialTokens, answer: str) -> str:
+    """Return Lark for the message that an answer is in; ``answer`` is its grammar's name."""
+    return f"%llguidance {{}}\nstart: {_header(special, 'final')} @{answer}"
+
+
+def _call(rules: Rules, tool: Tool, special: SpecialTokens) -> str:
+    header = f"commentary to=functions.{tool.name} {CONSTRAIN}json"
+    return f"{_header(special, header)} {json_arguments(tool)}"
+
+
+def _header(special: SpecialTokens, header: str) -> str:
+    """Return the header of a message, which begins where the prompt or the thinking ended."""
+    start = special.lark(f"{START}assistant")
+    return f"({start})? {special.lark(f'{CHANNEL}{header}{MESSAGE}')}"
+
+
+HARMONY: Final = Family(
+    name="harmony",
+    # The first call ends the answer.
+    grammar=CallGrammar(_call, several=False),
+    answer=AnswerForm(read_harmony, _answer_grammar, TOKENS),
+    history=HistoryForm(thinking_without_content=True),
+    # Its template puts any other word into the prompt as it is.
+    efforts={"none": "low", "minimal": "low", "xhigh": "high"},
+)

@@ -1,4 +1,5 @@
-"""Grammars for a call's arguments between tags, and what all forms but JSON share. Pure.
+"""Grammars for a call's arguments between tags, and what the grammars of all forms but JSON share.
+Pure.
 
 Each function returns None where its form can't say what the schema asks for, or where the
 family's parser would not read it back as that: the call is then written as JSON.
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+from lmx.worker.formats.family import Rules
 from lmx.worker.schemas.grammar import guided, quoted
 
 Schema = Mapping[str, Any]
@@ -29,28 +31,30 @@ _OBJECT: Final = ANNOTATIONS | {
     "$schema",
 }
 _TEXT: Final = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
+# Keywords that add no values of another type.
+NARROWING: Final = ANNOTATIONS | {
+    "type",
+    "enum",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "items",
+    "minItems",
+    "maxItems",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+}
 # Without an exponent: a family's parser takes 1e999 for infinity.
 PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
-
-
-@dataclass(slots=True)
-class Rules:
-    """A Lark grammar that is being written."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def rule(self, body: str, options: str = "") -> str:
-        """Add a rule and return its name."""
-        return self._add("r", options, body)
-
-    def terminal(self, body: str) -> str:
-        """Add a terminal and return its name."""
-        return self._add("T", "", body)
-
-    def _add(self, prefix: str, options: str, body: str) -> str:
-        name = f"{prefix}{len(self.lines)}"
-        self.lines.append(f"{name}{options}: {body}")
-        return name
 
 
 @dataclass(frozen=True, slots=True)

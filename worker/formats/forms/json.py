@@ -1,19 +1,17 @@
-"""Tool calls that are JSON: an object with a name and arguments, or an array of them.
-
-Tool calls that are a header with a name, and a JSON object: Mistral's and Kimi's.
-
-Tool calls that are given out whole, when their end marker has come.
+"""Tool calls that are JSON: an object with a name and arguments, or an array of them; and the
+object of arguments alone, for families that write the name before it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from enum import Enum, auto
+from string import Template
 from typing import Any, Final, NamedTuple
 
-from lmx.worker.formats.registry import parse_call
+from lmx.worker.formats.family import CallWriter, Rules, SpecialTokens, Tool
+from lmx.worker.schemas.grammar import guided
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 from lmx.worker.text.json_scan import read_json, read_json_text
 
@@ -25,14 +23,13 @@ class CallKeys(NamedTuple):
     arguments: tuple[str, ...]
 
 
-JSON_START: Final = "<tool_call>"
-JSON_END: Final = "</tool_call>"
-
 COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
-COHERE_KEYS: Final = CallKeys(("tool_name", "name"), ("parameters",))
 
 # What a bare object may have beside them: any other key, and it is somebody's JSON, not a call.
 _HARMLESS: Final = frozenset({"type", "id", "function"})
+
+_FENCE: Final = "```"
+_FENCED_LANGUAGES: Final = frozenset({"", "json", "tool_call"})
 
 
 class _Outcome(Enum):
@@ -76,6 +73,40 @@ def read_json_calls(
         else:
             feed.rewind()
             return True
+
+
+def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read calls without any mark before them, in a fence of three backticks or in none."""
+    yield from feed.skip()
+    char = yield from feed.char()
+    if not char or char not in "{[`":
+        return False
+    end = ""
+    if char == "`":
+        if not (yield from feed.starts((_FENCE,))):
+            return False
+        language: list[str] = []
+        broken = yield from feed.until(("\n", "`"), language.append)
+        if broken != "\n" or "".join(language).strip() not in _FENCED_LANGUAGES:
+            return False
+        end = _FENCE
+    return (yield from read_json_calls(feed, sink, end, bare=True))
+
+
+def json_call(before: str, after: str = "") -> CallWriter:
+    """Return the writer of calls whose arguments are a JSON object between two texts. In
+    ``before``, ``$name`` is the function's name, and ``$json_name`` the same as a JSON string."""
+
+    def write(rules: Rules, tool: Tool, special: SpecialTokens) -> str:
+        opening = Template(before).substitute(name=tool.name, json_name=json.dumps(tool.name))
+        return f"{special.lark(opening)} {json_arguments(tool)} {special.lark(after)}"
+
+    return write
+
+
+def json_arguments(tool: Tool) -> str:
+    """Return Lark for the arguments of a call as a JSON object."""
+    return f"%json {json.dumps(guided(tool.parameters))}"
 
 
 def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps[bool]:
@@ -206,87 +237,3 @@ def object_of(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-_ARGS: Final = "[ARGS]"
-_CALL_ID: Final = "[CALL_ID]"
-
-_KIMI_BEGIN: Final = "<|tool_call_begin|>"
-_KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
-_KIMI_END: Final = "<|tool_call_end|>"
-_KIMI_SECTION_END: Final = "<|tool_calls_section_end|>"
-_KIMI_HEADER: Final = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
-
-
-def read_mistral_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read what comes after ``[TOOL_CALLS]``: an array of calls as JSON (the older models), or
-    one call as ``name[CALL_ID]id[ARGS]{...}``, the id or both markers left out."""
-    yield from feed.skip()
-    if (yield from feed.char()) in ("[", "{"):
-        return (yield from read_json_calls(feed, sink, ""))
-    name: list[str] = []
-    marker = yield from feed.until((_ARGS, _CALL_ID, "{", "\n"), name.append)
-    if marker == _CALL_ID:
-        marker = yield from feed.until((_ARGS, "{", "\n"), discard)
-    if marker == "{":
-        feed.untake(1)
-    return (yield from read_arguments(feed, sink, "".join(name).strip(), ""))
-
-
-def read_kimi_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read a section of calls, ``functions.name:0`` being the header of the first."""
-    begun = sink.calls
-    while True:
-        yield from feed.skip()
-        marker = yield from feed.starts((_KIMI_BEGIN, _KIMI_SECTION_END))
-        if marker != _KIMI_BEGIN:
-            return sink.calls > begun
-        header: list[str] = []
-        marker = yield from feed.until((_KIMI_ARGUMENTS, _KIMI_END), header.append)
-        match = _KIMI_HEADER.fullmatch("".join(header).strip())
-        name = match.group(1) if match else ""
-        yield from feed.skip()
-        if marker == _KIMI_ARGUMENTS and (yield from feed.starts((_KIMI_END,))):
-            marker = _KIMI_END
-        if marker == _KIMI_END:
-            if name not in sink.names:
-                return False
-            sink.begin_call(name)
-            sink.arguments("{}")
-        else:
-            if not (yield from read_arguments(feed, sink, name, _KIMI_END)):
-                return False
-            yield from feed.skip()
-            yield from feed.starts((_KIMI_END,))
-        feed.mark()
-
-
-def read_block(feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str) -> Steps[bool]:
-    """Read up to and including ``end``, and parse it with ``prefix`` before it.
-
-    Returns False when it is no call, or one of no known tool. A block without its end is no
-    call: some of the parsers would take what was cut off for the whole.
-    """
-    text: list[str] = []
-    if not (yield from feed.until((end,), text.append)):
-        return False
-    try:
-        parsed = parse_call(parser, prefix + "".join(text).strip(), sink.tools)
-        calls = [_checked(call) for call in parsed]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return False
-    if not calls or any(name not in sink.names for name, _ in calls):
-        return False
-    for name, arguments in calls:
-        sink.begin_call(name)
-        sink.arguments(arguments)
-    return True
-
-
-def _checked(call: Any) -> tuple[str, str]:
-    arguments = call["arguments"]
-    if isinstance(arguments, str):
-        arguments = object_of(arguments)
-    if not isinstance(arguments, dict):
-        raise TypeError("arguments are no object")
-    return call["name"].strip(), json_text(arguments)

@@ -1,0 +1,1 @@
+"""The families of models, by how they call tools: one file for each, and one table."""

@@ -1,0 +1,1 @@
+"""Families whose arguments are a JSON object."""

@@ -1,0 +1,24 @@
+"""JSON in ``<tool_call>``, as Hermes began it: Qwen, EXAONE, SmolLM3 and most others. The form of
+grammars for all that a family can't say in its own, and of models whose template knows no tools.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.forms.json import json_call, read_bare_json_calls, read_json_calls
+
+_END: Final = "</tool_call>"
+
+JSON_CALLS: Final = CallGrammar(
+    json_call('<tool_call>\n{"name": $json_name, "arguments": ', "}\n</tool_call>"), between="\n"
+)
+
+JSON_TOOLS: Final = Family(
+    name="json_tools",
+    calls=(CallForm("<tool_call>", _END, partial(read_json_calls, end=_END)),),
+    grammar=JSON_CALLS,
+    read_bare=read_bare_json_calls,
+)

@@ -1,0 +1,128 @@
+"""Which families there are, and which of them a model is of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from lmx.worker.engine import ReasoningMarkers
+from lmx.worker.formats.families.harmony import HARMONY, THINKING
+from lmx.worker.formats.families.json.cohere2_moe import COHERE2_MOE
+from lmx.worker.formats.families.json.json_tools import JSON_TOOLS
+from lmx.worker.formats.families.json.kimi_k2 import KIMI_K2
+from lmx.worker.formats.families.json.mistral import MISTRAL
+from lmx.worker.formats.families.library import library_family
+from lmx.worker.formats.families.literals.gemma4 import GEMMA4
+from lmx.worker.formats.families.literals.pythonic import PYTHONIC
+from lmx.worker.formats.families.tags.atem import ATEM
+from lmx.worker.formats.families.tags.glm47 import GLM47
+from lmx.worker.formats.families.tags.longcat import LONGCAT
+from lmx.worker.formats.families.tags.minicpm5 import MINICPM5
+from lmx.worker.formats.families.tags.minimax_m2 import MINIMAX_M2
+from lmx.worker.formats.families.tags.minimax_m3 import MINIMAX_M3
+from lmx.worker.formats.families.tags.qwen3_coder import QWEN3_CODER
+from lmx.worker.formats.family import CallForm, Family
+from lmx.worker.formats.registry import family_registry
+
+log = structlog.get_logger()
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    family.name: family
+    for family in (
+        JSON_TOOLS,
+        ATEM,
+        COHERE2_MOE,
+        GEMMA4,
+        GLM47,
+        HARMONY,
+        KIMI_K2,
+        LONGCAT,
+        MINICPM5,
+        MINIMAX_M2,
+        MINIMAX_M3,
+        MISTRAL,
+        PYTHONIC,
+        QWEN3_CODER,
+    )
+}
+
+# An added token " " or "name" is a part of some mark, and is none.
+_MARK_BEGINS: Final = ("<", "[", "]", "◁")
+
+
+def parser_for(chat_template: Any, override: str | None) -> str | None:
+    """Return the name of the family that a chat template shows, or ``override``.
+
+    None when it shows none of them. A family of ours that mlx-vlm's registry doesn't know goes
+    before those that it knows. Raises ``ValueError`` for an unknown ``override``.
+    """
+    specs = family_registry().SPECS
+    if override is not None:
+        names = sorted({spec.name for spec in specs} | FAMILIES.keys())
+        if override not in names:
+            raise ValueError(f"{override!r} is no tool parser: use one of {', '.join(names)}")
+        return override
+    text = _template_text(chat_template)
+    for family in FAMILIES.values():
+        if any(all(mark in text for mark in group) for group in family.template_marks):
+            return family.name
+    matching = [spec for spec in specs if spec.matches(text)]
+    return str(max(matching, key=lambda spec: spec.priority).name) if matching else None
+
+
+def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None) -> Family:
+    """Return the family of a model; that of JSON for a model whose template knows no tools.
+
+    A name that is not in the table is one of mlx-vlm's registry: see
+    :func:`~lmx.worker.formats.families.library.library_family`.
+    """
+    if reasoning is not None and reasoning.start == THINKING:
+        return HARMONY
+    return FAMILIES.get(tool_parser or JSON_TOOLS.name) or _unknown(str(tool_parser))
+
+
+def call_forms(family: Family) -> tuple[CallForm, ...]:
+    """Return the forms to look for in an answer. The one in JSON is always among them: it is the
+    one that grammars fall back to. Not for a family that has a form for whole answers."""
+    own = {form.start for form in family.calls}
+    return (*family.calls, *(form for form in JSON_TOOLS.calls if form.start not in own))
+
+
+def marker_ids(
+    tokenizer: Any, tool_parser: str | None, reasoning: ReasoningMarkers | None
+) -> frozenset[int]:
+    """Return the special tokens that must stay text, for an answer to be parsed by them.
+
+    Marks that are no token of their own may be made of several, so parts of marks count.
+    """
+    family = family_of(tool_parser, reasoning)
+    texts: list[str] = []
+    if family.answer is not None:
+        texts += family.answer.tokens
+    else:
+        for form in call_forms(family):
+            texts += (form.start, form.end, *form.tokens)
+    if reasoning is not None:
+        texts += (reasoning.start, reasoning.end)
+    return frozenset(
+        number
+        for token, number in tokenizer.get_added_vocab().items()
+        if token[:1] in _MARK_BEGINS and len(token) > 2 and any(token in text for text in texts)
+    )
+
+
+@functools.cache
+def _unknown(name: str) -> Family:
+    family = library_family(name)
+    log.warning("tool_calls.family_unknown", family=name, remark=family.remark)
+    return family
+
+
+def _template_text(chat_template: Any) -> str:
+    """Return the template that is used with tools, of a tokenizer that may have several."""
+    if isinstance(chat_template, dict):
+        chat_template = chat_template.get("tool_use") or chat_template.get("default")
+    return chat_template if isinstance(chat_template, str) else ""

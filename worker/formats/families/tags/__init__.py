@@ -1,0 +1,1 @@
+"""Families with a tag around each argument."""

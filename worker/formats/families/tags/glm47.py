@@ -1,0 +1,37 @@
+"""GLM 4.5 and later: a tag for each key and for each value."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.forms.arguments import TagForm
+from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+
+_START: Final = "<tool_call>"
+_FORM: Final = XmlForm(
+    parser="glm47",
+    end="</tool_call>",
+    function="",
+    name_end="",
+    parameter="<arg_key>",
+    key_end=("</arg_key>", "<arg_value>"),
+    parameter_end="</arg_value>",
+    function_end="",
+    strip=True,
+)
+_TOKENS: Final = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_ARGUMENT: Final = TagForm(
+    open="<arg_key>{}</arg_key>\n<arg_value>",
+    close="</arg_value>\n",
+    closing="</arg_value>",
+    strips=True,
+    any_json=True,
+)
+
+GLM47: Final = Family(
+    name="glm47",
+    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM), _TOKENS),),
+    grammar=CallGrammar(tagged_call(f"{_START}{{}}\n", _ARGUMENT, _FORM.end), between="\n"),
+)

@@ -1,0 +1,41 @@
+"""MiniMax M2: ``<invoke name="..."><parameter name="...">``, several calls in one mark."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.forms.arguments import TagForm
+from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+
+_START: Final = "<minimax:tool_call>"
+_FORM: Final = XmlForm(
+    parser="minimax_m2",
+    end="</minimax:tool_call>",
+    function="<invoke name=",
+    name_end=">",
+    parameter="<parameter name=",
+    key_end=(">",),
+    parameter_end="</parameter>",
+    function_end="</invoke>",
+    strip=True,
+)
+_ARGUMENT: Final = TagForm(
+    open='<parameter name="{}">',
+    close="</parameter>\n",
+    closing="</parameter>",
+    strips=True,
+    any_json=False,
+)
+
+MINIMAX_M2: Final = Family(
+    name="minimax_m2",
+    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM)),),
+    grammar=CallGrammar(
+        tagged_call('<invoke name="{}">\n', _ARGUMENT, "</invoke>"),
+        open=f"{_START}\n",
+        between="\n",
+        close=f"\n{_FORM.end}",
+    ),
+)

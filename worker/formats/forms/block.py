@@ -1,0 +1,42 @@
+"""Tool calls that are given out whole, when their end mark has come, by mlx-vlm's own parsers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmx.worker.formats.forms.json import json_text, object_of
+from lmx.worker.formats.registry import parse_call
+from lmx.worker.text.feed import PartSink, Steps, TextFeed
+
+
+def read_block(
+    feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str = ""
+) -> Steps[bool]:
+    """Read up to and including ``end``, and parse it with ``prefix`` before it.
+
+    Returns False when it is no call, or one of no known tool. A block without its end is no
+    call: some of the parsers would take what was cut off for the whole.
+    """
+    text: list[str] = []
+    if not (yield from feed.until((end,), text.append)):
+        return False
+    try:
+        parsed = parse_call(parser, prefix + "".join(text).strip(), sink.tools)
+        calls = [_checked(call) for call in parsed]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    if not calls or any(name not in sink.names for name, _ in calls):
+        return False
+    for name, arguments in calls:
+        sink.begin_call(name)
+        sink.arguments(arguments)
+    return True
+
+
+def _checked(call: Any) -> tuple[str, str]:
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        arguments = object_of(arguments)
+    if not isinstance(arguments, dict):
+        raise TypeError("arguments are no object")
+    return call["name"].strip(), json_text(arguments)
