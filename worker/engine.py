@@ -42,8 +42,8 @@ class ModelFacts:
     reasoning: ReasoningMarkers | None = None
     """None for a model that does not think."""
     tool_parser: str | None = None
-    """The name of the form in which it calls tools (:mod:`lmx.worker.formats.families`). None when its
-    template knows no tools."""
+    """The family whose form its calls of tools have (:mod:`lmx.worker.formats.families`). None when
+    its template knows no tools."""
     converses: bool = False
     """Whether it has a template for messages."""
     grammars: bool = False
