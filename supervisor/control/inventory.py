@@ -1,47 +1,75 @@
-"""What routers and the CLI may ask about which models there are: to add one, to remove one."""
+"""What routers and the CLI may ask about which models there are, about downloads and about files on
+this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any
 
-from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages import control, inventory
-from lmx.supervisor.control.deferred_replies import LaterAnswers
-from lmx.supervisor.control.models import answer_or_deny
+from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.inventory.added import AddedModels
+from lmx.supervisor.inventory.deletion import Deletion
+from lmx.supervisor.inventory.downloads import Downloads
 
-QUESTIONS: Final = (inventory.AddModel, inventory.RemoveModel)
 
+class AddedCommands:
+    """Answers questions about added models. To add one takes a while: its files are read."""
 
-class InventoryCommands:
-    """Answers with the added models; ``later`` where files are to be read before. Downloads and
-    files on disk are others'."""
-
-    def __init__(
-        self, added: AddedModels, reply: Callable[[Asker, Any], None], later: LaterAnswers
-    ) -> None:
+    def __init__(self, added: AddedModels) -> None:
         self._added = added
-        self._reply = reply
-        self._later = later
+        self.handlers: dict[type, Handler] = {
+            inventory.AddModel: self._add,
+            inventory.RemoveModel: self._remove,
+        }
 
-    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
-        """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
-        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
-
-    def _answer(self, asker: Asker, question: Any, now_s: float) -> control.Done | None:
-        match question:
-            case inventory.AddModel():
-                self._later.answer(asker, self._add(question))
-                return None
-            case inventory.RemoveModel(model_id):
-                pid = self._added.remove(model_id, now_s)
-                return control.Done(f"{model_id} is removed; its files stay", pid)
-            case _:
-                kind = type(question).__name__
-                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
-
-    async def _add(self, question: inventory.AddModel) -> control.Done:
+    async def _add(
+        self, question: inventory.AddModel, _asker: Asker, _now_s: float
+    ) -> control.Done:
         await self._added.add(question)
         return control.Done(f"{question.model_id} is served: its first request loads it")
+
+    def _remove(self, question: inventory.RemoveModel, _asker: Asker, now_s: float) -> control.Done:
+        pid = self._added.remove(question.model_id, now_s)
+        return control.Done(f"{question.model_id} is removed; its files stay", pid)
+
+
+class DiskCommands:
+    """Answers questions about downloads and files. Most wait for processes and disks."""
+
+    def __init__(self, downloads: Downloads, deletion: Deletion) -> None:
+        self._downloads = downloads
+        self._deletion = deletion
+        self.handlers: dict[type, Handler] = {
+            inventory.StartDownload: self._start,
+            inventory.CancelDownload: self._cancel,
+            inventory.GetDownloads: self._list,
+            inventory.GetAvailable: self._available,
+            inventory.DeleteModel: self._delete,
+        }
+
+    def _start(
+        self, question: inventory.StartDownload, _asker: Asker, _now_s: float
+    ) -> Coroutine[Any, Any, inventory.DownloadView]:
+        return self._downloads.start(question)
+
+    def _cancel(
+        self, question: inventory.CancelDownload, _asker: Asker, _now_s: float
+    ) -> Coroutine[Any, Any, inventory.DownloadView]:
+        return self._downloads.cancel(question.download_id)
+
+    def _list(
+        self, question: inventory.GetDownloads, _asker: Asker, _now_s: float
+    ) -> inventory.Downloads:
+        return self._downloads.list(question.download_id)
+
+    def _available(
+        self, _question: inventory.GetAvailable, _asker: Asker, _now_s: float
+    ) -> Coroutine[Any, Any, inventory.Available]:
+        return self._deletion.available()
+
+    def _delete(
+        self, question: inventory.DeleteModel, _asker: Asker, _now_s: float
+    ) -> Coroutine[Any, Any, inventory.Deleted]:
+        return self._deletion.delete(question.model_id, force=question.force)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.config.schema import MemoryConfig
-from lmx.supervisor.control.deferred_replies import LaterAnswers
-from lmx.supervisor.control.models import answer_or_deny
+from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker
@@ -25,15 +24,6 @@ from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.sockets.event_log import EventLog
 from lmx.supervisor.sockets.reachable import api_urls
-
-QUESTIONS: Final = (
-    control.GetStatus,
-    control.GetEvents,
-    control.ReloadConfig,
-    control.RestartRouter,
-    control.RestartSupervisor,
-    control.StopAll,
-)
 
 _TAKE_OVER_S: Final = 8.0
 """For a new router to take over: it starts within a second or two. Less than the CLI waits."""
@@ -56,7 +46,7 @@ class ServiceActions(Protocol):
 
 
 class ServiceCommands:
-    """Answers questions about the supervisor, some of them after a while."""
+    """Answers questions about the supervisor. Restarts are answered once their outcome is seen."""
 
     def __init__(
         self,
@@ -66,7 +56,6 @@ class ServiceCommands:
         events: EventLog,
         reloader: Reloader,
         invocation: Invocation,
-        reply: Callable[[Asker, Any], None],
     ) -> None:
         self._service = service
         self._core = core
@@ -74,45 +63,36 @@ class ServiceCommands:
         self._events = events
         self._reloader = reloader
         self._invocation = invocation
-        self._reply = reply
-        self._later = LaterAnswers(reply)
+        self.handlers: dict[type, Handler] = {
+            control.GetStatus: self._status,
+            control.GetEvents: self._list_events,
+            control.ReloadConfig: self._reload,
+            control.RestartRouter: self._restart_router,
+            control.RestartSupervisor: self._restart_supervisor,
+            control.StopAll: self._stop_all,
+        }
 
-    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
-        """Answer one question; what it raises of :class:`LmxError` becomes Denied."""
-        answer_or_deny(self._reply, asker, lambda: self._answer(asker, question, now_s))
+    def _status(self, _question: control.GetStatus, _asker: Asker, now_s: float) -> control.Status:
+        return control.Status(self._service.status(now_s))
 
-    def close(self) -> None:
-        """Give up what was not answered yet."""
-        self._later.close()
+    def _list_events(
+        self, question: control.GetEvents, _asker: Asker, _now_s: float
+    ) -> control.EventList:
+        return self._events.after(question.after_seq, question.limit)
 
-    def _answer(self, asker: Asker, question: Any, now_s: float) -> Any:
-        match question:
-            case control.GetStatus():
-                return control.Status(self._service.status(now_s))
-            case control.GetEvents(after_seq, limit):
-                return self._events.after(after_seq, limit)
-            case control.ReloadConfig():
-                return self._reload(asker, now_s)
-            case control.RestartRouter():
-                self._later.answer(asker, self._restart_router(now_s))
-            case control.RestartSupervisor():
-                self._later.answer(asker, self._restart_supervisor())
-            case control.StopAll():
-                self._service.stop("an operator asked for it")
-                return control.Done("stopping")
-            case _:
-                kind = type(question).__name__
-                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind} is not a question")
-        return None
+    def _stop_all(self, _question: control.StopAll, _asker: Asker, _now_s: float) -> control.Done:
+        self._service.stop("an operator asked for it")
+        return control.Done("stopping")
 
-    def _reload(self, asker: Asker, now_s: float) -> control.Reloaded | None:
+    def _reload(
+        self, _question: control.ReloadConfig, _asker: Asker, now_s: float
+    ) -> control.Reloaded | Coroutine[Any, Any, control.Reloaded]:
         before = self._guard.successor
         reloaded = self._reloader.reload("an operator asked for it", now_s)
         successor = self._guard.successor
         if successor is None or successor is before:
             return reloaded
-        self._later.answer(asker, self._reloaded(reloaded, successor.pid))
-        return None
+        return self._reloaded(reloaded, successor.pid)
 
     async def _reloaded(self, reloaded: control.Reloaded, router_pid: int) -> control.Reloaded:
         """Who is told that keys have changed can rely on it: the old ones are of no use any
@@ -120,7 +100,9 @@ class ServiceCommands:
         await self._serving(router_pid)
         return reloaded
 
-    async def _restart_router(self, now_s: float) -> control.Done:
+    async def _restart_router(
+        self, _question: control.RestartRouter, _asker: Asker, now_s: float
+    ) -> control.Done:
         self._refuse_while_stopping()
         try:
             pid = self._guard.replace(now_s)
@@ -149,7 +131,9 @@ class ServiceCommands:
             await asyncio.sleep(_POLL_S)
         return None
 
-    async def _restart_supervisor(self) -> control.Done:
+    async def _restart_supervisor(
+        self, _question: control.RestartSupervisor, _asker: Asker, _now_s: float
+    ) -> control.Done:
         self._refuse_while_changing()
         await self._invocation.check_successor()
         self._refuse_changed_config()

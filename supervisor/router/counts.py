@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
 
-from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
 from lmx.supervisor.core.slot import Asker
-
-QUESTIONS: Final = (ReportCounts,)
 
 
 class RouterCounts:
@@ -21,23 +17,20 @@ class RouterCounts:
     in between. ``knows`` tells whether a pid is a router's that runs; ``since_s`` is Unix time.
     """
 
-    def __init__(
-        self, since_s: float, knows: Callable[[int], bool], reply: Callable[[Asker, Any], None]
-    ) -> None:
+    def __init__(self, since_s: float, knows: Callable[[int], bool]) -> None:
         self.since_s = since_s
         self._knows = knows
-        self._reply = reply
         self._ended: tuple[Tally, ...] = ()
         self._revision = 1
         self._running: dict[int, ReportCounts] = {}
         self._usage: dict[int, tuple[float, tuple[KeyUsage, ...]]] = {}
         """Of the routers by their first reports, the newest last, with when it came."""
 
-    def answer(self, asker: Asker, report: ReportCounts, now_s: float) -> None:
-        """Take a router's report, and tell it what others have counted."""
+    def take_report(self, report: ReportCounts, _asker: Asker, now_s: float) -> CountsKept:
+        """Take a router's report; returns what others have counted. Raises :class:`LmxError`
+        (not_running) for a process that is no router of ours."""
         if not self._knows(report.pid):
-            self._reply(asker, Denied(ErrorCode.NOT_RUNNING, "this is no router of lmx's"))
-            return
+            raise LmxError(ErrorCode.NOT_RUNNING, "this is no router of lmx's")
         if report.seen == 0 and report.ended:
             self._ended = greatest(self._ended, report.ended)
             self._revision += 1
@@ -48,16 +41,13 @@ class RouterCounts:
         # It may never report again what it takes over here, if nobody asks it for anything.
         self._usage[report.pid] = (now_s, (*inherited, *report.usage))
         others = [other for pid, other in self._running.items() if pid != report.pid]
-        self._reply(
-            asker,
-            CountsKept(
-                self._revision,
-                self.since_s,
-                ended=None if report.seen == self._revision else self._ended,
-                others=added(*(other.tallies for other in others)),
-                elsewhere=_under_way(others),
-                inherited=inherited,
-            ),
+        return CountsKept(
+            self._revision,
+            self.since_s,
+            ended=None if report.seen == self._revision else self._ended,
+            others=added(*(other.tallies for other in others)),
+            elsewhere=_under_way(others),
+            inherited=inherited,
         )
 
     def router_ended(self, pid: int) -> None:

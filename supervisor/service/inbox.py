@@ -8,46 +8,32 @@ from typing import Any
 
 from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
-from lmx.supervisor.control.disk import QUESTIONS as DISK_QUESTIONS
-from lmx.supervisor.control.disk import DiskCommands
-from lmx.supervisor.control.inventory import QUESTIONS as INVENTORY_QUESTIONS
-from lmx.supervisor.control.inventory import InventoryCommands
-from lmx.supervisor.control.models import Commands
-from lmx.supervisor.control.service import QUESTIONS, ServiceCommands
+from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker
-from lmx.supervisor.router.counts import QUESTIONS as COUNT_QUESTIONS
-from lmx.supervisor.router.counts import RouterCounts
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 
 
 class Inbox:
-    """Takes each message to its owner, and answers beats."""
+    """Takes each message to its owner, and answers beats. What is no fact is a question."""
 
     def __init__(
         self,
         core: Core,
         guard: RouterGuard,
-        commands: Commands,
-        service_commands: ServiceCommands,
-        inventory_commands: InventoryCommands,
-        disk_commands: DiskCommands,
-        router_counts: RouterCounts,
+        handlers: Handlers,
         adoption: Adoption,
         send: Callable[[bytes, Any], None],
-        host: Callable[[], str],
+        settings: Settings,
     ) -> None:
         self._core = core
         self._guard = guard
-        self._commands = commands
-        self._service_commands = service_commands
-        self._inventory_commands = inventory_commands
-        self._disk_commands = disk_commands
-        self._router_counts = router_counts
+        self._handlers = handlers
         self._adoption = adoption
         self._send = send
-        self._host = host
+        self._settings = settings
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
         """Take one message to its end."""
@@ -68,23 +54,15 @@ class Inbox:
                 if self._core.knows(message.instance):
                     self._core.worker_said(message.instance, message, now_s)
             case control.RouterHello():
-                self._adoption.admit_router(message, self._host(), now_s)
+                self._adoption.admit_router(message, self._settings.current.server.host, now_s)
             case control.RouterBeat():
                 known = self._guard.knows(message.pid)
                 self._guard.beat(message, now_s)
                 self._send(identity, self._seen() if known else self._identify())
             case control.Withdraw(model_id):
                 self._core.withdraw(model_id, identity, now_s)
-            case _ if isinstance(message, QUESTIONS):
-                self._service_commands.answer(Asker(identity, correlation), message, now_s)
-            case _ if isinstance(message, INVENTORY_QUESTIONS):
-                self._inventory_commands.answer(Asker(identity, correlation), message, now_s)
-            case _ if isinstance(message, DISK_QUESTIONS):
-                self._disk_commands.answer(Asker(identity, correlation), message)
-            case _ if isinstance(message, COUNT_QUESTIONS):
-                self._router_counts.answer(Asker(identity, correlation), message, now_s)
             case _:
-                self._commands.answer(Asker(identity, correlation), message, now_s)
+                self._handlers.answer(Asker(identity, correlation), message, now_s)
         self._core.flush(now_s)
 
     def _worker_beat(self, identity: bytes, beat: control.WorkerBeat, now_s: float) -> None:

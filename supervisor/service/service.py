@@ -14,16 +14,16 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.counts import ReportCounts
 from lmx.protocol.states import LoadPhase
 from lmx.protocol.wire.endpoints import new_epoch
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.config.sources import HubSource, parse_source
-from lmx.supervisor.control.deferred_replies import LaterAnswers
-from lmx.supervisor.control.disk import DiskCommands
-from lmx.supervisor.control.inventory import InventoryCommands
+from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
 from lmx.supervisor.control.loading import Loading
-from lmx.supervisor.control.models import Commands
+from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.reload import Reloader, tell_routing_gaps
 from lmx.supervisor.control.service import (
     ServiceCommands,
@@ -197,9 +197,7 @@ class Service:
             self.serving = False
             for task in (*asked, *tasks):
                 task.cancel()
-            self._service_commands.close()
-            self._disk_commands.close()
-            self._later.close()
+            self._handlers.close()
             self._inspections.close()
             self.guard.close()
             self._watch.close()
@@ -236,24 +234,19 @@ class Service:
         added.tell_shadowed(self._config, self._events.note)
         tell_routing_gaps(settings.current, self._events.note)
         loading = Loading(self.core, added, inspect, time.monotonic)
-        self._later = LaterAnswers(self._processes.reply)
         self._memory = MemoryWatch(self.core, settings, self._processes.send, self._events.note)
         self.guard = RouterGuard(self._processes, settings)
         # Only the router can refuse a change, and the core places models by the new budget.
         settings.on_change(
             self.guard.reconfigured, self._set_budget, self.core.reconfigured, self._follow_logs
         )
-        self._counts = RouterCounts(self.started_s, self.guard.knows, self._processes.reply)
+        self._counts = RouterCounts(self.started_s, self.guard.knows)
         self._downloads = Downloads(
             DownloadFile(self.home.downloads, self.say), program,
             lambda download, path: self._download_came(added, download, path),
             self._download_is_whole, self._events.note,
         )  # fmt: skip
-        self._disk_commands = DiskCommands(
-            self._downloads,
-            Deletion(self.core, added, self._downloads, self.home, self._events.note),
-            self._processes.reply,
-        )  # fmt: skip
+        deletion = Deletion(self.core, added, self._downloads, self.home, self._events.note)
         self._shutdown = Shutdown(self.core, self.guard, self._close_fetches)
         handed = self._invocation.handover
         if handed is not None:
@@ -261,23 +254,23 @@ class Service:
         self._reloader = Reloader(
             self._invocation.read_config, added, self.core, settings, self._events.note
         )
-        self._service_commands = ServiceCommands(
-            self, self.core, self.guard, self._events, self._reloader, self._invocation,
-            self._processes.reply,
-        )  # fmt: skip
+        self._handlers = Handlers(self._processes.reply)
+        self._handlers.add(ModelCommands(self.core, loading).handlers)
+        self._handlers.add(AddedCommands(added).handlers)
+        self._handlers.add(DiskCommands(self._downloads, deletion).handlers)
+        self._handlers.add({ReportCounts: self._counts.take_report})
+        self._handlers.add(
+            ServiceCommands(
+                self, self.core, self.guard, self._events, self._reloader, self._invocation
+            ).handlers
+        )
         self._adoption = Adoption(
             self.core, self.guard, records, self.home.run, self._processes.watch,
             self._disk.change, self._descendants.end,
         )  # fmt: skip
         self._inbox = Inbox(
-            self.core, self.guard,
-            Commands(self.core, loading, self._processes.reply, self._later),
-            self._service_commands,
-            InventoryCommands(added, self._processes.reply, self._later),
-            self._disk_commands, self._counts,
-            self._adoption, self._server.send,
-            lambda: self._settings.current.server.host,
-        )  # fmt: skip
+            self.core, self.guard, self._handlers, self._adoption, self._server.send, settings
+        )
 
     async def _hand_over(self) -> Handover:
         """End nothing but the fetches, which go on where they were."""

@@ -14,11 +14,10 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
-from lmx.supervisor.control import inventory as inventory_commands
-from lmx.supervisor.control.deferred_replies import LaterAnswers
-from lmx.supervisor.control.inventory import InventoryCommands
+from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.inventory import AddedCommands
 from lmx.supervisor.control.loading import Loading
-from lmx.supervisor.control.models import Commands
+from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker, Slot
 from lmx.supervisor.decisions.ledger import Ledger
@@ -45,11 +44,11 @@ class NoFile(AddedFile):
         pass
 
 
-class AtOnce(LaterAnswers):
+class AtOnce(Handlers):
     """Answers that need no event loop: nothing that they wait for takes any time here."""
 
-    def answer(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
-        answering = self._answer(asker, work)
+    def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
+        answering = self._work(asker, work)
         try:
             answering.send(None)
         except StopIteration:
@@ -83,9 +82,9 @@ class CoreRig:
             file, in_file, self.core, self.settings, self.inspect, lambda: self.now_s
         )
         loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
-        later = AtOnce(self.actions.reply)
-        self.commands = Commands(self.core, loading, self.actions.reply, later)
-        self.inventory = InventoryCommands(self.added, self.actions.reply, later)
+        self.commands = AtOnce(self.actions.reply)
+        self.commands.add(ModelCommands(self.core, loading).handlers)
+        self.commands.add(AddedCommands(self.added).handlers)
         self.now_s = 0.0
         self._asked = 0
 
@@ -118,9 +117,7 @@ class CoreRig:
 
     def operate(self, question: Any) -> Any:
         """An operator's question; returns the answer."""
-        inventory = isinstance(question, inventory_commands.QUESTIONS)
-        commands = self.inventory if inventory else self.commands
-        commands.answer(ASKER, question, self.now_s)
+        self.commands.answer(ASKER, question, self.now_s)
         return self.actions.replies[-1][1]
 
     def answer(self, asker: Asker) -> Any:

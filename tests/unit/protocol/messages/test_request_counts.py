@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from fake_peers import until
 from hypothesis import given
 from hypothesis import strategies as st
 from router_rig import MODEL, router_rig
 
-from lmx.protocol.messages.control import Denied
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.request_record import Record
@@ -96,18 +97,13 @@ class Kept:
     """A supervisor's counts, with three routers of its own."""
 
     def __init__(self) -> None:
-        self.replies: list[Any] = []
-        self.counts = RouterCounts(100.0, {1, 2, 3}.__contains__, self.reply)
-
-    def reply(self, _: Asker, message: Any) -> None:
-        self.replies.append(message)
+        self.counts = RouterCounts(100.0, {1, 2, 3}.__contains__)
 
     def report(self, pid: int, requests: float, now_s: float = 0.0, **fields: Any) -> Any:
         tallies = (Tally("", ("requests",), (requests,)),)
         fields.setdefault("usage", ())
         report = ReportCounts(pid, tallies, **fields)
-        self.counts.answer(Asker(b"r", 1), report, now_s)
-        return self.replies[-1]
+        return self.counts.take_report(report, Asker(b"r", 1), now_s)
 
 
 def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> None:
@@ -121,7 +117,8 @@ def test_a_routers_counts_are_the_others_until_it_ends_and_then_everybodys() -> 
     assert kept.report(2, 3, seen=2).ended is None, "it has seen it"
     kept.counts.router_ended(2)
     assert plain(kept.report(3, 0).ended) == {("", "requests"): 10}
-    assert isinstance(kept.report(4, 9), Denied)
+    with pytest.raises(LmxError, match="no router"):
+        kept.report(4, 9)
 
 
 def test_a_new_supervisor_hears_what_its_predecessor_knew() -> None:

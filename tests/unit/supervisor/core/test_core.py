@@ -15,8 +15,9 @@ from lmx.protocol.messages import control
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.loading import Loading
-from lmx.supervisor.control.models import Commands
+from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker, Slot
 from lmx.supervisor.decisions.ledger import Ledger
@@ -28,7 +29,7 @@ ASKER = Asker(b"router", 7)
 
 def make(
     needs: dict[str, int] | None = None, budget: int = 1000
-) -> tuple[Core, FakeActions, Commands]:
+) -> tuple[Core, FakeActions, Handlers]:
     needs = needs or {"a": 100, "b": 100}
     actions = FakeActions(needs)
     config = Config.model_validate(
@@ -43,7 +44,8 @@ def make(
     settings.on_change(core.reconfigured)
     added = AddedModels(NoFile(), {}, core, settings, unread, lambda: 0.0)
     loading = Loading(core, added, unread, lambda: 0.0)
-    commands = Commands(core, loading, actions.reply, AtOnce(actions.reply))
+    commands = AtOnce(actions.reply)
+    commands.add(ModelCommands(core, loading).handlers)
     return core, actions, commands
 
 

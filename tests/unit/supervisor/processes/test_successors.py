@@ -21,6 +21,7 @@ from lmx.protocol.messages import control
 from lmx.supervisor.cli.main import up
 from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
+from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.service import ServiceCommands
 from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.processes.handover import Handover, Invocation, resume
@@ -76,11 +77,13 @@ class Restarting:
         self.guard = SimpleNamespace(process=None, successor=None)
         self.replaced = 0
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
-        parts: list[Any] = [
-            self, self.rig.core, self.guard, None, self, self,
-            lambda _asker, message: self.replies.put_nowait(message),
-        ]  # fmt: skip
-        self.commands = ServiceCommands(*parts)
+        parts: list[Any] = [self, self.rig.core, self.guard, None, self, self]
+        self.commands = self.answering(ServiceCommands(*parts))
+
+    def answering(self, commands: ServiceCommands) -> Handlers:
+        handlers = Handlers(lambda _asker, message: self.replies.put_nowait(message))
+        handlers.add(commands.handlers)
+        return handlers
 
     def replace(self) -> None:
         self.replaced += 1
@@ -219,11 +222,8 @@ class Reloads:
 
     def __init__(self, restarting: Restarting) -> None:
         self.guard = restarting.guard
-        parts: list[Any] = [
-            restarting, restarting.rig.core, self.guard, None, self, restarting,
-            lambda _asker, message: restarting.replies.put_nowait(message),
-        ]  # fmt: skip
-        restarting.commands = ServiceCommands(*parts)
+        parts: list[Any] = [restarting, restarting.rig.core, self.guard, None, self, restarting]
+        restarting.commands = restarting.answering(ServiceCommands(*parts))
 
     def reload(self, _why: str, _now_s: float) -> control.Reloaded:
         self.guard.successor = SimpleNamespace(pid=7)

@@ -1,0 +1,73 @@
+"""The registry of questions: one handler for each kind, and one reply for each question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.core.unavailable import denied
+
+log = structlog.get_logger()
+
+Handler = Callable[[Any, Asker, float], Any]
+"""``handler(question, asker, now_s)`` returns the reply, or a coroutine that will return it while
+the supervisor goes on. None: somebody else replies, and has been given the asker. What the handler
+or its coroutine raises of :class:`LmxError` becomes ``Denied``."""
+
+
+class Handlers:
+    """Finds the handler of a question and sends what it replies. Every question gets one reply,
+    unless :meth:`close` comes first."""
+
+    def __init__(self, reply: Callable[[Asker, Any], None]) -> None:
+        self._reply = reply
+        self._handlers: dict[type, Handler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, handlers: Mapping[type, Handler]) -> None:
+        """Have these handlers answer questions of these kinds. Raises ``ValueError`` for a kind
+        that has a handler already."""
+        twice = self._handlers.keys() & handlers.keys()
+        if twice:
+            raise ValueError(f"two handlers for {', '.join(kind.__name__ for kind in twice)}")
+        self._handlers.update(handlers)
+
+    def answer(self, asker: Asker, question: Any, now_s: float) -> None:
+        """Answer one question, now or in a task of its own."""
+        kind = type(question)
+        handler = self._handlers.get(kind)
+        try:
+            if handler is None:
+                raise LmxError(ErrorCode.PROTOCOL_ERROR, f"{kind.__name__} is not a question")
+            found = handler(question, asker, now_s)
+        except LmxError as error:
+            found = denied(error)
+        if isinstance(found, Coroutine):
+            self._answer_later(asker, found)
+        elif found is not None:
+            self._reply(asker, found)
+
+    def close(self) -> None:
+        """Give up what was not answered yet."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _answer_later(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(asker, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, asker: Asker, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self._reply(asker, await work)
+        except LmxError as error:
+            self._reply(asker, denied(error))
+        except Exception as error:
+            log.exception("control.message_failed")
+            failed = OperationError(ErrorCode.INTERNAL, f"the supervisor failed on this: {error}")
+            self._reply(asker, denied(failed))

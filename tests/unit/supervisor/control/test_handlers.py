@@ -1,0 +1,121 @@
+"""One handler for each question, one reply for each asker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages import control
+from lmx.protocol.messages.counts import ReportCounts
+from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
+from lmx.supervisor.control.models import ModelCommands
+from lmx.supervisor.control.service import ServiceCommands
+from lmx.supervisor.core.slot import Asker
+
+ASKER = Asker(b"cli", 3)
+PROTOCOL_MD = Path(__file__).parents[4] / "protocol" / "PROTOCOL.md"
+
+
+class Rig:
+    """Handlers whose replies are kept."""
+
+    def __init__(self, **handlers: Any) -> None:
+        self.replies: list[tuple[Asker, Any]] = []
+        self.handlers = Handlers(lambda asker, message: self.replies.append((asker, message)))
+        self.handlers.add({getattr(control, kind): handler for kind, handler in handlers.items()})
+
+    async def ask(self, question: Any) -> Any:
+        self.handlers.answer(ASKER, question, 7.0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return self.replies[-1][1] if self.replies else None
+
+
+def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
+    nothing: Any = None
+    registry = Handlers(lambda _asker, _message: None)
+    handled: set[type] = {ReportCounts}
+    for commands in (
+        ModelCommands(nothing, nothing),
+        AddedCommands(nothing),
+        DiskCommands(nothing, nothing),
+        ServiceCommands(nothing, nothing, nothing, nothing, nothing, nothing),
+    ):
+        registry.add(commands.handlers)
+        handled |= commands.handlers.keys()
+    tables = re.findall(r"^\| question \|.*\n\|---.*\n((?:\|.*\n)+)", PROTOCOL_MD.read_text(), re.M)
+    first_cells = [line.split("|")[1] for table in tables for line in table.splitlines()]
+    told = {name for cell in first_cells for name in re.findall(r"`([A-Z]\w+)`", cell)}
+    assert {kind.__name__ for kind in handled} == told | {"ReportCounts"}
+
+
+def test_a_question_has_one_handler() -> None:
+    rig = Rig(StopAll=lambda *_: None)
+    with pytest.raises(ValueError, match="two handlers for StopAll"):
+        rig.handlers.add({control.StopAll: lambda *_: None})
+
+
+async def test_a_handler_is_told_who_asks_what_and_when() -> None:
+    seen: list[tuple[Any, Asker, float]] = []
+    rig = Rig(StopAll=lambda *asked: seen.append(asked))
+    assert await rig.ask(control.StopAll()) is None, "somebody else replies"
+    assert seen == [(control.StopAll(), ASKER, 7.0)]
+
+
+async def test_what_is_returned_is_the_reply_at_once_or_later() -> None:
+    async def later(*_: Any) -> control.Done:
+        await asyncio.sleep(0)
+        return control.Done("later")
+
+    rig = Rig(StopAll=lambda *_: control.Done("now"), GetStatus=later)
+    assert await rig.ask(control.StopAll()) == control.Done("now")
+    assert await rig.ask(control.GetStatus()) == control.Done("later")
+    assert [asker for asker, _ in rig.replies] == [ASKER, ASKER]
+
+
+async def test_what_is_refused_is_denied_at_once_or_later() -> None:
+    error = RequestError(ErrorCode.INVALID_VALUE, "no", param="model_id")
+
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    async def refuse_later(*_: Any) -> Any:
+        raise error
+
+    rig = Rig(StopAll=refuse, GetStatus=refuse_later)
+    for question in (control.StopAll(), control.GetStatus()):
+        denied = await rig.ask(question)
+        assert isinstance(denied, control.Denied)
+        assert (denied.code, denied.message, denied.param) == (error.code, "no", "model_id")
+
+
+async def test_a_bug_in_a_later_answer_is_told() -> None:
+    async def breaks(*_: Any) -> Any:
+        raise ZeroDivisionError("bug")
+
+    denied = await Rig(StopAll=breaks).ask(control.StopAll())
+    assert denied.code is ErrorCode.INTERNAL
+
+
+async def test_what_is_no_question_is_denied() -> None:
+    denied = await Rig().ask(control.Done("hello"))
+    assert denied.code is ErrorCode.PROTOCOL_ERROR
+    assert denied.message == "Done is not a question"
+
+
+async def test_nobody_is_answered_after_the_end() -> None:
+    async def never(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    rig = Rig(StopAll=never)
+    await rig.ask(control.StopAll())
+    rig.handlers.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert rig.replies == []
