@@ -1,0 +1,46 @@
+"""What lmx uses of mlx-vlm that it promises nobody: that it is there, and does what is built on."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_vlm.generate.ar import _extend_cache
+from mlx_vlm.models.cache import BatchKVCache, KVCache
+from private_parts import FIELDS, PARTS, Part, find, said
+
+pytestmark = pytest.mark.engine
+LIBRARY = "mlx-vlm"
+
+
+@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
+def test_it_is_there(part: Part) -> None:
+    assert find(LIBRARY, part) is not None
+
+
+def filled(tokens: int) -> KVCache:
+    cache = KVCache()
+    values = mx.arange(tokens, dtype=mx.float32).reshape(1, 1, tokens, 1)
+    cache.update_and_fetch(values, values)
+    return cache
+
+
+def test_two_rows_in_one_cache_end_together_and_begin_behind_their_padding() -> None:
+    ((name, file, use),) = FIELDS[LIBRARY]
+    (joined,) = _extend_cache([filled(5)], [filled(2)])
+    words = said(LIBRARY, f"BatchKVCache.{name}", (file,), use)
+    assert type(joined) is BatchKVCache, f"{words}it is a {type(joined).__name__}"
+    end = getattr(joined, name, None)
+    assert end == 5, f"{words}it is {end!r} and not the 5 tokens of the longest row"
+    padding = joined.left_padding.tolist()
+    assert padding == [0, 3], f"{words}the padding of rows of 5 and 2 tokens is {padding}"
+    row = joined.keys[1, 0, padding[1] : end, 0].tolist()
+    assert row == [0, 1], f"{words}the keys of a row are {row} and not those that went in"
+
+
+def test_a_plain_cache_is_its_keys_its_values_and_its_length() -> None:
+    words = said(LIBRARY, "KVCache", ("worker/mlx/prefix/state.py",), "putting a prefix back")
+    whole, again = filled(3), KVCache()
+    again.keys, again.values, again.offset = whole.keys, whole.values, 3
+    more = mx.zeros((1, 1, 1, 1))
+    keys, _ = again.update_and_fetch(more, more)
+    assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 0], f"{words}its fields are no longer all of it"

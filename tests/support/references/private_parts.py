@@ -1,0 +1,299 @@
+"""What lmx uses of its libraries that they promise nobody: each part, where, and what for.
+
+What is private, what is replaced at run time, and what is in no documentation. The tests in
+``contracts`` hold each line against the libraries that are installed, so that a raised pin that
+breaks one of them says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+
+class Part(NamedTuple):
+    """One part of a library."""
+
+    where: str
+    """The module, a colon, and the name in it."""
+    files: tuple[str, ...]
+    """The files that use it."""
+    use: str
+    """What they use it for: goes on after "is used for"."""
+    takes: tuple[str, ...] | None = None
+    """Names of the parameters that it is given. None: it is not called, or has no signature."""
+
+
+PREFILL = "worker/mlx/decoding/prefill.py"
+DECODE = "worker/mlx/decoding/decode.py"
+BATCHING = "worker/mlx/decoding/batching.py"
+ROLLBACK = "worker/mlx/decoding/rollback.py"
+DRAFT = "worker/mlx/decoding/draft.py"
+STATE = "worker/mlx/prefix/state.py"
+ENGINE = "worker/mlx/engine.py"
+GUARD = "worker/mlx/model/guard.py"
+GGUF = "supervisor/fetch/gguf.py"
+FILE = "supervisor/fetch/file.py"
+HUB = "supervisor/fetch/hub.py"
+CACHE = "supervisor/fetch/cache.py"
+GRAMMAR = "worker/constraints/grammar.py"
+REGISTRY = "worker/formats/registry.py"
+VOCABULARY = "worker/constraints/vocabulary.py"
+
+PARTS: dict[str, Sequence[Part]] = {
+    "mlx-vlm": (
+        Part(
+            "mlx_vlm.generate.ar:_extend_cache",
+            (DECODE, BATCHING),
+            "taking a row that was prefilled into the batch that decodes",
+            ("cache_a", "cache_b"),
+        ),
+        Part(
+            "mlx_vlm.generate.ar:_get_batch_cache_eval_interval",
+            (DECODE,),
+            "how many steps go by between two evaluations of the whole cache",
+            (),
+        ),
+        Part(
+            "mlx_vlm.generate.ar:_is_sequence_aligned_prompt_kwarg",
+            (PREFILL,),
+            "which arguments of a forward are cut with the chunks of a prompt",
+            ("key", "v", "sequence_length"),
+        ),
+        Part(
+            "mlx_vlm.generate.ar:_slice_sequence_aligned_prompt_kwarg",
+            (PREFILL,),
+            "cutting those arguments",
+            ("key", "v", "start", "stop"),
+        ),
+        Part(
+            "mlx_vlm.generate.ar:PromptProcessingBatch._capture_rope_deltas_from_prompt_kwargs",
+            (PREFILL,),
+            "what decoding tells a model of its positions",
+            ("prompt_kwargs", "language_model", "B"),
+        ),
+        Part(
+            "mlx_vlm.generate.common:_chunked_prefill_enabled",
+            (PREFILL,),
+            "whether a prompt may be processed in chunks",
+            ("model", "input_ids", "inputs_embeds", "prompt_cache", "prefill_kwargs"),
+        ),
+        Part(
+            "mlx_vlm.generate.common:generation_stream",
+            (ENGINE,),
+            "the stream that all of a model's work runs on",
+        ),
+        Part(
+            "mlx_vlm.speculative.cache_state:start_speculative_cache",
+            (ROLLBACK,),
+            "taking wrong guesses back out of a cache",
+            ("caches", "length"),
+        ),
+        Part(
+            "mlx_vlm.speculative.cache_state:SpeculativeCacheTransaction.commit",
+            (ROLLBACK,),
+            "keeping the right guesses of each row",
+            ("self", "lengths"),
+        ),
+        Part(
+            "mlx_vlm.apc_adapters:resolve_capability",
+            (STATE,),
+            "whether a kind of cache can be stored and restored",
+            ("cache",),
+        ),
+        Part(
+            "mlx_vlm.apc_adapters:Capability.UNSUPPORTED",
+            (STATE,),
+            "telling the kinds of cache that can't",
+        ),
+        Part(
+            "mlx_vlm.models.cache:KVCache.prefix_cache_snapshot",
+            (STATE,),
+            "storing the states of caches that can't be cut",
+            ("self",),
+        ),
+        Part(
+            "mlx_vlm.models.cache:KVCache.prefix_cache_restore",
+            (STATE,),
+            "putting such states back",
+            ("self", "snapshot"),
+        ),
+        Part(
+            "mlx_vlm.tools.registry:SPECS",
+            (REGISTRY,),
+            "telling by a chat template how a model calls tools: the file is loaded by itself",
+        ),
+        Part(
+            "mlx_vlm.tools.parsers.pythonic:parse_tool_call",
+            (REGISTRY,),
+            "reading the calls of families: each parser's file is loaded by itself",
+            ("text", "tools"),
+        ),
+        Part(
+            "mlx_vlm.models.cache:BufferedRotatingKVCache",
+            (DRAFT,),
+            "a sliding window out of which a draft model's guesses can be taken",
+            ("max_size", "buffer_size"),
+        ),
+    ),
+    "transformers": (
+        Part(
+            "transformers.dynamic_module_utils:get_class_in_module",
+            (GUARD,),
+            "keeping code that comes with a checkpoint from being run: lmx replaces it",
+        ),
+    ),
+    "llguidance": (
+        Part(
+            "llguidance:LLMatcher.unsafe_compute_mask_ptr",
+            (GRAMMAR, "worker/constraints/probe.py", "worker/constraints/compiler.py"),
+            "writing the tokens that may come next into a mask",
+        ),
+        Part(
+            "llguidance:LLMatcher.deep_copy",
+            (GRAMMAR,),
+            "giving each row a grammar of its own out of the one that was compiled",
+        ),
+        Part(
+            "llguidance:LLMatcher.validate_tokens",
+            (GRAMMAR,),
+            "asking whether a token fits before it is taken",
+        ),
+        Part(
+            "llguidance:LLTokenizer.is_special_token",
+            (VOCABULARY,),
+            "which tokens have a name in a grammar and no text",
+        ),
+        Part(
+            "llguidance:LLTokenizer.decode_bytes",
+            (VOCABULARY,),
+            "the bytes of each token",
+        ),
+        Part(
+            "llguidance.hf:from_tokenizer",
+            (VOCABULARY,),
+            "reading a vocabulary",
+            ("hf_tokenizer", "n_vocab", "eos_token"),
+        ),
+    ),
+    "gguf": (
+        Part(
+            "gguf:GGUFReader._get_field_parts",
+            (GGUF,),
+            "the progress of reading a file's header: lmx counts its calls",
+            ("self", "orig_offs", "raw_type"),
+        ),
+    ),
+    "gguf2mlx": (
+        Part(
+            "gguf2mlx.gguf2mlx:_convert",
+            (GGUF,),
+            "converting a file without the checks of which one refuses bfloat16",
+            ("gguf_path", "output_dir", "dtype", "max_shard_bytes"),
+        ),
+        Part(
+            "gguf2mlx.gguf2mlx:_convert_direct_quantized",
+            (GGUF,),
+            "converting a file into 4 bits",
+            (
+                *("gguf_path", "output_dir", "dtype", "q_bits"),
+                *("q_group_size", "q_mode", "max_shard_bytes"),
+            ),
+        ),
+        Part(
+            "gguf2mlx.gguf2mlx:GGUFReader",
+            (GGUF,),
+            "reading the file's header once for all: lmx replaces it",
+        ),
+        Part(
+            "gguf2mlx.gguf2mlx:tqdm",
+            (GGUF,),
+            "the progress of a conversion: lmx replaces it",
+        ),
+        Part(
+            "gguf2mlx.gguf2mlx:fidelity.reference_tensor",
+            (GGUF,),
+            "the progress of the comparison after a conversion: lmx wraps it",
+            ("tensor",),
+        ),
+        Part(
+            "gguf2mlx.vlm:is_vlm",
+            (GGUF,),
+            "refusing files of multimodal models",
+            ("reader",),
+        ),
+    ),
+    "huggingface_hub": (
+        Part(
+            "huggingface_hub.file_download:http_get",
+            (FILE,),
+            "downloading a file from where the last try stopped",
+            ("url", "temp_file", "resume_size", "headers", "expected_size"),
+        ),
+        Part(
+            "huggingface_hub.file_download:repo_folder_name",
+            (HUB, CACHE),
+            "where the hub client keeps a repository",
+            ("repo_id", "repo_type"),
+        ),
+        Part(
+            "huggingface_hub.constants:DOWNLOAD_CHUNK_SIZE",
+            (FILE,),
+            "how much of a file is lost when a connection breaks: lmx sets it",
+        ),
+        Part(
+            "huggingface_hub.constants:MAX_HTTP_DOWNLOAD_SIZE",
+            (HUB,),
+            "which files are left to the hub client",
+        ),
+        Part(
+            "huggingface_hub.utils:WeakFileLock",
+            (FILE,),
+            "waiting for another program that downloads the same file",
+            ("lock_file", "timeout"),
+        ),
+    ),
+}
+
+FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
+    "mlx-vlm": (("_idx", STATE, "where a row's tokens end in the cache of a batch"),),
+}
+"""Private fields of a library's objects, the file that reads them, and what for. They exist only in
+instances: a test of their own makes one."""
+
+
+def said(library: str, where: str, files: Sequence[str], use: str) -> str:
+    """Return what broke, for whoever raised a pin."""
+    return (
+        f"{where} of {library} is used in {' and '.join(files)} for {use}; "
+        f"in version {version(library)} "
+    )
+
+
+def find(library: str, part: Part) -> Any:
+    """Return the part, as it is installed. Fails a test that asks for what is gone, or for what
+    takes other parameters now."""
+    words = said(library, part.where, part.files, part.use)
+    module, _, path = part.where.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise AssertionError(f"{words}it is gone: {error}") from error
+    if part.takes is not None:
+        parameters = inspect.signature(found).parameters
+        missing = [name for name in part.takes if name not in parameters]
+        assert not missing, f"{words}it takes no {', '.join(missing)}: {list(parameters)}"
+        needed = [
+            name
+            for name, one in parameters.items()
+            if one.default is one.empty
+            and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            and name not in part.takes
+        ]
+        assert not needed, f"{words}it must be given {', '.join(needed)} too"
+    return found

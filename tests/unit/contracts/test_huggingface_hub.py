@@ -1,0 +1,13 @@
+"""What lmx uses of huggingface_hub beyond its documentation."""
+
+from __future__ import annotations
+
+import pytest
+from private_parts import PARTS, Part, find
+
+LIBRARY = "huggingface_hub"
+
+
+@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
+def test_it_is_there(part: Part) -> None:
+    assert find(LIBRARY, part) is not None
