@@ -173,9 +173,13 @@ _STEP_SHOWN: Final = 40
 
 
 class Strict(BaseModel):
-    """A boolean is no integer, "1" no number; fields that are not known are ignored."""
+    """A boolean is no integer, "1" no number; fields that are not known are ignored.
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+    The docstring below a field is its description, for the API's own and for the documents."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
 
 def _text_or_list(value: object) -> str | None:

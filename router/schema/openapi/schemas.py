@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from lmx.router.http.responses import Answer
-from lmx.router.schema.openapi.texts import meaning_in_answer, meaning_in_request
+from lmx.router.schema.openapi.texts import meaning_in_answer
 
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
 """Sphinx's way to name a thing of the code, in docstrings."""
@@ -51,17 +51,22 @@ class _Generator(GenerateJsonSchema):
         model = schema["cls"]
         is_answer = issubclass(model, Answer)
         if "description" in made:
-            made["description"] = _ROLE.sub(r"`\1`", made["description"]).replace("``", "`")
+            made["description"] = _unwrapped(made["description"])
         if is_answer:
             # Answers may gain fields: a client must not refuse what it does not know.
             made.pop("additionalProperties", None)
         for field, its in made.get("properties", {}).items():
-            meaning = (
-                meaning_in_answer(field) if is_answer else meaning_in_request(model.__name__, field)
-            )
-            if meaning is not None:
+            if is_answer and (meaning := meaning_in_answer(field)) is not None:
                 its.setdefault("description", meaning)
+            if "description" in its:
+                its["description"] = _unwrapped(its["description"])
         return made
+
+
+def _unwrapped(docstring: str) -> str:
+    """Return a docstring as Markdown: its paragraphs, each on one line."""
+    text = _ROLE.sub(r"`\1`", docstring).replace("``", "`")
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _key(one: Any) -> str:

@@ -1,178 +1,12 @@
-"""What the fields of requests mean, in the words of docs/parameters.md, and those of answers.
+"""What the description of the API says that stands on no field: its groups, headers and examples,
+and what the fields of answers mean.
 
-What the groups and headers of the API mean.
-
-A request for each body, which a reader can send as it is: the default model answers it.
+What a field of a request means is its docstring (:mod:`lmx.router.schema.requests`).
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
-
-_FIELDS: Final[dict[str, str]] = {
-    # Which model, how much, and how it comes.
-    "model": "Id, alias or source of a model. Default: the configured one",
-    "max_completion_tokens": "Limit of an answer, reasoning included. Default: the model's, else "
-    "up to the context. Capped to the model's limit",
-    "max_tokens": "Older name of `max_completion_tokens`; both, different, are a 400",
-    "min_tokens": "Neither the end token nor a stop ends the answer before. Default: 0",
-    "stop": "Strings that end the answer: one, or up to 4. They are not in it",
-    "include_stop_str_in_output": "The stop string stays in the answer. Default: false; on /v3 "
-    "true in streams, where false is a 400",
-    "stop_token_ids": "Tokens that end the answer, and are not in it",
-    "ignore_eos": "The model's end tokens don't end the answer. Default: false",
-    "stream": "Send the answer as it comes, as server-sent events. Default: false",
-    "stream_options": "Allowed with `stream: true` only",
-    "include_usage": "A last chunk with the usage. Default: false",
-    "continuous_usage_stats": "Every chunk has the usage so far. Needs `include_usage`",
-    "keep_alive": "For how long the model stays loaded after this request when no other comes: "
-    'seconds, or a duration such as "5m" or "1h30m"; 0: not at all; negative or "forever": for '
-    "ever",
-    "ttl": "The same as `keep_alive`, in whole seconds: LM Studio's name",
-    "return_token_ids": "The tokens of prompt and answer are told too. Default: false",
-    "cache_salt": "Only requests with the same one share cached prefixes",
-    "user": "Accepted, changes nothing",
-    "metadata": "Accepted, changes nothing",
-    "fps": "Frames a second that are taken from a video. Only for models that take video",
-    "use_audio_in_video": "A video's sound is heard too. Only for models that take video",
-    "safety_identifier": "Accepted, changes nothing",
-    "service_tier": "Accepted, changes nothing",
-    "prompt_cache_key": "Accepted, changes nothing: prefixes are found by themselves",
-    "prompt_cache_retention": "Accepted, changes nothing: prefixes are kept while there is room",
-    # Sampling.
-    "temperature": "0 is greedy. Default: the model's, else 0.7",
-    "top_p": "The likeliest tokens that make up this share. Default: the model's, else 1",
-    "top_k": "So many of the likeliest tokens; 0 and -1: all. Default: the model's, else all",
-    "min_p": "At least this share of the likeliest token's probability. Default: the model's, "
-    "else 0",
-    "typical_p": "Tokens of typical information that make up this share. Default: the model's, "
-    "else 1",
-    "seed": "Same seed, same tokens, whatever else runs. Default: random",
-    "repetition_penalty": "Divides what was said, in prompt or answer. Default: the model's, "
-    "else 1",
-    "presence_penalty": "Taken off a token that the answer has. Default: 0",
-    "frequency_penalty": "Taken off a token for each time that the answer has it. Default: 0",
-    "logit_bias": "Added to tokens: token ids, as strings, to -100 ... 100",
-    # Several answers.
-    "n": "Answers that are returned. Default: 1",
-    "best_of": "Answers that are made, of which the `n` best are returned. On /v3 the width of a "
-    "beam search. Default: `n`",
-    "use_beam_search": "Find the answers by beam search. Default: false",
-    "length_penalty": "Scores of beams are divided by the length to this power; an error without "
-    "beams. Default: 1",
-    # The form of the answer.
-    "response_format": "Text, JSON, or JSON that a schema describes, which is enforced",
-    "structured_outputs": "One of several forms, which is enforced: vLLM's way",
-    "guided_json": "Older name of `structured_outputs.json`",
-    "guided_regex": "Older name of `structured_outputs.regex`",
-    "guided_choice": "Older name of `structured_outputs.choice`",
-    "guided_grammar": "Older name of `structured_outputs.grammar`",
-    "guided_whitespace_pattern": "Older name of `structured_outputs.whitespace_pattern`",
-    "whitespace_pattern": "A regular expression for each stretch of white space in the JSON",
-    "json_schema": "A JSON schema (at the top: or its text; llama.cpp's name). In "
-    "`response_format`: OpenAI's wrapping of one",
-    "json": "A JSON schema, or its text",
-    "json_object": "Any JSON object",
-    "regex": "A regular expression that the whole answer matches",
-    "choice": "The answer is one of these",
-    "grammar": "A grammar that the answer follows: Lark or GBNF",
-    "schema": "A JSON schema. What no grammar enforces of it is checked when the answer is whole",
-    "strict": "Accepted: a schema is always enforced",
-    # Tools and reasoning.
-    "tools": "Functions that the model may call",
-    "tool_choice": "Whether it must: `required` (or `any`) and a function are enforced by a "
-    "grammar. Default: `auto`",
-    "parallel_tool_calls": "More than one call in an answer. Default: true",
-    "reasoning_effort": "Given to the model's template; `none` also switches thinking off",
-    "enable_thinking": "Whether the model thinks. Default: the model's",
-    "thinking_token_budget": "The thinking ends when it is so many tokens long",
-    "thinking_budget": "Qwen's name of `thinking_token_budget`",
-    "chat_template_kwargs": "Given to the model's chat template",
-    "function": "The function",
-    "parameters": "A JSON schema of the arguments. Default: none are taken",
-    "arguments": "JSON text",
-    # Speculation.
-    "num_assistant_tokens": "Tokens that are guessed at a time. Not together with "
-    "`assistant_confidence_threshold`",
-    "assistant_confidence_threshold": "A draft model stops guessing when less sure than this",
-    "max_ngram_size": "Prompt lookup: the longest run of tokens that is looked for",
-    # Messages.
-    "messages": "The conversation",
-    "role": "Who speaks. `developer` is a later word for `system`",
-    "content": "A text, or parts of one. Optional for the role `assistant` alone",
-    "text": "A text",
-    "tool_call_id": "Of which call this is the result. Needed with the role `tool`",
-    "tool_calls": "The calls that the assistant made",
-    "reasoning_content": "What the assistant thought",
-    # Completions, embeddings, reranking, tokens.
-    "prompt": "A text, or an array of texts, of tokens, or of arrays of tokens",
-    "echo": "The answer begins with the prompt. Default: false",
-    "logprobs": "Each token of the content with its logprob. Default: false",
-    "top_logprobs": "So many alternatives with each token. Needs `logprobs`",
-    "input": "A text, or an array of texts, of tokens, or of arrays of tokens",
-    "encoding_format": "Numbers, or 32-bit floats in base64. Default: float",
-    "dimensions": "So many of a vector's first numbers, scaled to length 1. Default: all",
-    "query": "What the documents are to answer",
-    "documents": "Texts, or objects with a `text`",
-    "text_1": "The first text of each pair: one for all, or as many as there are second ones",
-    "text_2": "The second texts of the pairs: one or several",
-    "top_n": "So many of the best. Default: all",
-    "return_documents": "The answer repeats the texts. Default: true",
-    "add_special_tokens": "Tokens that begin or end a text for this model. Default: true",
-    "add_generation_prompt": "The conversation ends with the start of an answer. Default: true",
-    "return_token_strs": "The tokens as texts too. Default: false",
-    "tokens": "Token ids",
-    # Operators.
-    "model_id": "Id, alias or source of a model",
-    "max_context_length": "Tokens that its context may have. Default: as configured",
-    "gpu_layers": "Accepted, changes nothing: memory is unified",
-    "n_gpu_layers": "Accepted and repeated, changes nothing: memory is unified",
-    "main_gpu_id": "Accepted and repeated, changes nothing: there is one GPU",
-    "n_ctx": "Tokens that the engine's context may have",
-    "engine_id": "The engine's id, which requests name as their model",
-    "model_path": "An MLX folder, a GGUF file, or a repository of the hub",
-    "repo_id": "A repository of the hub: OWNER/NAME",
-    "filename": "One file of it. Default: all that the model needs",
-    "revision": "A branch, a tag or a commit. Default: main",
-    "follow": "Go on with what comes, until the client leaves. Default: true",
-    "force": "Also when it is loaded: it is unloaded first. Default: false",
-}
-
-_OWN: Final[dict[tuple[str, str], str]] = {
-    ("JobsQuery", "state"): "Only jobs in this state",
-    ("JobsQuery", "model"): "Only jobs of this model: its id, alias or source",
-    ("JobsQuery", "kind"): "Only jobs of this kind",
-    ("JobsQuery", "limit"): "So many at most, the newest first",
-    ("JobsQuery", "after"): "The id of the last job of the page before",
-    ("EventsQuery", "model"): "Only events of this model: its id or alias",
-    ("EventsQuery", "name"): "Only events of this name, and those below it: `worker` has "
-    "`worker.ready`",
-    ("EventsQuery", "last"): "So many that there are come first",
-    ("LogsQuery", "lines"): "So many lines that there are come first",
-    ("CompletionRequest", "logprobs"): "Tokens with so many alternatives, in lists",
-    ("CompletionRequest", "max_tokens"): "Limit of an answer. Default: 16",
-    ("CompletionRequest", "max_completion_tokens"): "The same as `max_tokens`",
-    ("TokenizeRequest", "prompt"): "A text; this or `messages`",
-    ("TokenizeRequest", "messages"): "A conversation; this or `prompt`",
-    ("Message", "name"): "Who speaks, among several in one role; given to the template",
-    ("TextPart", "type"): "Text is the only kind of part",
-    ("ToolCall", "id"): "The call's id, which its result names",
-    ("ToolCall", "type"): "Functions are the only kind of tool",
-    ("FunctionCall", "name"): "The function that was called",
-    ("JsonSchemaFormat", "name"): "Accepted: for the client's own use",
-    ("JsonSchemaFormat", "description"): "Accepted: for the client's own use",
-    ("NamedFunction", "name"): "The function that must be called: one of the `tools`",
-    ("NamedTool", "type"): "Functions are the only kind of tool",
-    ("AllowedChoice", "type"): "The choice of some of the tools",
-    ("AllowedChoice", "allowed_tools"): "Which, and whether one must be called",
-    ("AllowedTools", "mode"): "`auto`: they may be called; `required`: one of them must",
-    ("AllowedTools", "tools"): "Their names",
-    ("Tool", "type"): "Functions are the only kind of tool",
-    ("ResponseFormat", "type"): "What form",
-    ("Function", "name"): "1 to 64 letters, digits, `_`, `.`, `-`; each name once",
-    ("Function", "description"): "What the function does, for the model",
-}
-
 
 _ANSWERS: Final[dict[str, str]] = {
     "acceptance_rate": "What share of the guesses was right",
@@ -211,12 +45,6 @@ _ANSWERS: Final[dict[str, str]] = {
     "total_s": "From the request's arrival to the answer's end",
     "total_tokens": "All tokens",
 }
-
-
-def meaning_in_request(schema: str, field: str) -> str | None:
-    """Return what a field of a request means, None where it is not listed. The same name means
-    the same in all requests, but for a few."""
-    return _OWN.get((schema, field)) or _FIELDS.get(field)
 
 
 def meaning_in_answer(field: str) -> str | None:
@@ -296,4 +124,5 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "TokenizeRequest": {"prompt": "How many tokens?"},
     "UnloadRequest": {"model_id": "small"},
 }
-"""By the name of the model that checks the body. What names another model has to be changed."""
+"""A request for each body, by the name of the model that checks it. A reader can send it as it is:
+the default model answers it. What names another model has to be changed."""

@@ -28,16 +28,30 @@ class ChatRequest(GenerationFields, ToolFields):
     leaving a field out."""
 
     messages: Messages
+    """The conversation until now."""
     logprobs: bool | None = None
+    """The answer has each token of its content with the token's logprob. Default: false."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Each token has so many alternatives with it. It needs `logprobs`. Default: 0."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """It is given to the model's template. `none` also switches thinking off, where
+    `enable_thinking` does not say otherwise. Default: the model's."""
     enable_thinking: bool | None = None
+    """Whether the model thinks before it answers, for models that can be told. It may also stand
+    inside `chat_template_kwargs`. Default: the model's."""
     thinking_token_budget: Count | None = None
+    """The thinking ends when it has so many tokens. The name is vLLM's. Default: no limit."""
     thinking_budget: Count | None = None
+    """The same as `thinking_token_budget`, by Qwen's name. Both, different, are a 400."""
     chat_template_kwargs: FreeObject | None = None
-    # How kiapi's models look at a video. Without one they say nothing.
+    """Values for the model's chat template. A template that loops, or takes more than 1 GiB for a
+    request, is stopped: a 400 `chat_template_failed`. Default: the model's configuration."""
     fps: Annotated[float, Field(gt=0, le=_MAX_FPS)] | None = None
+    """Frames a second that are taken from a video. It is checked, and changes nothing: no model
+    here takes video yet. The name is kiapi's."""
     use_audio_in_video: bool | None = None
+    """Whether a video's sound is heard too. It is checked, and changes nothing: no model here takes
+    video yet. The name is kiapi's."""
 
 
 def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:

@@ -16,7 +16,7 @@ from lmx.router.schema.requests.generation import GenerationFields, check_genera
 from lmx.router.schema.requests.sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
-from lmx.router.schema.validation import TEXT, Count, validated
+from lmx.router.schema.validation import TEXT, Count, Positive, validated
 
 MAX_PROMPTS: Final = 128
 MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
@@ -89,11 +89,21 @@ Prompt = Annotated[
 
 
 class CompletionRequest(GenerationFields):
-    """The body of POST /v1/completions. ``logprobs`` is a number here, as it was before chat."""
+    """The body of POST /v1/completions."""
 
     prompt: Prompt
+    """What the model goes on with: a text, or an array of texts, of tokens, or of arrays of tokens.
+    There may be up to 128 prompts, and 128 answers in all."""
+    max_tokens: Positive | None = None
+    """The answer has so many tokens at most. Default: 16."""
+    max_completion_tokens: Positive | None = None
+    """The same as `max_tokens`. Both, different, are a 400."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """The answer has its tokens with so many alternatives each, in lists: a number here, as it was
+    before chat. Default: none."""
     echo: bool | None = None
+    """The answer begins with the prompt, its special tokens by their names. What the tokenizer
+    itself puts before a text is left out. Default: false."""
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -1,9 +1,4 @@
-"""What every request that generates text may hold, chat or completion.
-
-Fields of OpenAI's that say something to its own service: checked, and without effect here.
-
-For how long a request asks its model to stay loaded, by Ollama's name and by LM Studio's.
-"""
+"""What every request that generates text may hold, chat or completion."""
 
 from __future__ import annotations
 
@@ -29,15 +24,21 @@ from lmx.router.schema.validation import (
 
 
 class LabelFields(Strict):
-    """Who asks, what for, and how it is billed. Prefixes are cached by what they are, so that
-    the two fields about caching have nothing to say; ``cache_salt`` keeps caches apart."""
+    """Who asks, what for, and how it is billed."""
 
     user: str | None = None
+    """It is accepted, and changes nothing."""
     metadata: FreeObject | None = None
+    """It is accepted, and changes nothing."""
     safety_identifier: str | None = None
+    """It is accepted, and changes nothing."""
     service_tier: str | None = None
+    """It is accepted, and changes nothing."""
     prompt_cache_key: str | None = None
+    """It is accepted, and changes nothing: prefixes are found by themselves, and `cache_salt` keeps
+    them apart."""
     prompt_cache_retention: str | None = None
+    """It is accepted, and changes nothing: prefixes are kept while there is room."""
 
 
 def _seconds(value: Any) -> Any:
@@ -51,13 +52,19 @@ def _seconds(value: Any) -> Any:
 
 
 class ResidencyFields(Strict):
-    """``keep_alive``: a duration, negative or "forever" for ever. ``ttl``: whole seconds."""
+    """For how long the model stays loaded."""
 
     keep_alive: (
         Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": ["number", "string"]})]
         | None
     ) = None
+    """For how long the model stays loaded after the end of this request when no other comes:
+    seconds, or a duration such as "5m" or "1h30m". 0 is not at all; a negative number or "forever"
+    is for ever. Pinned models stay in any case. The name is Ollama's. Default: the model's, else
+    `memory.keep_alive`."""
     ttl: Count | None = None
+    """The same as `keep_alive`, in whole seconds, by LM Studio's name. Both, different, are a
+    400."""
 
 
 def keep_alive_of(request: ResidencyFields) -> float | None:
@@ -87,21 +94,30 @@ _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
 class StreamOptions(Strict):
-    """``include_usage``: a last chunk carries the usage, all others ``"usage": null``, or with
-    vLLM's ``continuous_usage_stats`` what there is so far."""
+    """What a stream tells beside the answer."""
 
     include_usage: bool | None = None
+    """A last chunk has the usage, and all others `"usage": null`. Default: false."""
     continuous_usage_stats: bool | None = None
+    """Every chunk has the usage so far. It needs `include_usage`. Only the last chunk's is exact: a
+    token can be counted with the text that comes after it. The name is vLLM's. Default: false."""
 
 
 class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFields):
     """The fields that both kinds of request share."""
 
     model: str | None = None
+    """The id, an alias or the source of a model, or a name that routes (`auto` ...). A model that
+    does not generate text is a 400 that names its route. Default: the configured one."""
     stream: bool | None = None
+    """The answer is sent as it comes, as server-sent events. Default: false."""
     stream_options: StreamOptions | None = None
-    max_tokens: Positive | None = None
+    """What a stream tells beside the answer. It is allowed with `stream: true` only."""
     max_completion_tokens: Positive | None = None
+    """The answer has so many tokens at most, reasoning included. The model's `max_tokens_limit`
+    caps it. Default: the model's, else up to the context."""
+    max_tokens: Positive | None = None
+    """The older name of `max_completion_tokens`. Both, different, are a 400."""
     stop: (
         Annotated[
             Annotated[_Stop, Tag(TEXT)]
@@ -110,9 +126,17 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         ]
         | None
     ) = None
+    """Texts that end the answer, and are not in it: one, or up to 4. They are matched on the text
+    as the model writes it: across tokens, in reasoning and in tool calls too. Default: none."""
     include_stop_str_in_output: bool | None = None
+    """The text of `stop` that ended the answer stays in it. Default: false; on /v3 true in streams,
+    where false is a 400 (as at OpenVINO Model Server)."""
     return_token_ids: bool | None = None
+    """The answer has the tokens too, also in streams: `prompt_token_ids`, and `token_ids` in each
+    choice, without the end token, which is not counted either. With completions the prompt's are in
+    the choices. The name is vLLM's. Default: false."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
+    """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
 
     @property
     def token_limit(self) -> int | None:

@@ -24,22 +24,29 @@ class TextPart(Strict):
     """A piece of a message. Only text: media parts are for models that take media."""
 
     type: Literal["text"]
+    """Text is the only kind of part."""
     text: str
+    """A text."""
 
 
 class FunctionCall(Strict):
-    """The call that an earlier assistant message made. ``arguments`` is JSON text."""
+    """The call that an earlier assistant message made."""
 
     name: str
+    """The function that was called."""
     arguments: str
+    """The arguments, as JSON text."""
 
 
 class ToolCall(Strict):
     """One of the calls of an earlier assistant message."""
 
     id: str
+    """The call's id, which its result names."""
     type: Literal["function"] = "function"
+    """Functions are the only kind of tool."""
     function: FunctionCall
+    """The function, and the arguments."""
 
 
 _PARTS: Final = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
@@ -54,11 +61,17 @@ class Message(Strict):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who speaks. `developer` is a later word for `system`."""
     content: Content | None = None
+    """A text, or parts of one. It is optional for the role `assistant` alone."""
     name: str | None = None
+    """Who speaks, among several in one role. It is given to the template."""
     tool_call_id: str | None = None
+    """The id of the call that this is the result of. It is needed with the role `tool`."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    """The calls that the assistant made."""
     reasoning_content: str | None = None
+    """What the assistant thought."""
 
     def plain(self) -> dict[str, Any]:
         """Return the message as a worker takes it: text parts joined by a line break into one

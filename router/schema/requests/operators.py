@@ -1,9 +1,7 @@
-"""What operators may send: bodies and queries of /admin and /engines.
+"""What operators may send: bodies and queries of /admin and /engines, and the query of
+GET /v1/jobs.
 
-What the query of GET /v1/jobs may ask for.
-
-Queries of lmx's own routes for operators. Their values are strings, so numbers and booleans
-are read from these.
+The values of a query are strings, so numbers and booleans are read from these.
 """
 
 from __future__ import annotations
@@ -21,44 +19,55 @@ ModelName = Annotated[str, Field(min_length=1, max_length=_NAME_CHARS)]
 
 
 class LoadRequest(Strict):
-    """``max_context_length``: tokens; null as it is configured. ``gpu_layers`` has no effect."""
+    """The body of POST /admin/models/load."""
 
     model_id: ModelName
+    """The id, an alias or the source of a model."""
     max_context_length: Positive | None = None
+    """Its context may have so many tokens. Default: as configured."""
     gpu_layers: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """It is accepted, and changes nothing: memory is unified."""
 
 
 class UnloadRequest(Strict):
-    """Which model."""
+    """The body of POST /admin/models/unload."""
 
     model_id: ModelName
+    """The id, an alias or the source of a model."""
 
 
 class DownloadRequest(Strict):
-    """A repository of the hub, or one file of it; ``revision``: a branch, a tag or a commit, null
-    for ``main``."""
+    """A repository of the hub, or one file of it."""
 
     repo_id: ModelName
+    """A repository of the hub: OWNER/NAME."""
     filename: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)] | None = None
+    """One file of it. Default: all that the model needs."""
     revision: ModelName | None = "main"
+    """A branch, a tag or a commit. Default: main."""
 
 
 class DeleteQuery(Strict):
-    """``force``: also when it is loaded; it is unloaded first."""
+    """The query of DELETE /admin/models/{id}."""
 
     force: Annotated[bool, Field(strict=False)] = False
+    """The model is deleted also when it is loaded: it is unloaded first. Default: false."""
 
 
 class EngineRequest(Strict):
-    """``model_path``: an MLX folder, a GGUF file, or a repository of the hub. ``n_ctx``: tokens;
-    left out it may be less, where the model has less. ``n_gpu_layers`` and ``main_gpu_id`` have
-    no effect."""
+    """The body of POST /engines."""
 
     engine_id: ModelName
+    """The engine's id, which requests name as their model."""
     model_path: Annotated[str, Field(min_length=1, max_length=_PATH_CHARS)]
+    """An MLX folder, a GGUF file, or a repository of the hub."""
     n_ctx: Annotated[int, Field(ge=128, le=2**31 - 1)] = 4096
+    """The engine's context may have so many tokens. Left out, it is less where the model has
+    less."""
     n_gpu_layers: Count = 100
+    """It is accepted and repeated, and changes nothing: memory is unified."""
     main_gpu_id: Count = 0
+    """It is accepted and repeated, and changes nothing: there is one GPU."""
 
 
 _NAME_LIMIT = 512

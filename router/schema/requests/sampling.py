@@ -56,20 +56,38 @@ class SamplingFields(Strict):
     presence_penalty: float | None = _parameter("presence_penalty")
     frequency_penalty: float | None = _parameter("frequency_penalty")
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    """The same seed draws the same tokens, whatever else runs. Default: random (0 at OpenVINO Model
+    Server)."""
     # Its entries are checked by hand, once their number is: pydantic would describe each fault.
     logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
+    """What is added to the logits of up to 1024 tokens: token ids, as strings, with numbers from
+    -100 to 100. Default: none."""
     ignore_eos: bool | None = None
+    """The model's end tokens do not end the answer. Default: false."""
     min_tokens: Count | None = None
+    """Before so many tokens neither an end token nor a stop ends the answer. It is at most the
+    answer's limit. The name is vLLM's. Default: 0."""
     stop_token_ids: (
         Annotated[list[Count], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None
     ) = None
+    """Tokens that end the answer, and are not in it. The name is vLLM's. Default: none."""
     n: _Answers | None = None
+    """So many answers are returned. Default: 1."""
     best_of: _Answers | None = None
+    """So many answers are made, at least `n`, of which the `n` best are returned. On /v3 it is the
+    width of a beam search. Default: `n`."""
     use_beam_search: bool | None = None
+    """The answers are found by a beam search. The name is vLLM's. Default: false."""
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    """The scores of beams are divided by the length to this power. Without beams it is a 400,
+    unless it is 1. Default: 1."""
     num_assistant_tokens: Annotated[int, Field(ge=1, le=MAX_ASSISTANT_TOKENS)] | None = None
+    """So many tokens are guessed at a time. Together with `assistant_confidence_threshold` it is a
+    400, as at OpenVINO Model Server. Default: the model's."""
     assistant_confidence_threshold: _Share | None = None
+    """A draft model stops guessing when it is less sure than this. Default: the model's."""
     max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
+    """For prompt lookup: the longest run of tokens that is looked for. Default: the model's."""
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:

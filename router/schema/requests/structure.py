@@ -22,21 +22,28 @@ MAX_WHITESPACE_CHARS: Final = 256
 
 
 class JsonSchemaFormat(Strict):
-    """OpenAI's wrapping of a schema. It is always kept to the letter, ``strict`` or not."""
+    """OpenAI's wrapping of a schema."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    """It is accepted, for the client's own use. It may be left out."""
     description: str | None = None
+    """It is accepted, for the client's own use."""
     strict: bool | None = None
+    """It is accepted: a schema is always enforced."""
     schema_: Annotated[FreeObject, Field(alias="schema")]
+    """A JSON schema. What no grammar enforces of it is checked when the answer is whole."""
 
 
 class ResponseFormat(Strict):
-    """OpenAI's way to ask for JSON. ``schema`` beside the type is Together's, Fireworks' and
-    llama.cpp's way to give a schema, with ``json_object`` as with ``json_schema``."""
+    """OpenAI's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """Which form the answer has."""
     json_schema: JsonSchemaFormat | None = None
+    """The schema of the type `json_schema`, in OpenAI's wrapping."""
     schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
+    """A schema beside the type `json_object` or `json_schema`: Together's, Fireworks' and
+    llama.cpp's way."""
 
 
 _Choices = Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
@@ -49,26 +56,44 @@ class StructuredOutputs(Strict):
     """vLLM's way to ask for one of several forms."""
 
     json_: Annotated[TextOrObject | None, Field(alias="json")] = None
+    """A JSON schema, or its text."""
     json_object: bool | None = None
+    """The answer is some JSON object."""
     regex: NonEmpty | None = None
+    """A regular expression that the whole answer matches."""
     choice: _Choices | None = None
+    """The answer is one of these."""
     grammar: NonEmpty | None = None
+    """A grammar that the answer follows: Lark or GBNF."""
     whitespace_pattern: _Whitespace | None = None
+    """A regular expression for each stretch of white space in the JSON, which may always be left
+    out. Default: one space, or a line break with its indentation."""
 
 
 class StructureFields(Strict):
-    """At most one of these may ask for a form. The ``guided`` ones are vLLM's older names,
-    ``grammar`` and ``json_schema`` are llama.cpp's; an empty ``grammar`` asks for none there."""
+    """At most one of these may ask for a form."""
 
     response_format: ResponseFormat | None = None
+    """Text, JSON, or JSON that a schema describes. A schema is always enforced, `strict` or not.
+    Enforced formats are date-time, time, date, duration, email, hostname, ipv4, ipv6, uuid and uri;
+    others are remarks, as JSON Schema has it."""
     structured_outputs: StructuredOutputs | None = None
+    """One of several forms, which is enforced: vLLM's way."""
     guided_json: TextOrObject | None = None
+    """The older name of `structured_outputs.json`."""
     guided_regex: NonEmpty | None = None
+    """The older name of `structured_outputs.regex`."""
     guided_choice: _Choices | None = None
+    """The older name of `structured_outputs.choice`."""
     guided_grammar: NonEmpty | None = None
+    """The older name of `structured_outputs.grammar`."""
     guided_whitespace_pattern: _Whitespace | None = None
+    """The older name of `structured_outputs.whitespace_pattern`."""
     grammar: str | None = None
+    """A grammar that the answer follows (Lark or GBNF); an empty one asks for none. The name is
+    llama.cpp's."""
     json_schema: TextOrObject | None = None
+    """A JSON schema, or its text. The name is llama.cpp's."""
 
 
 def structure_of(fields: StructureFields) -> Structure | None:

@@ -77,23 +77,31 @@ class EmbeddingRequest(ResidencyFields):
     """The body of POST /v1/embeddings."""
 
     model: str | None = None
+    """The id, an alias or the source of an embedding model. Default: the configured one."""
     input: _Input
+    """A text, or an array of texts, of tokens, or of arrays of tokens."""
     encoding_format: Literal["float", "base64"] | None = None
+    """Numbers, or 32-bit floats in base64. Default: float."""
     dimensions: Positive | None = None
+    """So many of each vector's first numbers, scaled to length 1. Default: all."""
     user: str | None = None
+    """It is accepted, and changes nothing."""
 
 
 class Document(Strict):
     """A document as an object."""
 
     text: NonEmpty
+    """The document's text."""
 
 
 class RerankRequest(ResidencyFields):
-    """The body of POST /v1/rerank. ``return_documents`` is on unless it is switched off."""
+    """The body of POST /v1/rerank."""
 
     model: str | None = None
+    """The id, an alias or the source of a reranking model. Default: the configured one."""
     query: NonEmpty
+    """What the documents are to answer."""
     documents: Annotated[
         list[
             Annotated[
@@ -102,8 +110,11 @@ class RerankRequest(ResidencyFields):
         ],
         _INPUTS,
     ]
+    """Texts, or objects with a `text`."""
     top_n: Positive | None = None
+    """So many of the best are returned. Default: all."""
     return_documents: bool | None = None
+    """The answer repeats the texts. Default: true."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -122,8 +133,12 @@ class ScoreRequest(ResidencyFields):
     """The body of POST /v1/score: one text and several, or as many as others."""
 
     model: str | None = None
+    """The id, an alias or the source of a reranking or embedding model. Default: the configured
+    one."""
     text_1: _Texts
+    """The first text of each pair: one for all, or as many as there are second ones."""
     text_2: _Texts
+    """The second texts of the pairs: one or several."""
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -140,25 +155,35 @@ class TokenizerInfoQuery(Strict):
     """The query of GET /tokenizer_info."""
 
     model: str | None = None
+    """The id, an alias or the source of a model. Default: the configured one."""
 
 
 class TokenizeRequest(ToolFields):
     """The body of POST /tokenize: ``prompt``, or ``messages``."""
 
     model: str | None = None
+    """The id, an alias or the source of a model. Default: the configured one."""
     prompt: str | None = None
+    """A text. Either this or `messages` must be given."""
     messages: Messages | None = None
+    """A conversation. Either this or `prompt` must be given."""
     add_special_tokens: bool | None = None
+    """The tokens that begin or end a text for this model are added. Default: true."""
     add_generation_prompt: bool | None = None
+    """The conversation ends with the start of an answer. Default: true."""
     return_token_strs: bool | None = None
+    """The answer has the tokens as texts too. Default: false."""
     chat_template_kwargs: FreeObject | None = None
+    """Values for the model's chat template. Default: the model's configuration."""
 
 
 class DetokenizeRequest(Strict):
     """The body of POST /detokenize."""
 
     model: str | None = None
+    """The id, an alias or the source of a model. Default: the configured one."""
     tokens: Annotated[list[Count], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+    """Token ids."""
 
 
 def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:

@@ -26,46 +26,60 @@ _WORDS: Final[dict[str, ToolChoice]] = {
 
 
 class Function(Strict):
-    """What a model is told of a function. No ``parameters``: it takes none."""
+    """What a model is told of a function."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    """1 to 64 letters, digits, `_`, `.` and `-`; each name once."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: FreeObject | None = None
+    """A JSON schema of the arguments. Default: the function takes none."""
     strict: bool | None = None
+    """It is accepted. A call that must be made is always held to the schema; beside a form of the
+    answer, so is any other call of a function that is `strict`."""
 
 
 class Tool(Strict):
     """Functions are the only kind of tool."""
 
     type: Literal["function"]
+    """Functions are the only kind of tool."""
     function: Function
+    """The function."""
 
 
 class NamedFunction(Strict):
     """A function by its name."""
 
     name: str
+    """The function that must be called: one of the `tools`."""
 
 
 class NamedTool(Strict):
     """The choice of one tool."""
 
     type: Literal["function"]
+    """Functions are the only kind of tool."""
     function: NamedFunction
+    """The function."""
 
 
 class AllowedTools(Strict):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
+    """`auto`: they may be called. `required`: one of them must be."""
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    """Their names."""
 
 
 class AllowedChoice(Strict):
     """The choice of some of the tools: the others are as if they were not there."""
 
     type: Literal["allowed_tools"]
+    """The choice of some of the tools."""
     allowed_tools: AllowedTools
+    """Which tools, and whether one must be called."""
 
 
 def _choice_form(value: object) -> str | None:
@@ -82,6 +96,8 @@ class ToolFields(Strict):
     """OpenAI's three fields."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Their names have 1 to 64 letters, digits, `_`, `.` and
+    `-`, each once. Default: none."""
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required", "any"], Tag(TEXT)]
@@ -95,7 +111,13 @@ class ToolFields(Strict):
         ]
         | None
     ) = None
+    """Whether the model must call a tool. `required` (or `any`) and a function are enforced by a
+    grammar, and such an answer has no `content`. A function is called once, and the answer's
+    `finish_reason` is then `stop`, as at OpenAI and vLLM; `required` is one call or more. With
+    `allowed_tools` the other tools are as if they were not there. Without `tools` only `auto` and
+    `none` are accepted. Default: `auto`."""
     parallel_tool_calls: bool | None = None
+    """The answer may have more than one call. Default: true."""
 
 
 def tool_use_of(fields: ToolFields) -> ToolUse | None:
