@@ -10,11 +10,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # mypy and import-linter read the tree through this link, under the names that it installs as.
 NAMESPACE := build/ns/lmx
-CODE := protocol router supervisor worker tests deploy
+CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fuzz bench bench-memory bench-relay fmt lint types imports check clean
+.PHONY: help install run test fuzz bench bench-memory bench-relay docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,9 @@ bench-memory: install ## measure what models take beside what they are estimated
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@$(BIN)/python tests/bench/bench_relay.py $(AGAINST)
 
+docs: install ## write into the documents what the code says of each field and key
+	@$(BIN)/python docs/generate.py
+
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
@@ -82,7 +85,7 @@ lint: install ## ruff: rules and format
 
 types: install ## mypy --strict
 	@$(BIN)/mypy $(PACKAGES)
-	@$(BIN)/mypy tests deploy
+	@$(BIN)/mypy tests deploy docs/generate.py
 
 imports: install ## import-linter: who may import whom
 	@PYTHONPATH=build/ns $(BIN)/lint-imports

@@ -13,6 +13,12 @@ from typing import Any, Final
 MAX_TOP_K: Final = 2**31 - 1
 """Far beyond any vocabulary, and within what every layer can hold."""
 
+MAX_ASSISTANT_TOKENS: Final = 32
+"""So many tokens at most are guessed at a time."""
+
+MAX_NGRAM: Final = 32
+"""The longest run of tokens that prompt lookup looks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -1,22 +1,23 @@
-"""What differs between two configurations, and what follows from it. Pure.
+"""What differs between two configurations, what follows from it, and how it is told to people.
+Pure.
 
-Each key is in one table, with what a change of it needs; a test fails for a key that is in none.
-
-Values of a configuration that changed, and how they are told to people. Pure.
+What a change of a key needs stands on the key (:mod:`lmx.supervisor.config.needs`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Flag, auto
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from lmx.protocol.models.keep_alive import keep_alive_text
 from lmx.supervisor.config.model import AddedModelConfig
+from lmx.supervisor.config.needs import Needs, needs_of
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.values import Section
 
 Changed = dict[str, tuple[Any, Any]]
 """Old and new values by key."""
@@ -72,121 +73,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Needs(Flag):
-    """What has to happen before a changed value is in force."""
-
-    NOTHING = 0
-    NEXT_WORKER = auto()
-    """Workers that are started from now on have it. Deadlines stay as they were for those that
-    run: they also were told their beat interval at their start, and the two belong together."""
-    WORKER = auto()
-    """The model is loaded anew, after its streams."""
-    ROUTER = auto()
-    """The router is replaced, after its streams."""
-    ADDRESS = auto()
-    """As ROUTER, on another listening socket."""
-
-
-_LIVE: Final = Needs.NOTHING
-_BEATS: Final = Needs.ROUTER | Needs.NEXT_WORKER
-
-SERVER: Final = {
-    "host": Needs.ADDRESS,
-    "port": Needs.ADDRESS,
-    "allow_lan_without_key": _LIVE,
-    "allowed_hosts": Needs.ROUTER,
-    "cors_origins": Needs.ROUTER,
-    "body_limit_bytes": Needs.ROUTER,
-    "max_requests": Needs.ROUTER,
-    "load_wait_s": Needs.ROUTER,
-    "sync_timeout_s": Needs.ROUTER,
-    "ping_interval_s": Needs.ROUTER,
-    "reader_stall_timeout_s": Needs.ROUTER,
-    "worker_silence_s": Needs.ROUTER,
-}
-MEMORY: Final = {
-    "budget_bytes": _LIVE,
-    "budget_fraction": _LIVE,
-    "os_reserve_bytes": _LIVE,
-    "soft_line": _LIVE,
-    "hard_line": _LIVE,
-    "keep_alive": _LIVE,
-    "min_residency_s": _LIVE,
-    "fair_wait_s": _LIVE,
-}
-TIMING: Final = {
-    "beat_interval_s": _BEATS,
-    "beat_timeout_s": _BEATS,
-    "stall_timeout_s": Needs.NEXT_WORKER,
-    "start_timeout_s": Needs.NEXT_WORKER,
-    "load_stall_timeout_s": Needs.NEXT_WORKER,
-    "render_timeout_s": Needs.NEXT_WORKER,
-    "drain_timeout_s": Needs.NEXT_WORKER,
-    "term_grace_s": Needs.NEXT_WORKER,
-    "abort_grace_s": Needs.NEXT_WORKER,
-    "shutdown_grace_s": Needs.ROUTER,
-    "orphan_grace_s": _BEATS,
-}
-RESTART: Final = {
-    "backoff_base_s": _LIVE,
-    "backoff_max_s": _LIVE,
-    "stable_after_s": _LIVE,
-    "max_failures": _LIVE,
-    "window_s": _LIVE,
-}
-SECURITY: Final = {"api_keys": Needs.ROUTER, "admin_key": Needs.ROUTER, "metrics_key": Needs.ROUTER}
-RATE_LIMITS: Final = {"per_key": Needs.ROUTER, "total": Needs.ROUTER}
-JOBS: Final = {"max_age_s": Needs.ROUTER, "max_count": Needs.ROUTER, "max_bytes": Needs.ROUTER}
-LOGS: Final = {"level": _BEATS, "max_bytes": _BEATS, "keep": _BEATS}
-MODEL: Final = {
-    "source": Needs.WORKER,
-    "aliases": _LIVE,
-    "preload": _LIVE,
-    "pinned": _LIVE,
-    "keep_alive": _LIVE,
-    "context_length": Needs.WORKER,
-    "concurrency": Needs.WORKER,
-    "max_rows": Needs.WORKER,
-    "max_queue": Needs.WORKER,
-    "max_queue_s": Needs.WORKER,
-    "default_max_tokens": Needs.WORKER,
-    "max_tokens_limit": Needs.WORKER,
-    "temperature": Needs.WORKER,
-    "top_p": Needs.WORKER,
-    "top_k": Needs.WORKER,
-    "min_p": Needs.WORKER,
-    "typical_p": Needs.WORKER,
-    "repetition_penalty": Needs.WORKER,
-    "presence_penalty": Needs.WORKER,
-    "frequency_penalty": Needs.WORKER,
-    "kind": Needs.WORKER,
-    "chat_template_kwargs": Needs.WORKER,
-    "tool_parser": Needs.WORKER,
-    "max_decode_stall_s": Needs.WORKER,
-    "prefix_cache": Needs.WORKER,
-    "speculation": Needs.WORKER,
-    "memory_bytes": Needs.WORKER,
-    "stall_timeout_s": Needs.NEXT_WORKER,
-    "load_stall_timeout_s": Needs.NEXT_WORKER,
-    "engine": Needs.WORKER,
-    "engine_options": Needs.WORKER,
-}
-"""All but ``id``, which says which model it is. A section within a model counts as one key."""
-
-SECTIONS: Final = {
-    "server": SERVER,
-    "memory": MEMORY,
-    "timing": TIMING,
-    "restart": RESTART,
-    "logs": LOGS,
-    "security": SECURITY,
-    "rate_limits": RATE_LIMITS,
-    "jobs": JOBS,
-}
-WHOLE: Final = frozenset({"default_model", "groups", "models", "routing"})
-"""Keys at the top that are no sections of such keys; all but ``models`` are live."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelChanges:
     """Ids of models. ``respawned``: they need another worker; ``touched``: what differs applies
@@ -217,8 +103,12 @@ def compare(old: Config, new: Config) -> ConfigDiff:
     )
     sentences: list[str] = []
     needs = Needs.NOTHING
-    for name, table in SECTIONS.items():
-        changed = changed_values(getattr(old, name), getattr(new, name))
+    for name in Config.model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if not isinstance(before, Section):
+            continue
+        table = needs_of(type(before))
+        changed = changed_values(before, after)
         for key in changed:
             needs |= table[key]
         sentences += _section_sentences(name, changed, table)
@@ -245,6 +135,7 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
     after = {model.id: model for model in new.models}
     removed = tuple(name for name in before if name not in after)
     added, respawned, touched = [], [], []
+    table = needs_of(ModelConfig)
     told = [f"{name}: unloaded after its streams, it is no longer configured" for name in removed]
     for name, model in after.items():
         if name not in before:
@@ -258,16 +149,16 @@ def _compare_models(old: Config, new: Config) -> tuple[ModelChanges, list[str]]:
                 touched.append(name)
                 told.append(f"{name}: {_WHOSE[isinstance(model, AddedModelConfig)]}")
             continue
-        if any(MODEL[key] & Needs.WORKER for key in changed):
+        if any(table[key] & Needs.WORKER for key in changed):
             respawned.append(name)
-            live = {key: changed.pop(key) for key in list(changed) if MODEL[key] is _LIVE}
+            live = {key: changed.pop(key) for key in list(changed) if table[key] is Needs.NOTHING}
             if live:
                 told.append(f"{name}: in force from now on ({listed(live)})")
             what = "loaded anew after its streams, if it is loaded"
         else:
             touched.append(name)
             what = "in force from now on"
-            if all(MODEL[key] & Needs.NEXT_WORKER for key in changed):
+            if all(table[key] & Needs.NEXT_WORKER for key in changed):
                 what = "for its next worker"
         told.append(f"{name}: {what} ({listed(changed)})")
     return ModelChanges(tuple(added), removed, tuple(respawned), tuple(touched)), told
@@ -286,7 +177,7 @@ _SENTENCES: Final = (
 )
 
 
-def _section_sentences(section: str, changed: Changed, table: dict[str, Needs]) -> list[str]:
+def _section_sentences(section: str, changed: Changed, table: Mapping[str, Needs]) -> list[str]:
     told = []
     left = dict(changed)
     for need, what in _SENTENCES:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from lmx.protocol.messages.specs import RateLimits
+from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import Section
 
 
 class LimitsConfig(Section):
-    """Limits of inference. None: without one."""
+    """Limits of requests to models. What is not said is not limited."""
 
     requests_per_minute: int | None = Field(None, ge=1, le=10_000_000)
+    """So many requests a minute."""
     tokens_per_minute: int | None = Field(None, ge=1, le=100_000_000_000)
+    """So many tokens a minute, of prompts and answers together."""
     concurrent_requests: int | None = Field(None, ge=1, le=100_000)
+    """So many requests at a time."""
 
     @property
     def spec(self) -> RateLimits:
@@ -24,8 +30,10 @@ class LimitsConfig(Section):
 
 
 class RateLimitsConfig(Section):
-    """``per_key``: of each key that has no ``limits`` of its own; of each client's address where
-    there are no keys. ``total``: of all of them together."""
+    """Limits of requests to models. One too many gets a 429 that says when to try again."""
 
-    per_key: LimitsConfig = LimitsConfig()
-    total: LimitsConfig = LimitsConfig()
+    per_key: Annotated[LimitsConfig, Needs.ROUTER] = LimitsConfig()
+    """The limits of each key that has none of its own; of each client's address where there are no
+    keys."""
+    total: Annotated[LimitsConfig, Needs.ROUTER] = LimitsConfig()
+    """The limits of all of them together."""

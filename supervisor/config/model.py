@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from lmx.protocol.models.sampling import PARAMETERS
+from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,
@@ -44,24 +45,36 @@ def _parameter(name: str) -> Any:
 
 
 class PrefixCacheConfig(Section):
-    """Prompts that were computed before. ``memory_bytes`` None: what one full context takes,
-    within bounds (:mod:`lmx.supervisor.memory.plan`)."""
+    """Prompts that were computed before are not computed again."""
 
     enabled: bool = True
+    """Whether prompts are kept at all."""
     memory_bytes: Size | None = None
+    """The memory that they may take. Without it: what one full context takes, from 256 MiB to 2
+    GiB."""
     disk: bool = True
+    """Whether they are kept over unloading and restarts, in `$LMX_HOME/cache/prefix`."""
     disk_bytes: Size = ByteSize(4 * 1024**3)
+    """The space on the disk that they may take."""
 
 
 class SpeculationConfig(Section):
-    """Tokens guessed ahead: by a small model with the same tokenizer, or by looking them up."""
+    """Tokens are guessed ahead and checked together; the answers stay the same."""
 
     method: Literal["draft_model", "prompt_lookup"]
+    """Who guesses: a small model with the same tokenizer, or what came after the last tokens when
+    they came before."""
     draft: str | None = None
-    num_assistant_tokens: int = Field(4, ge=1, le=32)
+    """The folder of the model that guesses, in MLX form. The method `draft_model` needs it."""
+    num_assistant_tokens: int = Field(4, ge=1, le=MAX_ASSISTANT_TOKENS)
+    """So many tokens are guessed at a time, where a request does not say."""
     assistant_confidence_threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    max_ngram_size: int = Field(3, ge=1, le=32)
+    """For `draft_model`: the model stops guessing when it is less sure than this. Without it, it
+    guesses as many as it may."""
+    max_ngram_size: int = Field(3, ge=1, le=MAX_NGRAM)
+    """For `prompt_lookup`: so many tokens must agree at most."""
     max_rows: int = Field(2, ge=1, le=1024)
+    """With more requests at the same time nothing is guessed: it does not pay."""
 
     @model_validator(mode="after")
     def _draft_belongs_to_method(self) -> SpeculationConfig:
@@ -98,44 +111,71 @@ class SpeculationConfig(Section):
 
 
 class ModelConfig(Section):
-    """One model. ``engine`` is for tests and for engines of one's own. ``kind`` None: as the
-    model's files tell. ``concurrency``: for so many requests of full length at a time memory is
-    kept; of shorter ones there are more, up to ``max_rows``. It is 2 because a batch takes what
-    its longest row takes, times its rows: with 1 a long conversation would keep all others
-    waiting."""
+    """One model."""
 
     id: Name
-    source: str = Field(min_length=1)
-    aliases: tuple[Name, ...] = ()
-    preload: bool = True
-    pinned: bool = False
-    keep_alive: KeepAlive | None = None
-    context_length: int | None = Field(None, ge=16)
-    concurrency: int = Field(2, ge=1, le=1024)
-    max_rows: int = Field(32, ge=1, le=1024)
-    max_queue: int = Field(256, ge=0, le=100_000)
-    max_queue_s: Seconds = 300.0
-    default_max_tokens: int | None = Field(None, ge=1)
-    max_tokens_limit: int | None = Field(None, ge=1)
-    temperature: float | None = _parameter("temperature")
-    top_p: float | None = _parameter("top_p")
-    top_k: int | None = _parameter("top_k")
-    min_p: float | None = _parameter("min_p")
-    typical_p: float | None = _parameter("typical_p")
-    repetition_penalty: float | None = _parameter("repetition_penalty")
-    presence_penalty: float | None = _parameter("presence_penalty")
-    frequency_penalty: float | None = _parameter("frequency_penalty")
-    kind: ModelKind | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tool_parser: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
-    max_decode_stall_s: Seconds = 1.0
-    prefix_cache: PrefixCacheConfig = PrefixCacheConfig()
-    speculation: SpeculationConfig | None = None
-    memory_bytes: Size | None = None
-    stall_timeout_s: Seconds | None = None
-    load_stall_timeout_s: Seconds | None = None
-    engine: str = Field(_MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """The name that the model is served under. It says which model the other keys are about."""
+    source: Annotated[str, Needs.WORKER] = Field(min_length=1)
+    """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub."""
+    aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = ()
+    """Other names that requests may use."""
+    preload: Annotated[bool, Needs.NOTHING] = True
+    """Whether the model is loaded at the start. Otherwise its first request loads it, or
+    `lmx-supervisor load`."""
+    pinned: Annotated[bool, Needs.NOTHING] = False
+    """Whether it is never unloaded to make room, nor because it is idle."""
+    keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = None
+    """It stays loaded for so long when it is idle, instead of `memory.keep_alive`."""
+    context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16)
+    """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
+    model's own."""
+    concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
+    """Memory is kept for so many requests of full length at a time; of shorter ones there are more,
+    up to `max_rows`. It is 2 because a batch takes what its longest row takes, times its rows: with
+    1 a long conversation would keep all others waiting."""
+    max_rows: Annotated[int, Needs.WORKER] = Field(32, ge=1, le=1024)
+    """So many requests generate at the same time, as far as memory allows."""
+    max_queue: Annotated[int, Needs.WORKER] = Field(256, ge=0, le=100_000)
+    """So many requests wait for a row. One more gets a 429."""
+    max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
+    """A request that has waited so long for a row gets a 503."""
+    default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1)
+    """The limit of an answer where a request names none. Without it, up to the context."""
+    max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(None, ge=1)
+    """A request for a longer answer is capped to this."""
+    temperature: Annotated[float | None, Needs.WORKER] = _parameter("temperature")
+    top_p: Annotated[float | None, Needs.WORKER] = _parameter("top_p")
+    top_k: Annotated[int | None, Needs.WORKER] = _parameter("top_k")
+    min_p: Annotated[float | None, Needs.WORKER] = _parameter("min_p")
+    typical_p: Annotated[float | None, Needs.WORKER] = _parameter("typical_p")
+    repetition_penalty: Annotated[float | None, Needs.WORKER] = _parameter("repetition_penalty")
+    presence_penalty: Annotated[float | None, Needs.WORKER] = _parameter("presence_penalty")
+    frequency_penalty: Annotated[float | None, Needs.WORKER] = _parameter("frequency_penalty")
+    kind: Annotated[ModelKind | None, Needs.WORKER] = None
+    """What the model is for. Without it, what its files tell."""
+    chat_template_kwargs: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
+    """Values for its chat template, where a request does not name them."""
+    tool_parser: Annotated[str | None, Needs.WORKER] = Field(None, pattern=r"^[a-z0-9_]+$")
+    """The form in which it calls tools, where its template does not tell. A name that is none makes
+    loading fail with a list of them."""
+    max_decode_stall_s: Annotated[Seconds, Needs.WORKER] = 1.0
+    """A long prompt keeps running streams waiting no longer than this."""
+    prefix_cache: Annotated[PrefixCacheConfig, Needs.WORKER] = PrefixCacheConfig()
+    """Prompts that were computed before are not computed again."""
+    speculation: Annotated[SpeculationConfig | None, Needs.WORKER] = None
+    """Tokens are guessed ahead and checked together. Without it, none are."""
+    memory_bytes: Annotated[Size | None, Needs.WORKER] = None
+    """The memory to reserve for it, instead of what is estimated."""
+    stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = None
+    """Its own, instead of `timing.stall_timeout_s`."""
+    load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = None
+    """Its own, instead of `timing.load_stall_timeout_s`."""
+    engine: Annotated[str, Needs.WORKER] = Field(
+        _MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+    )
+    """`module:function` of the engine: for tests, and for an engine of your own."""
+    engine_options: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
+    """Values that are handed to the engine."""
 
     @model_validator(mode="after")
     def _default_is_within_limit(self) -> ModelConfig:
@@ -180,10 +220,12 @@ class ModelConfig(Section):
 
 
 class AddedModelConfig(ModelConfig):
-    """A model that was added while lmx ran. ``parameters`` are kept for people to see, and mean
-    nothing to lmx. ``context_at_most``: where the model's own context is shorter than
-    ``context_length`` it has its own, instead of failing to load."""
+    """A model that was added while lmx ran."""
 
-    preload: bool = False
+    preload: Annotated[bool, Needs.NOTHING] = False
+    """Whether it is loaded when lmx starts."""
     context_at_most: bool = False
+    """Whether a model whose own context is shorter than ``context_length`` has its own, instead of
+    failing to load."""
     parameters: dict[str, Any] = Field(default_factory=dict)
+    """They are kept for people to see, and mean nothing to lmx."""

@@ -1,17 +1,19 @@
-"""The configuration: every key, its type, range, default and reason. Values only.
+"""The configuration: every key with its type, range, default, meaning, and what a change of it
+needs (:class:`lmx.supervisor.config.needs.Needs`). Values only.
 
-Reading files and variables is :mod:`lmx.supervisor.config.load`'s; ``deploy/lmx.example.yaml``
-documents the same keys for people.
+Reading files and variables is :mod:`lmx.supervisor.config.load`'s. ``docs/configuration.md`` and
+``deploy/lmx.schema.json`` are made from here by ``make docs``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
 from lmx.supervisor.config.limits import RateLimitsConfig
 from lmx.supervisor.config.model import ModelConfig
+from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.security import SecurityConfig
 from lmx.supervisor.config.values import KeepAlive, Name, Names, Seconds, Section, Size
 from lmx.supervisor.config.web import AllowedHosts, CorsOrigins
@@ -36,45 +38,76 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 class ServerConfig(Section):
     """The HTTP side."""
 
-    host: str = Field("127.0.0.1", min_length=1)
-    port: int = Field(8000, ge=0, le=65_535, strict=True)
-    allow_lan_without_key: bool = False
-    allowed_hosts: AllowedHosts = ()
-    cors_origins: CorsOrigins = ()
-    body_limit_bytes: Size = ByteSize(16 * 1024**2)
-    max_requests: int = Field(2048, ge=1, le=100_000)
-    load_wait_s: Seconds = 300.0
-    sync_timeout_s: Seconds = 600.0
-    ping_interval_s: Seconds = 10.0
-    reader_stall_timeout_s: Seconds = 60.0
-    worker_silence_s: Seconds = 15.0
+    host: Annotated[str, Needs.ADDRESS] = Field("127.0.0.1", min_length=1)
+    """The address that lmx listens on. One that others can reach needs `security.api_keys`."""
+    port: Annotated[int, Needs.ADDRESS] = Field(8000, ge=0, le=65_535, strict=True)
+    """The port that lmx listens on. 0 is any free one."""
+    allow_lan_without_key: Annotated[bool, Needs.NOTHING] = False
+    """Whether others may reach lmx though no key protects the API."""
+    allowed_hosts: Annotated[AllowedHosts, Needs.ROUTER] = ()
+    """Names that lmx answers under beside localhost, addresses and the machine's own names:
+    `lmx.example.com`, `"*.example.com"`, or `"*"` for any."""
+    cors_origins: Annotated[CorsOrigins, Needs.ROUTER] = ()
+    """Web pages and apps that may use lmx from a browser, beside its own:
+    `https://app.example.com`, `http://localhost:*`, `app://*`, or `"*"` for all."""
+    body_limit_bytes: Annotated[Size, Needs.ROUTER] = ByteSize(16 * 1024**2)
+    """A larger body of a request is refused with a 413."""
+    max_requests: Annotated[int, Needs.ROUTER] = Field(2048, ge=1, le=100_000)
+    """So many requests are answered at the same time, for all models together. One more is refused
+    with a 429."""
+    load_wait_s: Annotated[Seconds, Needs.ROUTER] = 300.0
+    """A request waits so long for its model to be loaded."""
+    sync_timeout_s: Annotated[Seconds, Needs.ROUTER] = 600.0
+    """A request that does not stream waits so long for its answer. Then it gets a 504, and its job
+    goes on."""
+    ping_interval_s: Annotated[Seconds, Needs.ROUTER] = 10.0
+    """A quiet stream gets an SSE comment this often."""
+    reader_stall_timeout_s: Annotated[Seconds, Needs.ROUTER] = 60.0
+    """A client that reads nothing for so long is cut off."""
+    worker_silence_s: Annotated[Seconds, Needs.ROUTER] = 15.0
+    """The streams of a worker that says nothing for so long are given up."""
 
 
 class JobsConfig(Section):
-    """Records of generations: they go when they are so old, more than so many, or take more of the
-    disk than this."""
+    """Records of generations (`GET /v1/jobs`), in `$LMX_HOME/state`."""
 
-    max_age_s: float = Field(86_400.0, gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)
-    max_count: int = Field(10_000, ge=1, le=10_000_000)
-    max_bytes: ByteSize = Field(ByteSize(512 * 1024**2), ge=1024**2)
+    max_age_s: Annotated[float, Needs.ROUTER] = Field(
+        86_400.0, gt=0, le=10 * 365 * 86_400, allow_inf_nan=False
+    )
+    """A record goes when it is so old."""
+    max_count: Annotated[int, Needs.ROUTER] = Field(10_000, ge=1, le=10_000_000)
+    """The oldest records go when there are more than so many."""
+    max_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024**2)
+    """The oldest records go when the file is larger than this."""
 
 
 class MemoryConfig(Section):
-    """The memory that all workers share, and who gives way to whom.
+    """The memory that all workers share, and who gives way to whom."""
 
-    The budget is ``budget_bytes``, else ``budget_fraction`` of the machine's memory, and in any
-    case leaves ``os_reserve_bytes``. Beyond ``soft_line`` of the machine's memory in use nothing
-    is begun and idle models go; beyond ``hard_line`` requests are given up, then workers.
-    """
-
-    budget_bytes: Size | None = None
-    budget_fraction: float = Field(0.75, gt=0, le=1, allow_inf_nan=False)
-    os_reserve_bytes: Size = ByteSize(2 * 1024**3)
-    soft_line: float = Field(0.92, gt=0, le=1, allow_inf_nan=False)
-    hard_line: float = Field(0.97, gt=0, le=1, allow_inf_nan=False)
-    keep_alive: KeepAlive = -1.0
-    min_residency_s: float = Field(10.0, ge=0, le=86_400, allow_inf_nan=False)
-    fair_wait_s: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+    budget_bytes: Annotated[Size | None, Needs.NOTHING] = None
+    """All workers together may take so much, as far as `os_reserve_bytes` leaves it. Without it
+    they may take `budget_fraction`."""
+    budget_fraction: Annotated[float, Needs.NOTHING] = Field(0.75, gt=0, le=1, allow_inf_nan=False)
+    """All workers together may take this share of the machine's memory (of the unified memory on a
+    Mac), where `budget_bytes` does not say how much."""
+    os_reserve_bytes: Annotated[Size, Needs.NOTHING] = ByteSize(2 * 1024**3)
+    """The budget never takes this part of the machine's memory."""
+    soft_line: Annotated[float, Needs.NOTHING] = Field(0.92, gt=0, le=1, allow_inf_nan=False)
+    """A share of the machine's memory in use, by whomever. Beyond it nothing is begun, caches
+    shrink and idle models go."""
+    hard_line: Annotated[float, Needs.NOTHING] = Field(0.97, gt=0, le=1, allow_inf_nan=False)
+    """A share of the machine's memory in use, above `soft_line`. Beyond it requests are given up,
+    then the worker that grows."""
+    keep_alive: Annotated[KeepAlive, Needs.NOTHING] = -1.0
+    """An idle model stays loaded for so long: `300`, `90s`, `5m`, `1h30m`, `forever`, or `0` (it
+    goes after each answer). Models and requests may say another time."""
+    min_residency_s: Annotated[float, Needs.NOTHING] = Field(
+        10.0, ge=0, le=86_400, allow_inf_nan=False
+    )
+    """A model that was just loaded makes room for no other before this time."""
+    fair_wait_s: Annotated[float, Needs.NOTHING] = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+    """A model that waits for so long gets its turn though others are busy: one of them takes no new
+    request until its streams end."""
 
     @model_validator(mode="after")
     def _lines_are_in_order(self) -> MemoryConfig:
@@ -86,34 +119,47 @@ class MemoryConfig(Section):
 
 
 class GroupConfig(Section):
-    """Models with a rule about what may be loaded beside them.
-
-    ``swap``: one of its models at a time. ``exclusive``: none of other groups while one of its
-    models is loaded. ``persistent``: an exclusive group lets it stay. Models without a group
-    are a group of their own, without a rule.
-    """
+    """Models with a rule about what may be loaded beside them. A model is in one group at most;
+    models without a group are a group of their own, without a rule."""
 
     name: Name
+    """The name of the group."""
     models: tuple[Name, ...] = Field(min_length=1)
+    """The ids of its models."""
     swap: bool = False
+    """Whether one of its models is loaded at a time."""
     exclusive: bool = False
+    """Whether no model of another group is loaded while one of these is."""
     persistent: bool = False
+    """Whether an exclusive group lets these models stay."""
 
 
 class TimingConfig(Section):
     """Deadlines. A hang is judged by missing progress, never by elapsed time alone."""
 
-    beat_interval_s: Seconds = 1.0
-    beat_timeout_s: Seconds = 15.0
-    stall_timeout_s: Seconds = 120.0
-    start_timeout_s: Seconds = 60.0
-    load_stall_timeout_s: Seconds = 180.0
-    render_timeout_s: Seconds = 10.0
-    drain_timeout_s: Seconds = 60.0
-    term_grace_s: Seconds = 5.0
-    abort_grace_s: Seconds = 3.0
-    shutdown_grace_s: Seconds = 10.0
-    orphan_grace_s: Seconds = 300.0
+    beat_interval_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 1.0
+    """Workers and the router say this often that they live."""
+    beat_timeout_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 15.0
+    """A process that says nothing for so long is killed. It is at least twice `beat_interval_s`."""
+    stall_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 120.0
+    """A worker with requests, but without a token or a part of a prompt for so long, is killed."""
+    start_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 60.0
+    """A worker that says nothing for so long after its start is killed."""
+    load_stall_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 180.0
+    """A load that makes no progress for so long is ended."""
+    render_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 10.0
+    """A request whose chat template takes so long to render is refused. Good templates take
+    milliseconds, also for a whole context."""
+    drain_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 60.0
+    """Streams may go on for so long when their model is unloaded."""
+    term_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 5.0
+    """The time from SIGTERM to SIGKILL."""
+    abort_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 3.0
+    """The time from SIGABRT, at which a hung process writes its stacks, to SIGKILL."""
+    shutdown_grace_s: Annotated[Seconds, Needs.ROUTER] = 10.0
+    """Streams may go on for so long when lmx is stopped."""
+    orphan_grace_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 300.0
+    """Workers and the router end when there was no supervisor for so long."""
 
     @model_validator(mode="after")
     def _beats_fit_timeout(self) -> TimingConfig:
@@ -128,19 +174,31 @@ class TimingConfig(Section):
 class RestartConfig(Section):
     """What happens to a model whose worker failed."""
 
-    backoff_base_s: Seconds = 0.5
-    backoff_max_s: Seconds = 30.0
-    stable_after_s: Seconds = 10.0
-    max_failures: int = Field(3, ge=0, le=1000)
-    window_s: Seconds = 60.0
+    backoff_base_s: Annotated[Seconds, Needs.NOTHING] = 0.5
+    """A worker is started again after a random time, up to this times 2 to the power of the number
+    of failures."""
+    backoff_max_s: Annotated[Seconds, Needs.NOTHING] = 30.0
+    """The longest time that is waited before a worker is started again."""
+    stable_after_s: Annotated[Seconds, Needs.NOTHING] = 10.0
+    """A worker that was ready for so long has the shortest time to wait again."""
+    max_failures: Annotated[int, Needs.NOTHING] = Field(3, ge=0, le=1000)
+    """One more failure than so many within `window_s` puts the model in quarantine, until
+    `lmx-supervisor reset MODEL` or `restart MODEL`."""
+    window_s: Annotated[Seconds, Needs.NOTHING] = 60.0
+    """The time within which `max_failures` are counted."""
 
 
 class LogConfig(Section):
-    """Log files, one for each process, rotated by size."""
+    """Log files in `$LMX_HOME/logs`, one for each process and model, rotated by size."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    max_bytes: Size = ByteSize(10 * 1024**2)
-    keep: int = Field(3, ge=1, le=100)
+    level: Annotated[Literal["debug", "info", "warning", "error"], Needs.ROUTER_AND_NEXT_WORKER] = (
+        "info"
+    )
+    """The least important events that are written."""
+    max_bytes: Annotated[Size, Needs.ROUTER_AND_NEXT_WORKER] = ByteSize(10 * 1024**2)
+    """The size of each file at most, whatever is printed. A burst is cut, and the file says so."""
+    keep: Annotated[int, Needs.ROUTER_AND_NEXT_WORKER] = Field(3, ge=1, le=100)
+    """So many older files of each process are kept."""
 
 
 class Config(Section):
@@ -154,10 +212,19 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
-    routing: dict[Name, Names] = Field(default_factory=dict)
-    default_model: str | None = None
-    groups: tuple[GroupConfig, ...] = ()
+    routing: Annotated[dict[Name, Names], Needs.NOTHING] = Field(default_factory=dict)
+    """Names that stand for the first of several models that is loaded, else for the first that
+    there is room for. `auto`, `code`, `reasoning` and `chat` are all chat models, the default
+    first, unless they are listed here. A name of no model is left out until one is added or
+    downloaded."""
+    default_model: Annotated[str | None, Needs.NOTHING] = None
+    """The id or an alias of the model that answers requests that name none. Without it the first
+    model does."""
+    groups: Annotated[tuple[GroupConfig, ...], Needs.NOTHING] = ()
+    """Rules about which models are loaded beside which."""
     models: tuple[ModelConfig, ...] = ()
+    """The models that are served. Those that are new are loaded, those that are gone are unloaded
+    after their streams; what a change of one needs is said of each of its keys."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Config:

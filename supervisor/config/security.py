@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from lmx.protocol.messages.specs import ApiKey
 from lmx.supervisor.config.limits import LimitsConfig
+from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import Key, Section
 
 
 class ApiKeyConfig(Section):
-    """A key for inference. ``name``: what logs and refusals call it. ``limits``: instead of those
-    of every key."""
+    """A key for requests to models. One without a name and limits may stand alone, as a text."""
 
     key: Key
+    """At least 16 characters. `openssl rand -hex 24` makes one."""
     name: str = Field("", max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")
+    """What logs and refusals call the key."""
     limits: LimitsConfig | None = None
+    """The key's own limits, instead of `rate_limits.per_key`."""
 
 
 class SecurityConfig(Section):
-    """The keys. ``api_keys``: a request needs one of them; none: no request needs any. One may
-    stand alone, or with a name and limits. ``admin_key``: instead of the one in ``admin.key``.
-    ``metrics_key``: opens the metrics and nothing else; None: no key but the admin key does."""
+    """The keys that open lmx. Each has at least 16 characters, ASCII and without spaces."""
 
-    api_keys: tuple[ApiKeyConfig, ...] = ()
-    admin_key: Key | None = None
-    metrics_key: Key | None = None
+    api_keys: Annotated[tuple[ApiKeyConfig, ...], Needs.ROUTER] = ()
+    """A request to a model needs one of these keys. Where there are none, no request needs any."""
+    admin_key: Annotated[Key | None, Needs.ROUTER] = None
+    """It opens the routes for operators. Without it the key in `$LMX_HOME/admin.key` does."""
+    metrics_key: Annotated[Key | None, Needs.ROUTER] = None
+    """It opens the metrics and nothing else. Without it the admin key alone opens them."""
 
     @property
     def api_key_specs(self) -> tuple[ApiKey, ...]:
@@ -51,7 +55,7 @@ class SecurityConfig(Section):
         """The metrics key as it is sent; empty: there is none."""
         return "" if self.metrics_key is None else self.metrics_key.get_secret_value()
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", mode="before", json_schema_input_type=list[str | ApiKeyConfig])
     @classmethod
     def _keys_are_a_list(cls, value: Any) -> Any:
         if isinstance(value, str):

@@ -14,12 +14,25 @@ from pydantic import (
     Field,
     PlainSerializer,
     SecretStr,
+    WithJsonSchema,
 )
 
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Size = Annotated[ByteSize, Field(gt=0)]
+Size = Annotated[
+    ByteSize,
+    Field(gt=0),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*\d*\.?\d+\s*[A-Za-z]*\s*$"},
+            ]
+        }
+    ),
+]
+"""Bytes. People may write ``16MiB`` or ``8GB``."""
 
 
 def _read_keep_alive(value: Any) -> Any:
@@ -38,6 +51,7 @@ KeepAlive = Annotated[
     float,
     BeforeValidator(_read_keep_alive),
     PlainSerializer(keep_alive_text, return_type=str, when_used="json"),
+    WithJsonSchema({"type": ["number", "string"]}, mode="validation"),
 ]
 """Seconds; negative: forever. People read and write durations."""
 
@@ -47,7 +61,10 @@ Name = Annotated[
 
 Names = Annotated[
     tuple[Name, ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, str) else value,
+        json_schema_input_type=str | tuple[Name, ...],
+    ),
 ]
 """One name may stand without a list."""
 
@@ -75,6 +92,10 @@ Key = Annotated[SecretStr, BeforeValidator(_refuse_number), AfterValidator(_chec
 
 
 class Section(BaseModel):
-    """Keys of the configuration: none but the known ones, never changed."""
+    """Keys of the configuration: none but the known ones, never changed.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    The docstring below a key is its meaning, for the documents and for editors."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+    )

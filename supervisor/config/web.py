@@ -29,9 +29,10 @@ def _check_origin(text: str) -> str:
 
 
 AllowedHosts = Annotated[
-    tuple[Annotated[str, AfterValidator(parse_host_pattern)], ...], BeforeValidator(_one_or_more)
+    tuple[Annotated[str, AfterValidator(parse_host_pattern)], ...],
+    BeforeValidator(_one_or_more, json_schema_input_type=str | tuple[str, ...]),
 ]
 CorsOrigins = Annotated[
     tuple[Annotated[str, BeforeValidator(_text_of_null), AfterValidator(_check_origin)], ...],
-    BeforeValidator(_one_or_more),
+    BeforeValidator(_one_or_more, json_schema_input_type=str | tuple[str | None, ...] | None),
 ]

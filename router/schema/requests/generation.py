@@ -126,8 +126,9 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         ]
         | None
     ) = None
-    """Texts that end the answer, and are not in it: one, or up to 4. They are matched on the text
-    as the model writes it: across tokens, in reasoning and in tool calls too. Default: none."""
+    """Texts that end the answer, and are not in it: one, or up to 4, of up to 4096 characters. They
+    are matched on the text as the model writes it: across tokens, in reasoning and in tool calls
+    too. Default: none."""
     include_stop_str_in_output: bool | None = None
     """The text of `stop` that ended the answer stays in it. Default: false; on /v3 true in streams,
     where false is a 400 (as at OpenVINO Model Server)."""

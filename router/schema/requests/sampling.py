@@ -9,14 +9,12 @@ from pydantic import Field, WithJsonSchema
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Sampling, Search, TokenBias
-from lmx.protocol.models.sampling import PARAMETERS
+from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.router.schema.validation import INT64_MAX, INT64_MIN, MAX_COUNT, Count, Strict, short
 
 MAX_ANSWERS: Final = 128
 MAX_BIASES: Final = 1024
 MAX_STOP_IDS: Final = 1024
-MAX_ASSISTANT_TOKENS: Final = 32
-MAX_NGRAM: Final = 32
 _BIAS_LIMIT: Final = 100.0
 _BIASES: Final[dict[str, Any]] = {
     "type": "object",

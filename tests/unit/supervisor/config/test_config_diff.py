@@ -1,4 +1,4 @@
-"""What follows from a changed configuration: every key is in a table, and nothing else notices."""
+"""What follows from a changed configuration: every key says it, and nothing else notices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from lmx.supervisor.config.diff import MODEL, SECTIONS, WHOLE, ModelChanges, Needs, compare
+from lmx.supervisor.config.diff import ModelChanges, compare
+from lmx.supervisor.config.needs import IN_WORDS, Needs, needs_of
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.values import Section
 
 ALPHA = {"id": "alpha", "source": "/a", "context_length": 2048}
 BETA = {"id": "beta", "source": "/b"}
@@ -17,11 +19,19 @@ def config(*models: dict[str, Any], **sections: Any) -> Config:
     return Config.model_validate({"models": list(models), **sections})
 
 
-def test_every_key_of_the_configuration_is_in_a_table() -> None:
-    assert set(SECTIONS) | WHOLE == set(Config.model_fields)
-    for name, table in SECTIONS.items():
-        assert set(table) == set(type(getattr(Config(), name)).model_fields), name
-    assert set(MODEL) | {"id"} == set(ModelConfig.model_fields)
+def test_every_key_says_what_a_change_of_it_needs() -> None:
+    sections = {name: type(value) for name, value in Config() if isinstance(value, Section)}
+    assert set(sections) | set(needs_of(Config)) | {"models"} == set(Config.model_fields)
+    for name, section in sections.items():
+        assert set(needs_of(section)) == set(section.model_fields), name
+    # The id says which model it is.
+    assert set(needs_of(ModelConfig)) | {"id"} == set(ModelConfig.model_fields)
+
+
+def test_all_that_a_change_may_need_has_words() -> None:
+    sections: list[type[Section]] = [Config, ModelConfig]
+    sections += [type(value) for _, value in Config() if isinstance(value, Section)]
+    assert {one for section in sections for one in needs_of(section).values()} == set(IN_WORDS)
 
 
 def test_the_same_configuration_changes_nothing() -> None:

@@ -1,0 +1,307 @@
+"""Writes into the documents what the code says of each field: `make docs`.
+
+The meaning, range and default of a field of a request stand on the field
+(:mod:`lmx.router.schema.requests`), those of a key of the configuration on the key
+(:mod:`lmx.supervisor.config.schema`). From there come:
+
+- in ``docs/parameters.md`` and ``docs/configuration.md`` the tables between marks. A mark names
+  what comes below it, ``<!-- fields of ChatRequest: model stream -->`` or
+  ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
+- ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
+
+With ``--check`` nothing is written: the exit status is 1 when something would be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from lmx.protocol.models.keep_alive import keep_alive_text
+from lmx.router.schema.openapi.document import describe_api
+from lmx.router.server.routes import ROUTES
+from lmx.supervisor.config.load import variable_names
+from lmx.supervisor.config.needs import IN_WORDS, needs_of
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.values import Section
+
+ROOT: Final = Path(__file__).parents[1]
+PARAMETERS: Final = ROOT / "docs" / "parameters.md"
+CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
+SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
+
+_MARKED: Final = re.compile(r"(<!-- (fields of|keys of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_UNBOUNDED: Final = 2**31 - 1
+"""A bound as large as this is there for machines: no person comes near it."""
+
+Schema = Mapping[str, Any]
+
+
+def documents() -> dict[Path, str]:
+    """Return each document as it is to be."""
+    return {
+        PARAMETERS: _with_tables(PARAMETERS.read_text(), _request_table),
+        CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
+        SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
+    }
+
+
+def _with_tables(text: str, table: Callable[[str], str]) -> str:
+    return _MARKED.sub(lambda found: f"{found[1]}{table(found[3])}\n{found[4]}", text)
+
+
+def values_of(schema: Schema, definitions: Schema) -> str:
+    """Return in words which values a field may have; null, which is as good as nothing, is left
+    out."""
+    if "$ref" in schema:
+        return values_of(definitions[schema["$ref"].rpartition("/")[2]], {})
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        texts = [values_of(one, definitions) for one in options if one.get("type") != "null"]
+        return ", or ".join(dict.fromkeys(texts))
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    kind = schema.get("type", "any")
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    match kind:
+        case "boolean":
+            return "true or false"
+        case "integer" | "number":
+            return ", ".join([kind, *_bounds(schema)])
+        case "string":
+            return _amount(schema, "string", "Length", "characters")
+        case "array":
+            return _amount(schema, "array", "Items", _plural(schema.get("items", {})))
+    return str(kind)
+
+
+def _plural(schema: Schema) -> str:
+    kinds = [one.get("type", "object") for one in schema.get("anyOf", [schema])]
+    return " or ".join(f"{kind}s" for kind in kinds if kind != "null")
+
+
+def _bounds(schema: Schema) -> Iterator[str]:
+    least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    most = schema.get("maximum")
+    if most is not None and most >= _UNBOUNDED:
+        most = None
+    if least is not None and least <= -_UNBOUNDED:
+        least = None
+    if least is not None and most is not None:
+        yield f"{least:g} to {_number(most)}"
+        return
+    if above is not None:
+        yield f"above {above:g}"
+    if least is not None:
+        yield f"at least {least:g}"
+    if most is not None:
+        yield f"at most {_number(most)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) or value >= 10_000 else f"{value:g}"
+
+
+def _amount(schema: Schema, kind: str, name: str, unit: str) -> str:
+    least, most = schema.get(f"min{name}", 0), schema.get(f"max{name}")
+    if most is not None:
+        return f"{kind} of {f'{least} to ' if least else 'up to '}{most:,} {unit}"
+    if kind == "array":
+        return f"array of one or more {unit}" if least else f"array of {unit}"
+    return f"{kind}, not empty" if least else kind
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _table(head: tuple[str, ...], rows: Iterator[str]) -> str:
+    return "\n".join([_row(*head), "|" + "---|" * len(head), *rows])
+
+
+# Requests.
+
+
+def request_schemas() -> Schema:
+    """Return the schemas of all requests, as the API describes itself."""
+    schemas: Schema = describe_api(ROUTES, "")["components"]["schemas"]
+    return schemas
+
+
+def request_fields(text: str) -> dict[str, list[str]]:
+    """Return which fields of which request a document has tables of. A field of an object within
+    a request is named with a point: ``stream_options.include_usage``."""
+    named: dict[str, list[str]] = {}
+    for _, kind, what, _ in _MARKED.findall(text):
+        if kind == "fields of":
+            request, _, fields = what.partition(":")
+            named.setdefault(request, []).extend(fields.split())
+    return named
+
+
+def _request_table(what: str) -> str:
+    request, _, fields = what.partition(":")
+    schemas = request_schemas()
+    rows = (_request_row(name, schemas[request], schemas) for name in fields.split())
+    return _table(("field", "meaning", "values", "default"), rows)
+
+
+def _request_row(name: str, schema: Schema, schemas: Schema) -> str:
+    outer, _, inner = name.rpartition(".")
+    for step in outer.split(".") if outer else ():
+        schema = schemas[_reference(schema["properties"][step])]
+    field = schema["properties"][inner]
+    meaning, _, default = field["description"].partition(" Default: ")
+    if not default and inner in schema.get("required", ()):
+        default = "required"
+    return _row(f"`{name}`", meaning, values_of(field, schemas), default.removesuffix("."))
+
+
+def _reference(field: Schema) -> str:
+    options = field.get("anyOf", [field])
+    return str(next(one["$ref"] for one in options if "$ref" in one).rpartition("/")[2])
+
+
+# Configuration.
+
+
+def configuration_schema() -> dict[str, Any]:
+    """Return the JSON Schema of lmx.yaml."""
+    schema = Config.model_json_schema()
+    _describe(schema, Config)
+    for section in _sections():
+        _describe(schema["$defs"][section.__name__], section)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "lmx.yaml",
+        "description": "The configuration of lmx.",
+    }
+
+
+def _describe(schema: dict[str, Any], section: type[Section]) -> None:
+    """Put the descriptions of a section's keys on one line each, with what a change needs."""
+    needs = needs_of(section)
+    schema["description"] = _line(schema.get("description", ""))
+    schema.pop("title", None)
+    for name, its in schema["properties"].items():
+        its.pop("title", None)
+        if not isinstance(its.get("default"), str | bool | int | float):
+            its.pop("default", None)
+        if "description" in its:
+            its["description"] = _line(its["description"])
+        if name in needs:
+            change = f"On a change: {IN_WORDS[needs[name]]}."
+            its["description"] = f"{its.get('description', '')}\n\n{change}".strip()
+
+
+def _line(docstring: str) -> str:
+    return " ".join(docstring.replace("``", "`").split())
+
+
+def _sections() -> dict[type[Section], list[str]]:
+    """Return every kind of section below the whole, with the paths where it stands."""
+    found: dict[type[Section], list[str]] = {}
+    left: list[tuple[type[Section], str]] = [(Config, "")]
+    while left:
+        section, path = left.pop(0)
+        for name, field in section.model_fields.items():
+            for inner, steps in _within(field.annotation):
+                where = f"{path}.{name}{steps}".removeprefix(".")
+                found.setdefault(inner, []).append(where)
+                left.append((inner, where))
+    return found
+
+
+def _within(annotation: Any, steps: str = "") -> Iterator[tuple[type[Section], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation, steps
+    for one in get_args(annotation):
+        yield from _within(one, steps + "[]" * (getattr(annotation, "__origin__", None) is tuple))
+
+
+def _all_keys() -> str:
+    schema = Config.model_json_schema()
+    parts = [_keys("At the top", Config, schema, schema["$defs"])]
+    for section, paths in _sections().items():
+        title = ", ".join(f"`{path}`" for path in paths)
+        its = schema["$defs"][section.__name__]
+        parts.append(_keys(title, section, its, schema["$defs"]))
+    return "\n\n".join(parts)
+
+
+def _keys(title: str, section: type[Section], schema: Schema, definitions: Schema) -> str:
+    needs = needs_of(section)
+    variables = {path: name for name, path in variable_names().items()}
+    where = () if section is Config else (title.strip("`"),)
+    rows = []
+    for name, field in section.model_fields.items():
+        if section is Config and next(_within(field.annotation), (None, "[]"))[1] == "":
+            continue
+        variable = variables.get((*where, name))
+        cells = [
+            f"`{name}`" + (f"<br>`{variable}`" if variable else ""),
+            _line(field.description or ""),
+            _values_of_key(schema["properties"][name], field, definitions),
+            _default(name, field),
+        ]
+        if needs:
+            cells.append(IN_WORDS[needs[name]] if name in needs else "")
+        rows.append(_row(*cells))
+    head = ("key", "meaning", "values", "default", *(("on a change",) if needs else ()))
+    about = "" if section is Config else f"{_line(section.__doc__ or '')}\n\n"
+    return f"## {title}\n\n{about}{_table(head, iter(rows))}"
+
+
+def _values_of_key(schema: Schema, field: FieldInfo, definitions: Schema) -> str:
+    if "ByteSize" in repr(field.annotation) or "ByteSize" in repr(field.metadata):
+        return "size"
+    # A section that stands by itself, and not in a list.
+    if any(not steps for _, steps in _within(field.annotation)):
+        return "section"
+    return values_of(schema, definitions)
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or isinstance(value, Section):
+        return ""
+    if isinstance(value, ByteSize):
+        return f"`{value.human_readable().replace('.0', '')}`"
+    if name == "keep_alive":
+        return f"`{keep_alive_text(value)}`"
+    if isinstance(value, float):
+        return f"`{value:g}`" if value < 10_000 else f"`{value:.0f}`"
+    return f"`{json.dumps(value)}`" if value != "" else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the documents, or with ``--check`` say which of them are stale."""
+    stale = [path for path, text in documents().items() if _text_of(path) != text]
+    for path in stale:
+        if "--check" in arguments:
+            print(f"{path.relative_to(ROOT)} is stale: `make docs` writes it anew")
+        else:
+            path.write_text(documents()[path])
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What has to happen before a changed value of the configuration is in force.
+
+It stands on each key, in its annotation: ``Annotated[int, Needs.ROUTER]``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Flag, auto
+from functools import cache
+from typing import Final
+
+from pydantic import BaseModel
+
+
+class Needs(Flag):
+    """What has to happen before a changed value is in force."""
+
+    NOTHING = 0
+    """It is in force as soon as the configuration is read again."""
+    NEXT_WORKER = auto()
+    """Workers that are started from now on have it. Deadlines stay as they were for those that
+    run: they also were told their beat interval at their start, and the two belong together."""
+    WORKER = auto()
+    """The model is loaded anew, after its streams."""
+    ROUTER = auto()
+    """The router is replaced, after its streams."""
+    ADDRESS = auto()
+    """As ROUTER, on another listening socket."""
+    ROUTER_AND_NEXT_WORKER = ROUTER | NEXT_WORKER
+    """The router is replaced; workers that are started from now on have it too."""
+
+
+IN_WORDS: Final = {
+    Needs.NOTHING: "in force at once",
+    Needs.NEXT_WORKER: "in force for workers that start later",
+    Needs.WORKER: "the model is loaded anew, after its streams",
+    Needs.ROUTER: "the router is replaced, after its streams",
+    Needs.ADDRESS: "the router is replaced by one that listens there, after its streams",
+    Needs.ROUTER_AND_NEXT_WORKER: "the router is replaced, after its streams; workers have it from "
+    "their next start",
+}
+"""For documents."""
+
+
+@cache
+def needs_of(section: type[BaseModel]) -> Mapping[str, Needs]:
+    """Return what a change of each key of a section needs. A key that does not say it is left
+    out."""
+    return {
+        name: one
+        for name, field in section.model_fields.items()
+        for one in field.metadata
+        if isinstance(one, Needs)
+    }
