@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import zmq.asyncio
@@ -16,12 +16,12 @@ from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, L
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.worker.engine import Engine, ModelFacts
-from lmx.worker.factory import make_engine
+from lmx.worker.engine import Engine
+from lmx.worker.factory import load_engine
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
-from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.scheduling.thread import EngineThread, PieceResult
 from lmx.worker.service.admission import Refusal
 from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
@@ -62,7 +62,9 @@ class WorkerLife:
         self._generations = Generations(spec, prompts, self._data.send, self._became_idle, _LOADING)
         self._work = Tasks(self._generations, prompts, self._data.send, self._became_idle)
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
-        self._engine = EngineThread(lambda: make_engine(spec), limits, self, self._loop)
+        self._engine = EngineThread(
+            lambda advanced: load_engine(spec, advanced), limits, self, self._loop
+        )
         self._signs = Heartbeat(spec, self._engine, self._generations, self._work)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
@@ -129,13 +131,13 @@ class WorkerLife:
         """Pass it on."""
         self._control.send(LoadAdvanced(self._spec.instance, phase, fraction, detail))
 
-    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
+    def loaded(self, engine: Engine, load_s: float) -> None:
         """Take streams, unless told to drain meanwhile."""
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
-            self._work.start(self._engine, engine)
-            self._generations.start(self._engine, engine, facts)
-        loaded = self._signs.loaded(facts, load_s)
+            self._work.start(self._engine, engine.tasks)
+            self._generations.start(self._engine, engine.generator, engine.facts)
+        loaded = self._signs.loaded(engine.facts, load_s)
         self._control.send(loaded)
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
 
@@ -153,7 +155,7 @@ class WorkerLife:
         """Pass it on."""
         self._generations.deliver(outputs)
 
-    def computed(self, task_id: int, result: Any) -> None:
+    def computed(self, task_id: int, result: PieceResult) -> None:
         """Pass it on."""
         self._work.computed(task_id, result)
 

@@ -51,8 +51,8 @@ class SpeculationSpec:
 class WorkerSpec(SamplingParameters):
     """One worker: one model.
 
-    ``engine`` is ``module:function``; the function takes this spec and returns an engine
-    (``lmx.worker.engine.Engine``). ``memory_limit_bytes`` is the worker's share of the
+    ``engine`` is ``module:function``; the function loads the model
+    (``lmx.worker.engine.EngineFactory``). ``memory_limit_bytes`` is the worker's share of the
     budget: its caches and its wired memory stay within it. The sampling parameters are defaults
     for requests that name none, and ``template_kwargs`` likewise. ``max_decode_stall_s``: for
     how long at most a prompt's prefill keeps running streams from their next token.

@@ -153,3 +153,10 @@ class TokenizerDescribed:
 
     stream_id: int
     text: str
+
+
+TaskPart = Vectors | Scores
+"""What comes of a task piece by piece, before its TaskFinished."""
+
+TaskReply = Tokenized | Detokenized | TokenizerDescribed
+"""The whole answer to a task."""

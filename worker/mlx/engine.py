@@ -1,4 +1,4 @@
-"""The MLX engine of a model that writes: all its parts, behind the engine interface.
+"""The MLX engine of a model that writes: all its parts, behind the engine's interfaces.
 
 All of MLX happens on the engine thread, in mlx-vlm's generation stream.
 """
@@ -9,26 +9,27 @@ import gc
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import mlx.core as mx
 from mlx_vlm.generate.common import generation_stream
 
-from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase
+from lmx.protocol.messages.tasks import Task, TaskReply
+from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
+    Engine,
     LoadReporter,
     ModelFacts,
     PromptSource,
     RowRequest,
     RowSampling,
     StepOutput,
-    TaskPlan,
+    wrong_kind,
 )
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.mlx.decoding.batching import can_batch
@@ -51,56 +52,66 @@ _WARM_UP_PROMPT_TOKENS: Final = 64
 _WARM_UP_TOKENS: Final = 3
 
 
-class MlxEngine:
-    """See :class:`lmx.worker.engine.Engine`."""
+def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Load a model that writes, then generate a few tokens, so that the first request doesn't
+    pay for it. See :class:`lmx.worker.engine.EngineFactory`."""
+    with mx.stream(generation_stream):
+        loaded = load_model(spec, advanced)
+        generator = MlxGenerator(spec, loaded, advanced)
+    generator.rest()
+    return Engine(loaded.facts, resident=generator, tasks=generator, generator=generator)
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self._prefixes: PrefixCache | None = None
+
+class MlxGenerator:
+    """A :class:`~lmx.worker.engine.Generator`, a :class:`~lmx.worker.engine.TaskEngine` for what
+    concerns tokens alone, and a :class:`~lmx.worker.engine.Resident`.
+
+    What the prompt thread calls has a tokenizer that the engine thread doesn't touch.
+    """
+
+    def __init__(self, spec: WorkerSpec, loaded: LoadedModel, advanced: LoadReporter) -> None:
+        """Warm up. Called in the generation stream."""
+        facts, tokenizer, forward = loaded.facts, loaded.tokenizer, loaded.forward
+        markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
+        self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
         self._renderer = Renderer(spec.render_timeout_s)
-
-    def load(self, advanced: LoadReporter) -> ModelFacts:
-        """Load, then generate a few tokens, so that the first request doesn't pay for it."""
-        with mx.stream(generation_stream):
-            loaded = load_model(self._spec, advanced)
-            self._make_text_side(loaded)
-            sampler = RowSampler()
-            speculation = self._make_speculation(loaded, sampler)
-            _wire_share(self._spec.memory_limit_bytes)
-            advanced(LoadPhase.WARMUP, None, "")
-            pace = PrefillPace(self._spec.max_decode_stall_s)
-            forward = loaded.forward
-            _warm_up(RowSet(forward, sampler, pace, None, None, batching=True), loaded.facts)
-            self._prefixes = self._make_prefix_cache(loaded)
-            batching = can_batch(forward)
-            self._rows = RowSet(
-                forward, sampler, pace, self._prefixes, speculation, batching=batching
-            )
-        self.rest()
-        return loaded.facts
+        if tokenizer.chat_template:
+            # So that the first request doesn't wait for it.
+            self._renderer.start()
+        self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
+        self._token_tasks = TokenTasks(
+            tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
+        )
+        self._constraints = ConstraintCompiler(
+            tokenizer,
+            facts.vocabulary_size,
+            facts.eos_token_ids,
+            facts.reasoning,
+            facts.tool_parser,
+        )
+        sampler = RowSampler()
+        speculation = _make_speculation(spec, loaded, sampler)
+        _wire_share(spec.memory_limit_bytes)
+        advanced(LoadPhase.WARMUP, None, "")
+        pace = PrefillPace(spec.max_decode_stall_s)
+        _warm_up(RowSet(forward, sampler, pace, None, None, batching=True), facts)
+        self._prefixes = _make_prefix_cache(spec, loaded)
+        batching = can_batch(forward)
+        self._rows = RowSet(forward, sampler, pace, self._prefixes, speculation, batching=batching)
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
-        """Render and tokenize, with a tokenizer that the engine thread doesn't touch."""
+        """Render and tokenize."""
         return self._prompts.encode(source)
 
     def constrain(self, source: ConstraintSource) -> ConstraintMaker | None:
-        """Compile, with the same tokenizer."""
+        """Compile."""
         return self._constraints.compile(source)
 
-    def plan(self, task: Any) -> TaskPlan:
-        """What concerns tokens alone, with the same tokenizer; nothing else."""
+    def plan(self, task: Task) -> TaskReply:
+        """Answer what concerns tokens alone; refuse all else."""
         if isinstance(task, TokenTask):
-            return self._token_tasks.plan(task)
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            "This model writes answers; it makes no embeddings and ranks no documents: name an "
-            "embedding or a rerank model.",
-            param="model",
-        )
-
-    def compute(self, piece: Any) -> NoReturn:
-        """Never called: ``plan`` gives no pieces."""
-        raise NotImplementedError
+            return self._token_tasks.reply(task)
+        raise wrong_kind(ModelKind.CHAT)
 
     def detokenizer(
         self, markers: bool, after: Sequence[int] = (), *, special: bool = False
@@ -165,41 +176,24 @@ class MlxEngine:
         """MLX's own count, of buffers in use."""
         return int(mx.get_peak_memory())
 
-    def _make_text_side(self, loaded: LoadedModel) -> None:
-        facts, tokenizer = loaded.facts, loaded.tokenizer
-        markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
-        self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
-        if tokenizer.chat_template:
-            # So that the first request doesn't wait for it.
-            self._renderer.start()
-        self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
-        self._token_tasks = TokenTasks(
-            tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
-        )
-        self._constraints = ConstraintCompiler(
-            tokenizer,
-            facts.vocabulary_size,
-            facts.eos_token_ids,
-            facts.reasoning,
-            facts.tool_parser,
-        )
 
-    def _make_speculation(self, loaded: LoadedModel, sampler: RowSampler) -> Speculation | None:
-        spec = self._spec.speculation
-        if spec is None or not can_roll_back(loaded.forward):
-            return None
-        draft = load_draft(Path(spec.draft_path), loaded.tokenizer) if spec.draft_path else None
-        return Speculation(
-            spec, draft, sampler, loaded.facts.eos_token_ids, self._spec.max_decode_stall_s
-        )
+def _make_speculation(
+    worker: WorkerSpec, loaded: LoadedModel, sampler: RowSampler
+) -> Speculation | None:
+    spec = worker.speculation
+    if spec is None or not can_roll_back(loaded.forward):
+        return None
+    draft = load_draft(Path(spec.draft_path), loaded.tokenizer) if spec.draft_path else None
+    return Speculation(spec, draft, sampler, loaded.facts.eos_token_ids, worker.max_decode_stall_s)
 
-    def _make_prefix_cache(self, loaded: LoadedModel) -> PrefixCache | None:
-        spec = self._spec.prefix_cache
-        if spec is None:
-            return None
-        versions = [version("mlx"), version("mlx-vlm")]
-        namespace = prefix_namespace(Path(self._spec.model_path), versions)
-        return PrefixCache(loaded.model, spec, namespace)
+
+def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache | None:
+    spec = worker.prefix_cache
+    if spec is None:
+        return None
+    versions = [version("mlx"), version("mlx-vlm")]
+    namespace = prefix_namespace(Path(worker.model_path), versions)
+    return PrefixCache(loaded.model, spec, namespace)
 
 
 def _wire_share(limit_bytes: int) -> None:

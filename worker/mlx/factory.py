@@ -6,28 +6,28 @@ from typing import assert_never
 
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import Engine
+from lmx.worker.engine import Engine, LoadReporter
 from lmx.worker.mlx.model.guard import prefer_openblas
 
 
-def create(spec: WorkerSpec) -> Engine:
-    """Return the engine of the model's kind, which has loaded nothing yet.
+def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Load the model as what its kind says. See :class:`lmx.worker.engine.EngineFactory`.
 
-    Imports MLX: takes seconds. ``engine_options`` holds nothing for these.
+    Imports MLX: that takes seconds. ``engine_options`` holds nothing for these.
     """
     prefer_openblas()
     match spec.kind:
         case ModelKind.CHAT:
-            from lmx.worker.mlx.engine import MlxEngine
+            from lmx.worker.mlx.engine import load_generator
 
-            return MlxEngine(spec)
+            return load_generator(spec, advanced)
         case ModelKind.EMBEDDING:
-            from lmx.worker.mlx.encoders.embedding import MlxEmbedder
+            from lmx.worker.mlx.encoders.embedding import load_embedder
 
-            return MlxEmbedder(spec)
+            return load_embedder(spec, advanced)
         case ModelKind.RERANK:
-            from lmx.worker.mlx.encoders.rerank import MlxReranker
+            from lmx.worker.mlx.encoders.rerank import load_reranker
 
-            return MlxReranker(spec)
+            return load_reranker(spec, advanced)
         case _:
             assert_never(spec.kind)

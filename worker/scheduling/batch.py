@@ -19,7 +19,7 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Timings, TokenLogprob, Usage
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine import (
-    Engine,
+    Generator,
     Hypothesis,
     RowDrafts,
     RowRequest,
@@ -92,17 +92,17 @@ class LiveJob:
 _TAIL_TOKENS: Final = 8
 
 
-def begin_answer(engine: Engine, job: Job, index: int) -> Row:
+def begin_answer(generator: Generator, job: Job, index: int) -> Row:
     """Return the row that makes text of an answer's tokens."""
     rules = job.rules
     continues = rules.make_parser is None
     tail = job.rows[0].prompt[-_TAIL_TOKENS:] if continues else ()
-    detokenizer = engine.detokenizer(rules.make_parser is not None, tail)
-    return Row(job, index, detokenizer, engine.token_bytes)
+    detokenizer = generator.detokenizer(rules.make_parser is not None, tail)
+    return Row(job, index, detokenizer, generator.token_bytes)
 
 
 def echo_prompt(
-    engine: Engine, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
+    generator: Generator, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
 ) -> None:
     """Begin an answer with its prompt, and with its logprobs where they are asked for.
 
@@ -110,40 +110,40 @@ def echo_prompt(
     puts before a text: they have none.
     """
     prompt = job.rows[0].prompt
-    added = _added(engine, prompt, job.rules.prompt)
+    added = _added(generator, prompt, job.rules.prompt)
     entries: list[TokenLogprob] = []
     if job.rules.logprobs and started is not None:
         scores: list[TokenScores | None] = [None, *started.prompt_scores]
         entries = [
-            describe(token, score, engine.token_bytes)
+            describe(token, score, generator.token_bytes)
             for token, score in zip(prompt, scores, strict=True)
         ]
     entries[:added] = [replace(entry, token=b"") for entry in entries[:added]]
-    row.echo(entries, list(prompt), added, engine.detokenizer(False, special=True), out)
+    row.echo(entries, list(prompt), added, generator.detokenizer(False, special=True), out)
 
 
-def _added(engine: Engine, prompt: Sequence[int], text: str | None) -> int:
+def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int:
     """Return how many special tokens are before the first of a text itself."""
     if text is None:
         return 0
     for place, token in enumerate(prompt):
-        plain = engine.detokenizer(False)
+        plain = generator.detokenizer(False)
         is_special = not plain.add(token) and not plain.flush()
-        name = engine.token_bytes(token).decode(errors="replace")
+        name = generator.token_bytes(token).decode(errors="replace")
         if not is_special or not name or text.startswith(name):
             return place
     return 0
 
 
 def emit_hypotheses(
-    engine: Engine, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
+    generator: Generator, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
 ) -> None:
     """Give out all answers of a beam search, from their beginning to their end."""
     job = live.job
     for index, hypothesis in enumerate(hypotheses[: job.answers]):
-        row = begin_answer(engine, job, index)
+        row = begin_answer(generator, job, index)
         if job.rules.echo:
-            echo_prompt(engine, job, row, live.started, out)
+            echo_prompt(generator, job, row, live.started, out)
         unknown: Sequence[TokenScores | None] = [None] * len(hypothesis.tokens)
         scores = hypothesis.scores or unknown
         for token, score in zip(hypothesis.tokens, scores, strict=True):
@@ -154,7 +154,7 @@ def emit_hypotheses(
         live.count(row)
     # A grammar may allow fewer answers than were asked for: the others are empty.
     for index in range(len(hypotheses), job.answers):
-        begin_answer(engine, job, index).finish(out)
+        begin_answer(generator, job, index).finish(out)
 
 
 log = structlog.get_logger()
@@ -249,9 +249,9 @@ class Batch:
         for job in self._waiting.take_out(lambda _: True):
             self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
 
-    def admit(self, engine: Engine) -> None:
+    def admit(self, generator: Generator) -> None:
         """Give the engine the rows that it has room for now."""
-        while engine.can_admit():
+        while generator.can_admit():
             live = self._filling
             if live is None:
                 if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
@@ -266,13 +266,13 @@ class Batch:
             if not live.waiting:
                 self._filling = None
             try:
-                self._begin(engine, live, index, row)
+                self._begin(generator, live, index, row)
             except Exception as error:
-                self._fail(engine, live, error)
+                self._fail(generator, live, error)
 
-    def step(self, engine: Engine) -> StepOutput:
+    def step(self, generator: Generator) -> StepOutput:
         """Advance every row; returns what the engine said of it."""
-        result = engine.step()
+        result = generator.step()
         now = time.monotonic()
         if result.search_tokens:
             for row_id in self._searching:  # Each of them, by a token.
@@ -280,9 +280,9 @@ class Batch:
         for started in result.started:
             if (live := self._job_of.get(started.row_id)) is not None:
                 try:
-                    self._started(engine, live, started, now)
+                    self._started(generator, live, started, now)
                 except Exception as error:
-                    self._fail(engine, live, error)
+                    self._fail(generator, live, error)
         for drafts in result.drafts:
             if (live := self._job_of.get(drafts.row_id)) is not None:
                 live.drafted(drafts)
@@ -297,25 +297,25 @@ class Batch:
             try:
                 ended = row.advance(token, scores, self.outputs)
             except Exception as error:
-                self._fail(engine, live, error)
+                self._fail(generator, live, error)
                 continue
             if ended:
-                self._row_ended(engine, live, row_id, row, now)
+                self._row_ended(generator, live, row_id, row, now)
         for row_id, hypotheses in result.found:
             if (live := self._job_of.get(row_id)) is not None:
-                self._found(engine, live, row_id, hypotheses, now)
+                self._found(generator, live, row_id, hypotheses, now)
         for row_id, reason in result.failed:
             if (live := self._job_of.get(row_id)) is not None:
-                self._fail(engine, live, reason)
+                self._fail(generator, live, reason)
         return result
 
-    def cancel(self, engine: Engine, job_id: int, step_at_cancel: int, step: int) -> None:
+    def cancel(self, generator: Generator, job_id: int, step_at_cancel: int, step: int) -> None:
         """End a job wherever it is; one that has ended already is left alone."""
         live = self._live.get(job_id)
         if live is not None:
             where = "prefill" if live.first_token_s is None else "decode"
             request_id = live.job.request_id
-            self._drop(engine, live)
+            self._drop(generator, live)
         else:
             waiting = self._waiting.take_out(lambda one: one.job_id == job_id)
             if not waiting:
@@ -330,7 +330,7 @@ class Batch:
         )
         self.outputs.append(JobCancelled(job_id))
 
-    def fail_largest(self, engine: Engine) -> None:
+    def fail_largest(self, generator: Generator) -> None:
         """Fail the newest of the largest jobs that run, for its memory; none runs: nothing."""
         running = [live for live in self._live.values() if live.rows]
         if not running:
@@ -341,7 +341,7 @@ class Batch:
         log.warning(
             "row.given_up", request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens
         )
-        self._drop(engine, live)
+        self._drop(generator, live)
         end = JobFailed(live.job.job_id, ErrorCode.INSUFFICIENT_MEMORY, _GIVEN_UP)
         self.outputs.append(end)
 
@@ -351,15 +351,17 @@ class Batch:
         places = sum(self._places.values()) + row.places
         return places <= self._limits.max_places and self._kv.fits(row)
 
-    def _begin(self, engine: Engine, live: LiveJob, index: int, row: RowRequest) -> None:
+    def _begin(self, generator: Generator, live: LiveJob, index: int, row: RowRequest) -> None:
         # Before its place is taken: a request whose row can't even be made must not keep one.
-        live.rows[row.row_id] = begin_answer(engine, live.job, index)
+        live.rows[row.row_id] = begin_answer(generator, live.job, index)
         self._job_of[row.row_id] = live
         self._places[row.row_id] = row.places
         self._kv.begin(row)
-        engine.admit(row)
+        generator.admit(row)
 
-    def _started(self, engine: Engine, live: LiveJob, started: RowStarted, now: float) -> None:
+    def _started(
+        self, generator: Generator, live: LiveJob, started: RowStarted, now: float
+    ) -> None:
         if live.started is None:
             live.started = started
         if live.job.rows[0].beam is not None:
@@ -368,11 +370,11 @@ class Batch:
             live.first_token_s = now
         # The answers of a beam search begin when they are found.
         elif live.job.rules.echo:
-            echo_prompt(engine, live.job, live.rows[started.row_id], started, self.outputs)
+            echo_prompt(generator, live.job, live.rows[started.row_id], started, self.outputs)
 
     def _found(
         self,
-        engine: Engine,
+        generator: Generator,
         live: LiveJob,
         row_id: int,
         hypotheses: Sequence[Hypothesis],
@@ -381,14 +383,16 @@ class Batch:
         live.rows.pop(row_id)
         self._forget(row_id)
         try:
-            emit_hypotheses(engine, live, hypotheses, self.outputs)
+            emit_hypotheses(generator, live, hypotheses, self.outputs)
         except Exception as error:
-            self._fail(engine, live, error)
+            self._fail(generator, live, error)
         else:
             self._finish(live, now)
 
-    def _row_ended(self, engine: Engine, live: LiveJob, row_id: int, row: Row, now: float) -> None:
-        engine.remove(row_id)
+    def _row_ended(
+        self, generator: Generator, live: LiveJob, row_id: int, row: Row, now: float
+    ) -> None:
+        generator.remove(row_id)
         self._forget(row_id)
         del live.rows[row_id]
         live.count(row)
@@ -399,9 +403,9 @@ class Batch:
         del self._live[live.job.job_id]
         self.outputs.append(live.finished(now))
 
-    def _fail(self, engine: Engine, live: LiveJob, error: Exception) -> None:
+    def _fail(self, generator: Generator, live: LiveJob, error: Exception) -> None:
         log.error("row.failed", request_id=live.job.request_id, exc_info=error)
-        self._drop(engine, live)
+        self._drop(generator, live)
         code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED
         if isinstance(error, LmxError):
             code, message = error.code, error.message
@@ -409,9 +413,9 @@ class Batch:
             code, message = ErrorCode.INSUFFICIENT_MEMORY, _TOO_LARGE
         self.outputs.append(JobFailed(live.job.job_id, code, message))
 
-    def _drop(self, engine: Engine, live: LiveJob) -> None:
+    def _drop(self, generator: Generator, live: LiveJob) -> None:
         for row_id in live.rows:
-            engine.remove(row_id)
+            generator.remove(row_id)
             self._forget(row_id)
         live.rows.clear()
         if self._filling is live:

@@ -22,7 +22,7 @@ from lmx.worker.engine import (
     BeamSearch,
     ConstraintSource,
     EncodedPrompt,
-    Engine,
+    Generator,
     ModelFacts,
     PromptSource,
     RowRequest,
@@ -116,7 +116,7 @@ _SEEDS: Final = 2**63 - 1
 
 
 def prepare(
-    engine: Engine,
+    generator: Generator,
     facts: ModelFacts,
     spec: WorkerSpec,
     request: Generate,
@@ -130,7 +130,7 @@ def prepare(
     met. ``again``: for other answers than it had before, so that they are drawn, with other
     seeds, also where the likeliest tokens were asked for.
     """
-    encoded = engine.encode(
+    encoded = generator.encode(
         PromptSource(
             messages=request.messages,
             text=request.prompt,
@@ -152,7 +152,7 @@ def prepare(
     beam = _beam(request, spec, sampling)
     _check_assist(request.assist, spec.speculation)
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
-    make_constraint = engine.constrain(
+    make_constraint = generator.constrain(
         ConstraintSource(
             request.structure, request.tool_use, request.thinking, encoded.thinking_open
         )

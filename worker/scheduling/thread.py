@@ -16,17 +16,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from lmx.protocol.host.memory import trim_heap
+from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.states import LoadPhase, MemoryPressure
-from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.engine import Engine, Generator, LoadReporter, Resident, TaskPiece
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.jobs import Job, JobOutput
 from lmx.worker.scheduling.progress import ProgressClock
+
+PieceResult = TaskPart | Exception | None
+"""The message that a piece of a task made; an exception when it failed; None when it was
+dropped."""
 
 
 class EngineEvents(Protocol):
@@ -35,8 +40,8 @@ class EngineEvents(Protocol):
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
         """The load made progress."""
 
-    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
-        """The engine can take rows."""
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        """The engine can take work; loading it took ``load_s`` seconds."""
 
     def load_failed(self, error: Exception) -> None:
         """The engine is of no use."""
@@ -44,8 +49,8 @@ class EngineEvents(Protocol):
     def deliver(self, outputs: list[JobOutput]) -> None:
         """Jobs advanced or ended: the outputs of one or more steps."""
 
-    def computed(self, task_id: int, result: Any) -> None:
-        """A task is done; ``result`` is an exception when it failed."""
+    def computed(self, task_id: int, result: PieceResult) -> None:
+        """A piece of a task is done, or was dropped."""
 
     def engine_broke(self, error: Exception) -> None:
         """A step raised. No row ends any more, and none will be taken."""
@@ -60,17 +65,17 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTask:
+class RunPiece:
     """Compute a piece of a task, when it is its ``owner``'s turn."""
 
     task_id: int
-    request: Any
+    piece: TaskPiece
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTask:
-    """Drop a task that still waits."""
+class DropPiece:
+    """Forget the piece of a task that still waits."""
 
     task_id: int
 
@@ -80,7 +85,7 @@ class Press:
     """Look how short the machine is of memory: that is kept beside the inbox."""
 
 
-Order = Job | Cancel | RunTask | CancelTask | Press | None
+Order = Job | Cancel | RunPiece | DropPiece | Press | None
 """None: end."""
 
 
@@ -140,20 +145,20 @@ _MEMORY_INTERVAL_S: Final = 0.5
 class EngineThread:
     """Runs an engine on a thread of its own. Methods are called on the event loop.
 
-    Every submitted job gets exactly one output that is its end, and every task exactly one
-    result, unless the engine breaks or the task is cancelled. The caller bounds what is in
-    flight, and thereby the inbox: a job or task brings at most itself and one cancellation.
-    Of what ``press`` is told while a step runs, the last counts.
+    Every submitted job gets exactly one output that is its end, and every piece of a task exactly
+    one result, unless the engine breaks. The caller bounds what is in flight, and thereby the
+    inbox: a job or a piece brings at most itself and one cancellation. Of what ``press`` is told
+    while a step runs, the last counts.
     """
 
     def __init__(
         self,
-        make_engine: Callable[[], Engine],
+        load: Callable[[LoadReporter], Engine],
         limits: BatchLimits,
         events: EngineEvents,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._make_engine = make_engine
+        self._load_engine = load
         self._events = events
         self._outbox = Outbox(loop, events.deliver)
         self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
@@ -169,7 +174,7 @@ class EngineThread:
         self.kv_bytes = 0
         # The engine thread's own.
         self._batch = Batch(limits)
-        self._tasks: FairQueue[RunTask] = FairQueue()
+        self._pieces: FairQueue[RunPiece] = FairQueue()
         self._memory_read_s = 0.0
         self._stopping = False
         self._closing = threading.Event()
@@ -187,15 +192,16 @@ class EngineThread:
         """End a job before the next step; a job that has ended already is left alone."""
         self._inbox.put(Cancel(job_id, self.steps))
 
-    def submit_task(self, task_id: int, request: Any, owner: str) -> None:
-        """Queue a task: the engine computes one between two steps, ``owner`` by owner. Its result
-        comes through ``computed``."""
+    def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
+        """Queue a piece of a task: one is computed between two steps, ``owner`` by owner. Its
+        result comes through ``computed``."""
         self.clock.begin(time.monotonic())
-        self._inbox.put(RunTask(task_id, request, owner))
+        self._inbox.put(RunPiece(task_id, piece, owner))
 
-    def cancel_task(self, task_id: int) -> None:
-        """Drop a task that still waits, with the result None; one that runs is left alone."""
-        self._inbox.put(CancelTask(task_id))
+    def drop_piece(self, task_id: int) -> None:
+        """Forget the piece of a task that still waits, with the result None; one that runs is left
+        alone."""
+        self._inbox.put(DropPiece(task_id))
 
     def press(self, level: MemoryPressure) -> None:
         """Tell it how short the machine is of memory; it acts before the next step. SOFT: the
@@ -227,7 +233,7 @@ class EngineThread:
         try:
             self._serve(engine)
             self._closing.set()
-            engine.close()
+            engine.resident.close()
         except Exception as error:
             log.exception("engine.broke", rows=self._batch.rows, steps=self.steps)
             failure = error
@@ -241,14 +247,13 @@ class EngineThread:
         def advanced(phase: LoadPhase, fraction: float | None, detail: str) -> None:
             self._outbox.call(lambda: self._events.load_advanced(phase, fraction, detail))
 
-        engine = self._make_engine()
-        facts = engine.load(advanced)
+        engine = self._load_engine(advanced)
         # What a load leaves behind lives as long as the process: no collection need walk it.
         gc.collect()
         gc.freeze()
-        self._measure(engine)
+        self._measure(engine.resident)
         load_s = time.monotonic() - started_s
-        self._outbox.call(lambda: self._events.loaded(engine, facts, load_s))
+        self._outbox.call(lambda: self._events.loaded(engine, load_s))
         return engine
 
     def _serve(self, engine: Engine) -> None:
@@ -256,14 +261,18 @@ class EngineThread:
             self._take_inbox(engine)
             if self._stopping:
                 return
-            if self._tasks:
-                self._compute(engine, self._tasks.pop())
-            self._batch.admit(engine)
-            self._batch.expire(time.monotonic())
-            self._count()
-            if self.rows:
-                self._step(engine)
-            self._post()
+            if self._pieces:
+                self._compute(engine.resident, self._pieces.pop())
+            if engine.generator is not None:
+                self._advance(engine.generator, engine.resident)
+
+    def _advance(self, generator: Generator, resident: Resident) -> None:
+        self._batch.admit(generator)
+        self._batch.expire(time.monotonic())
+        self._count()
+        if self.rows:
+            self._step(generator, resident)
+        self._post()
 
     def _count(self) -> None:
         self.rows, self.kv_bytes = self._batch.rows, self._batch.kv_bytes
@@ -276,7 +285,7 @@ class EngineThread:
     def _take_inbox(self, engine: Engine) -> None:
         rested = False
         while not self._stopping:
-            busy = self._batch.busy or bool(self._tasks)
+            busy = self._batch.busy or bool(self._pieces)
             try:
                 if busy:
                     item = self._inbox.get_nowait()
@@ -285,21 +294,22 @@ class EngineThread:
             except queue.Empty:
                 if busy:
                     return
-                engine.rest()
+                engine.resident.rest()
                 trim_heap()
-                self._measure(engine)
+                self._measure(engine.resident)
                 rested = True
                 continue
             match item:
                 case Job():
                     self._batch.add(item)
                 case Cancel(job_id, step):
-                    self._batch.cancel(engine, job_id, step, self.steps)
-                    self._count()
-                case RunTask():
-                    self._tasks.add(item.owner, item)
-                case CancelTask(task_id):
-                    self._cancel_task(task_id)
+                    if engine.generator is not None:
+                        self._batch.cancel(engine.generator, job_id, step, self.steps)
+                        self._count()
+                case RunPiece():
+                    self._pieces.add(item.owner, item)
+                case DropPiece(task_id):
+                    self._drop_piece(task_id)
                 case Press():
                     self._take_pressure(engine)
                 case None:
@@ -311,38 +321,38 @@ class EngineThread:
         assert level is not None
         self._batch.paused = level is not MemoryPressure.NONE
         if level is MemoryPressure.NONE:
-            engine.regrow()
+            engine.resident.regrow()
             return
-        if level is MemoryPressure.HARD:
-            self._batch.fail_largest(engine)
+        if level is MemoryPressure.HARD and engine.generator is not None:
+            self._batch.fail_largest(engine.generator)
             self._count()
-        engine.shrink()
+        engine.resident.shrink()
         trim_heap()
-        self._measure(engine)
+        self._measure(engine.resident)
 
-    def _compute(self, engine: Engine, task: RunTask) -> None:
-        result: Any
+    def _compute(self, resident: Resident, order: RunPiece) -> None:
+        result: PieceResult
         try:
-            result = engine.compute(task.request)
+            result = order.piece()
         except Exception as error:
-            # It is the request's to fail, not the engine's: see Engine.compute.
+            # It is the request's to fail, not the engine's: see TaskPiece.
             result = error
         now = time.monotonic()
         self.clock.advance(now)
-        self._read_memory(engine, now)
-        self._outbox.call(lambda: self._computed(task.task_id, result))
+        self._read_memory(resident, now)
+        self._outbox.call(lambda: self._computed(order.task_id, result))
 
-    def _computed(self, task_id: int, result: Any) -> None:
+    def _computed(self, task_id: int, result: PieceResult) -> None:
         self.clock.end()
         self._events.computed(task_id, result)
 
-    def _cancel_task(self, task_id: int) -> None:
-        if self._tasks.take_out(lambda task: task.task_id == task_id):
+    def _drop_piece(self, task_id: int) -> None:
+        if self._pieces.take_out(lambda order: order.task_id == task_id):
             # Whoever waits for the thread to be idle must hear of this end too.
             self._outbox.call(lambda: self._computed(task_id, None))
 
-    def _step(self, engine: Engine) -> None:
-        result = self._batch.step(engine)
+    def _step(self, generator: Generator, resident: Resident) -> None:
+        result = self._batch.step(generator)
         now = time.monotonic()
         self.steps += 1
         if (
@@ -354,14 +364,14 @@ class EngineThread:
         ):
             self.clock.advance(now)
         self._count()
-        self._read_memory(engine, now)
+        self._read_memory(resident, now)
 
-    def _read_memory(self, engine: Engine, now: float) -> None:
+    def _read_memory(self, resident: Resident, now: float) -> None:
         if now - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self._memory_read_s = now
-            self._measure(engine)
+            self._measure(resident)
 
-    def _measure(self, engine: Engine) -> None:
-        self.memory_bytes = engine.memory_bytes()
-        peak_bytes = max(self.memory_bytes, engine.peak_memory_bytes())
+    def _measure(self, resident: Resident) -> None:
+        self.memory_bytes = resident.memory_bytes()
+        peak_bytes = max(self.memory_bytes, resident.peak_memory_bytes())
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)

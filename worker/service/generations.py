@@ -22,7 +22,7 @@ from lmx.protocol.messages.data import (
     Refused,
 )
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.worker.engine import Engine, ModelFacts
+from lmx.worker.engine import Generator, ModelFacts, wrong_kind
 from lmx.worker.scheduling.answer_review import AnswerReview
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
@@ -67,9 +67,9 @@ class Generations:
         self._row_ids = itertools.count(1)
         self._estimate = QueueEstimate()
 
-    def start(self, thread: EngineThread, engine: Engine, facts: ModelFacts) -> None:
+    def start(self, thread: EngineThread, generator: Generator | None, facts: ModelFacts) -> None:
         """Take streams from now on."""
-        self._engine_thread, self._engine, self._facts = thread, engine, facts
+        self._engine_thread, self._generator, self._facts = thread, generator, facts
         self.last_use.loaded(time.monotonic())
         self.refusal = None
 
@@ -208,8 +208,10 @@ class Generations:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.
         if opened.gone:
             return None
+        if self._generator is None:
+            raise wrong_kind(self._spec.kind)
         return prepare(
-            self._engine,
+            self._generator,
             self._facts,
             self._spec,
             opened.request,

@@ -14,10 +14,10 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Preparing, Pulse, Refused
-from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskFinished
-from lmx.worker.engine import Engine, TaskPlan
+from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskFinished, TaskPart, TaskReply
+from lmx.worker.engine import TaskEngine, TaskPiece, TaskPlan
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
-from lmx.worker.scheduling.thread import EngineThread
+from lmx.worker.scheduling.thread import EngineThread, PieceResult
 from lmx.worker.service.generations import Generations
 from lmx.worker.service.prompt_thread import PromptThread
 
@@ -30,7 +30,7 @@ class _Open:
     task_id: int
     request: Task
     deadline: asyncio.TimerHandle
-    pieces: deque[Any] = field(default_factory=deque)
+    pieces: deque[TaskPiece] = field(default_factory=deque)
     prompt_tokens: int = 0
     planned: bool = False
     computing: bool = False
@@ -61,7 +61,7 @@ class Tasks:
         self._by_id: dict[int, _Open] = {}
         self._ids = itertools.count(1)
 
-    def start(self, thread: EngineThread, engine: Engine) -> None:
+    def start(self, thread: EngineThread, engine: TaskEngine) -> None:
         """Take tasks from now on, as far as ``generations`` refuses none."""
         self._engine_thread, self._engine = thread, engine
 
@@ -103,16 +103,16 @@ class Tasks:
             if owner == router:
                 self.cancel(owner, stream_id)
 
-    def computed(self, task_id: int, result: Any) -> None:
-        """Take what a piece came to: the message that it makes, or an exception."""
+    def computed(self, task_id: int, result: PieceResult) -> None:
+        """Take what a piece came to."""
         task = self._by_id.get(task_id)
         if task is not None:
             task.computing = False
-            if isinstance(result, Exception):
-                self._fail(task, result)
-            else:
+            if isinstance(result, TaskPart):
                 self._send(task.router, result)
                 self._advance(task)
+            else:
+                self._fail(task, result)
         self._tell_if_idle()
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
@@ -131,20 +131,20 @@ class Tasks:
         if not task.gone:
             self._send(task.router, Preparing(task.request.stream_id))
 
-    def _plan(self, task: _Open) -> TaskPlan | None:
+    def _plan(self, task: _Open) -> TaskPlan | TaskReply | None:
         # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.
         return None if task.gone else self._engine.plan(task.request)
 
-    def _planned(self, task: _Open, future: asyncio.Future[TaskPlan | None]) -> None:
+    def _planned(self, task: _Open, future: asyncio.Future[TaskPlan | TaskReply | None]) -> None:
         error = future.exception()
         if not task.gone:
             if error is None and (plan := future.result()) is not None:
-                task.pieces, task.prompt_tokens = deque(plan.pieces), plan.prompt_tokens
                 task.planned = True
-                if plan.reply is not None:
-                    self._end(task, plan.reply)
-                else:
+                if isinstance(plan, TaskPlan):
+                    task.pieces, task.prompt_tokens = deque(plan.pieces), plan.prompt_tokens
                     self._advance(task)
+                else:
+                    self._end(task, plan)
             else:
                 self._fail(task, error)
         self._tell_if_idle()
@@ -156,9 +156,9 @@ class Tasks:
             self._end(task, TaskFinished(task.request.stream_id, task.prompt_tokens))
             return
         task.computing = True
-        self._engine_thread.submit_task(task.task_id, task.pieces.popleft(), task.request.owner)
+        self._engine_thread.submit_piece(task.task_id, task.pieces.popleft(), task.request.owner)
 
-    def _end(self, task: _Open, message: Any) -> None:
+    def _end(self, task: _Open, message: TaskReply | TaskFinished) -> None:
         self._forget(task)
         self._send(task.router, message)
         log.info(
@@ -209,7 +209,7 @@ class Tasks:
         if task.planned:
             self._note_use(task.request)
         if task.computing and self._engine_thread is not None:
-            self._engine_thread.cancel_task(task.task_id)
+            self._engine_thread.drop_piece(task.task_id)
 
     def _note_use(self, request: Task) -> None:
         last_use, now = self._generations.last_use, time.monotonic()

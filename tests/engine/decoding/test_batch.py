@@ -14,10 +14,10 @@ from tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.protocol.messages.tasks import Detokenize, Rerank
+from lmx.protocol.messages.tasks import Detokenize, Detokenized, Rerank
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import PromptSource, RowRequest, RowSampling
-from lmx.worker.factory import make_engine
+from lmx.worker.factory import load_engine
 from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.decoding import rows as mlx_rows
 from lmx.worker.mlx.decoding.batching import can_batch
@@ -91,7 +91,7 @@ def test_load_tells_its_progress_and_the_facts(real: EngineRunner) -> None:
     assert real.facts.vocabulary_size == 49152
     assert real.facts.eos_token_ids
     assert real.facts.reasoning is None
-    assert real.engine.memory_bytes() > 500_000_000
+    assert real.resident.memory_bytes() > 500_000_000
 
 
 def test_the_real_model_knows_its_capital(real: EngineRunner) -> None:
@@ -189,10 +189,10 @@ def test_the_last_row_is_served_while_all_others_decode(tiny: EngineRunner) -> N
 
 def test_a_row_ends_by_itself_after_its_tokens(tiny: EngineRunner) -> None:
     """Nobody removes it here."""
-    tiny.engine.admit(RowRequest(999, tiny.encode("a"), 3, GREEDY))
-    made = [token for _ in range(10) for token in tiny.engine.step().tokens]
+    tiny.generator.admit(RowRequest(999, tiny.encode("a"), 3, GREEDY))
+    made = [token for _ in range(10) for token in tiny.generator.step().tokens]
     assert [row_id for row_id, _, _ in made] == [999] * 3
-    tiny.engine.remove(999)
+    tiny.generator.remove(999)
 
 
 def test_seeds_decide(tiny: EngineRunner) -> None:
@@ -215,16 +215,16 @@ def test_a_removed_row_frees_its_place(tiny: EngineRunner, steps: int) -> None:
         for _ in range(steps):
             tiny.step()
         tiny.remove(row)
-        assert tiny.engine.can_admit()
+        assert tiny.generator.can_admit()
         if other is not None:
             assert [token.row_id for token in tiny.step().tokens] == [other]
             tiny.remove(other)
-        assert not tiny.engine.step().tokens
+        assert not tiny.generator.step().tokens
         assert tiny.alone("b", GREEDY, 5) == expected
 
 
 def test_a_removed_rows_memory_comes_back(tiny: EngineRunner) -> None:
-    tiny.engine.rest()
+    tiny.resident.rest()
     before = mx.get_active_memory()
     for steps in (3, 40):
         row = tiny.admit("z" * 300, GREEDY, 100)
@@ -232,7 +232,7 @@ def test_a_removed_rows_memory_comes_back(tiny: EngineRunner) -> None:
             tiny.step()
         assert mx.get_active_memory() > before
         tiny.remove(row)
-        tiny.engine.rest()
+        tiny.resident.rest()
         assert mx.get_active_memory() <= before
 
 
@@ -279,7 +279,7 @@ def test_a_row_whose_prefill_raises_fails_alone(
     monkeypatch.undo()
     assert str(tiny.failed.pop(row)) == "too large"
     assert row not in tiny.started
-    assert tiny.engine.can_admit()
+    assert tiny.generator.can_admit()
     tiny.finish()
     assert tiny.tokens[beside] == expected
     assert tiny.alone("b", GREEDY, 20) == expected
@@ -294,7 +294,7 @@ def test_a_row_may_fill_the_context(tiny: EngineRunner) -> None:
 def test_rest_gives_memory_back(tiny: EngineRunner) -> None:
     tiny.alone("z" * 300, GREEDY, 3)
     assert mx.get_cache_memory() > 0
-    tiny.engine.rest()
+    tiny.resident.rest()
     assert mx.get_cache_memory() == 0
 
 
@@ -304,16 +304,16 @@ def test_shrinking_between_steps_gives_memory_back_and_changes_no_token(tiny_dir
     row = runner.admit("y" * 300, GREEDY, 60)
     while len(runner.tokens[row]) < 20:
         runner.step()
-    runner.engine.shrink()
+    runner.resident.shrink()
     assert mx.get_cache_memory() == 0
     runner.finish()
     assert runner.tokens[row] == EngineRunner(spec_of(tiny_dir)).alone("y" * 300, GREEDY, 60)
-    runner.engine.regrow()
+    runner.resident.regrow()
     runner.alone("x" * 300, GREEDY, 3)
     following = runner.admit("x" * 300, GREEDY, 3)
     runner.finish()
     assert runner.started[following].cached_tokens > 0
-    assert runner.engine.peak_memory_bytes() > 0
+    assert runner.resident.peak_memory_bytes() > 0
 
 
 def test_a_cancelled_rows_work_is_there_for_its_next_turn(tiny_dir: Path) -> None:
@@ -392,39 +392,39 @@ def test_speculation_changes_no_token(tiny_dir: Path) -> None:
 
 
 def test_special_tokens_are_text_only_as_markers(tiny: EngineRunner) -> None:
-    assert tiny.engine.token_bytes(ord("a")) == b"a" or tiny.encode("a")
+    assert tiny.generator.token_bytes(ord("a")) == b"a" or tiny.encode("a")
     special = min(tiny.facts.eos_token_ids)
-    assert tiny.engine.token_bytes(special) == b"<|end|>"
-    assert tiny.engine.token_bytes(VOCABULARY + 5) == b""
-    detokenizer = tiny.engine.detokenizer(True)
+    assert tiny.generator.token_bytes(special) == b"<|end|>"
+    assert tiny.generator.token_bytes(VOCABULARY + 5) == b""
+    detokenizer = tiny.generator.detokenizer(True)
     assert detokenizer.add(special) + detokenizer.flush() == ""
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text(real: EngineRunner) -> None:
     text = "naïve 漢字 🙂 tabs\tand\nlines"
     source = PromptSource(text=text)
-    tokens = real.engine.encode(source).tokens
-    assert b"".join(map(real.engine.token_bytes, tokens)).decode() == text
+    tokens = real.generator.encode(source).tokens
+    assert b"".join(map(real.generator.token_bytes, tokens)).decode() == text
 
 
 def test_it_tokenizes_and_refuses_other_tasks(tiny: EngineRunner) -> None:
-    plan = tiny.engine.plan(Detokenize(1, "r", 1.0, tokens=tuple(tiny.encode("hello"))))
-    assert "hello" in plan.reply.text
+    reply = tiny.tasks.plan(Detokenize(1, "r", 1.0, tokens=tuple(tiny.encode("hello"))))
+    assert isinstance(reply, Detokenized)
+    assert "hello" in reply.text
     with pytest.raises(RequestError) as caught:
-        tiny.engine.plan(Rerank(1, "r", 1.0, "q", ("d",)))
+        tiny.tasks.plan(Rerank(1, "r", 1.0, "q", ("d",)))
     assert caught.value.code is ErrorCode.UNSUPPORTED_VALUE
 
 
 def test_a_context_beyond_the_models_is_refused(tiny_dir: Path) -> None:
-    engine = make_engine(spec_of(tiny_dir, context_length=CONTEXT_TOKENS + 1))
     with pytest.raises(OperationError, match="lower it") as caught:
-        engine.load(lambda *_: None)
+        load_engine(spec_of(tiny_dir, context_length=CONTEXT_TOKENS + 1), lambda *_: None)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
 def test_a_configured_context_is_kept(tiny_dir: Path) -> None:
-    engine = make_engine(spec_of(tiny_dir, context_length=100))
-    assert engine.load(lambda *_: None).context_tokens == 100
+    engine = load_engine(spec_of(tiny_dir, context_length=100), lambda *_: None)
+    assert engine.facts.context_tokens == 100
 
 
 def test_a_model_that_cannot_run_is_not_loaded(
@@ -438,13 +438,12 @@ def test_a_model_that_cannot_run_is_not_loaded(
     monkeypatch.setattr(Forward, "prompt", broken)
     monkeypatch.setattr(mlx_batch, "can_batch", lambda _: True)
     with pytest.raises(RuntimeError, match="broken"):
-        make_engine(spec_of(tiny_dir)).load(lambda *_: None)
+        load_engine(spec_of(tiny_dir), lambda *_: None)
 
 
 def test_an_unknown_tool_parser_is_refused(tiny_dir: Path) -> None:
-    engine = make_engine(spec_of(tiny_dir, tool_parser="nonsense"))
     with pytest.raises(OperationError, match="nonsense") as caught:
-        engine.load(lambda *_: None)
+        load_engine(spec_of(tiny_dir, tool_parser="nonsense"), lambda *_: None)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
@@ -459,10 +458,10 @@ def test_a_model_that_cannot_batch_serves_one_row_after_the_other(
     for one in (runner, tiny):
         while not any(one.tokens[row] for row in one.live):
             one.step()
-    assert tiny.engine.can_admit()
-    assert not runner.engine.can_admit()
+    assert tiny.generator.can_admit()
+    assert not runner.generator.can_admit()
     runner.finish()
-    assert runner.engine.can_admit()
+    assert runner.generator.can_admit()
     answer = runner.tokens[row]
     assert answer == Plain(folder).likeliest(runner.encode("a"), answer)
 

@@ -45,7 +45,7 @@ def test_each_row_of_a_batch_takes_what_the_longest_takes(
             runner.step()
     for _ in range(20):
         runner.step()
-    rows: Any = runner.engine
+    rows: Any = runner.generator
     if beam is None:
         held = held_bytes(rows._rows._batch.prompt_cache)
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -25,12 +25,20 @@ from tiny_encoders import (
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.messages.tasks import Detokenize, Detokenized, Embed, Rerank, Tokenize, Tokenized
+from lmx.protocol.messages.tasks import (
+    Detokenize,
+    Detokenized,
+    Embed,
+    Rerank,
+    Tokenize,
+    Tokenized,
+    Vectors,
+)
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import PromptSource
-from lmx.worker.mlx.encoders.embedding import MlxEmbedder
-from lmx.worker.mlx.encoders.encoder import cut
+from lmx.worker.engine import Engine, TaskPlan
+from lmx.worker.factory import load_engine
+from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
 
 TEXTS = ("a", "bc def", "quite a long text, longer than the others", "naïve 漢字 🌍")
 
@@ -42,7 +50,7 @@ def spec_for(folder: Path, **fields: Any) -> WorkerSpec:
         "model_path": str(folder),
         "run_dir": "/nowhere",
         "log": LogSpec("/nowhere"),
-        "engine": "",
+        "engine": "lmx.worker.mlx.factory:create",
         "engine_options": {},
         "memory_limit_bytes": 1 << 30,
         "max_rows": 4,
@@ -52,19 +60,29 @@ def spec_for(folder: Path, **fields: Any) -> WorkerSpec:
     return WorkerSpec(**(values | fields))
 
 
-def loaded(folder: Path, **fields: Any) -> MlxEmbedder:
+def loaded(folder: Path, **fields: Any) -> Engine:
     assert read_kind(folder) is ModelKind.EMBEDDING
-    engine = MlxEmbedder(spec_for(folder, **fields))
-    engine.load(lambda _phase, _fraction, _detail: None)
-    return engine
+    return load_engine(spec_for(folder, **fields), lambda _phase, _fraction, _detail: None)
 
 
-def embed(engine: MlxEmbedder, *texts: str, **fields: Any) -> np.ndarray[Any, Any]:
+def planned(engine: Engine, *texts: str, **fields: Any) -> TaskPlan:
+    plan = engine.tasks.plan(Embed(7, "r", 9.0, texts=texts, **fields))
+    assert isinstance(plan, TaskPlan)
+    return plan
+
+
+def tokenized(engine: Engine, text: str, **fields: Any) -> Tokenized:
+    reply = engine.tasks.plan(Tokenize(7, "r", 9.0, text=text, **fields))
+    assert isinstance(reply, Tokenized)
+    return reply
+
+
+def embed(engine: Engine, *texts: str, **fields: Any) -> np.ndarray[Any, Any]:
     """Return the vectors in the inputs' order."""
-    plan = engine.plan(Embed(7, "r", 9.0, texts=texts, **fields))
     vectors: dict[int, np.ndarray[Any, Any]] = {}
-    for piece in plan.pieces:
-        part = engine.compute(piece)
+    for piece in planned(engine, *texts, **fields).pieces:
+        part = piece()
+        assert isinstance(part, Vectors)
         data = np.frombuffer(part.data, "<f4").reshape(-1, part.dimensions)
         vectors.update(zip(part.indexes, data, strict=True))
     return np.array([vectors[index] for index in range(len(vectors))])
@@ -160,7 +178,7 @@ def test_an_input_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_context_can_be_configured_up_to_the_positions(tmp_path: Path) -> None:
     folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
-    assert loaded(folder, context_length=POSITIONS).context_tokens == POSITIONS
+    assert loaded(folder, context_length=POSITIONS).facts.context_tokens == POSITIONS
     with pytest.raises(LmxError, match="context_length"):
         loaded(folder, context_length=POSITIONS + 1)
 
@@ -168,11 +186,12 @@ def test_the_context_can_be_configured_up_to_the_positions(tmp_path: Path) -> No
 def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
     texts = tuple("x" * (1 + index % 40) for index in range(100))
-    plan = engine.plan(Embed(7, "r", 9.0, texts=texts))
+    plan = planned(engine, *texts)
     assert plan.prompt_tokens == sum(len(text) + 2 for text in texts)
     assert len(plan.pieces) > 1
-    for piece in plan.pieces:
-        assert len(piece.rows) * max(map(len, piece.rows)) <= engine.piece_tokens
+    rows: list[Any] = [cast("partial[Any]", piece).args[0].rows for piece in plan.pieces]
+    for some in rows:
+        assert len(some) * max(map(len, some)) <= CPU_PIECE_TOKENS
     vectors = embed(engine, *texts)
     np.testing.assert_allclose(vectors[3], vectors[43], atol=1e-5)
 
@@ -188,31 +207,26 @@ def test_cut_loses_nothing_and_keeps_the_limit(lengths: list[int], limit: int) -
 
 def test_tokenizing(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20))
-    reply = engine.plan(Tokenize(7, "r", 9.0, text="hi" * 30, pieces=True)).reply
-    assert isinstance(reply, Tokenized)
+    reply = tokenized(engine, "hi" * 30, pieces=True)
     assert reply.tokens == tuple(tokens_of("hi" * 30))
     assert reply.context_tokens == 20
     assert reply.pieces[:3] == ("[CLS]", "h", "i")
-    plain = engine.plan(Tokenize(7, "r", 9.0, text="hi", add_special_tokens=False)).reply
+    plain = tokenized(engine, "hi", add_special_tokens=False)
     assert plain.tokens == tuple(tokens_of("hi")[1:-1])
-    back = engine.plan(Detokenize(7, "r", 9.0, tokens=tuple(tokens_of("h é")))).reply
+    back = engine.tasks.plan(Detokenize(7, "r", 9.0, tokens=tuple(tokens_of("h é"))))
     assert back == Detokenized(7, "[CLS]h é[SEP]")
     with pytest.raises(RequestError, match=r"tokens\[0\]"):
-        engine.plan(Detokenize(7, "r", 9.0, tokens=(-1,)))
+        engine.tasks.plan(Detokenize(7, "r", 9.0, tokens=(-1,)))
     with pytest.raises(RequestError, match="no chat template"):
-        engine.plan(Tokenize(7, "r", 9.0, messages=({"role": "user", "content": "x"},)))
+        engine.tasks.plan(Tokenize(7, "r", 9.0, messages=({"role": "user", "content": "x"},)))
 
 
 def test_what_is_no_embedding_is_refused(tmp_path: Path) -> None:
     engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: engine.encode(PromptSource(text="x")),
-        lambda: engine.plan(Rerank(7, "r", 9.0, "q", ("d",))),
-    )
-    for call in calls:
-        with pytest.raises(RequestError, match="/v1/embeddings") as caught:
-            call()
-        assert caught.value.param == "model"
+    assert engine.generator is None
+    with pytest.raises(RequestError, match="/v1/embeddings") as caught:
+        engine.tasks.plan(Rerank(7, "r", 9.0, "q", ("d",)))
+    assert caught.value.param == "model"
 
 
 def test_a_real_model_agrees_with_a_plain_forward_pass(minilm_dir: Path) -> None:
@@ -221,7 +235,7 @@ def test_a_real_model_agrees_with_a_plain_forward_pass(minilm_dir: Path) -> None
     plain = PlainBert(minilm_dir)
     vectors = embed(engine, *texts)
     for text, vector in zip(texts, vectors, strict=True):
-        tokens = engine.plan(Tokenize(7, "r", 9.0, text=text)).reply.tokens
+        tokens = tokenized(engine, text).tokens
         assert vector @ unit(plain.hidden(tokens).mean(0)) > 0.99999
 
 

@@ -14,46 +14,48 @@ from tiny_encoders import CLS, SEP, PlainBert, make_bert, make_qwen3, make_token
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.messages.tasks import Embed, Rerank, Tokenize
+from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.encoders.rerank import MlxReranker
+from lmx.worker.engine import Engine, TaskPlan
+from lmx.worker.factory import load_engine
 
 DOCUMENTS = ("short", "a longer document", "é")
 QUERY = "what?"
 
 
-def loaded(folder: Path) -> MlxReranker:
+def loaded(folder: Path) -> Engine:
     spec = WorkerSpec(
         instance="i", model_id="m", model_path=str(folder), run_dir="/nowhere",
-        log=LogSpec("/nowhere"), engine="", engine_options={}, memory_limit_bytes=1 << 30,
-        max_rows=4, max_queue=4, kind=ModelKind.RERANK,
+        log=LogSpec("/nowhere"), engine="lmx.worker.mlx.factory:create", engine_options={},
+        memory_limit_bytes=1 << 30, max_rows=4, max_queue=4, kind=ModelKind.RERANK,
     )  # fmt: skip
-    engine = MlxReranker(spec)
-    engine.load(lambda _phase, _fraction, _detail: None)
-    return engine
+    return load_engine(spec, lambda _phase, _fraction, _detail: None)
 
 
-def rerank(engine: MlxReranker, *documents: str, query: str = QUERY) -> list[float]:
-    plan = engine.plan(Rerank(7, "r", 9.0, query, documents))
+def scored(engine: Engine, task: Rerank) -> list[float]:
+    """Return the documents' scores, in their order."""
+    plan = engine.tasks.plan(task)
+    assert isinstance(plan, TaskPlan)
     scores: dict[int, float] = {}
     for piece in plan.pieces:
-        part = engine.compute(piece)
+        part = piece()
+        assert isinstance(part, Scores)
         scores.update(zip(part.indexes, part.scores, strict=True))
-    return [scores[index] for index in range(len(documents))]
+    return [scores[index] for index in range(len(task.documents))]
+
+
+def rerank(engine: Engine, *documents: str, query: str = QUERY) -> list[float]:
+    return scored(engine, Rerank(7, "r", 9.0, query, documents))
 
 
 def test_each_document_may_have_its_own_query(tmp_path: Path) -> None:
     engine = loaded(make_bert(tmp_path, labels=1))
-    plan = engine.plan(Rerank(7, "r", 9.0, "", DOCUMENTS[:2], queries=("one", "two")))
-    scores: dict[int, float] = {}
-    for piece in plan.pieces:
-        part = engine.compute(piece)
-        scores.update(zip(part.indexes, part.scores, strict=True))
+    scores = scored(engine, Rerank(7, "r", 9.0, "", DOCUMENTS[:2], queries=("one", "two")))
     alone = [
         rerank(engine, DOCUMENTS[0], query="one")[0],
         rerank(engine, DOCUMENTS[1], query="two")[0],
     ]
-    assert [scores[0], scores[1]] == pytest.approx(alone, abs=1e-5)
+    assert scores == pytest.approx(alone, abs=1e-5)
 
 
 def plain_scores(folder: Path) -> list[float]:
@@ -113,8 +115,9 @@ def test_qwen3_says_how_much_likelier_yes_is(tmp_path: Path) -> None:
 
 def test_a_document_cannot_end_its_own_turn(tmp_path: Path) -> None:
     engine = loaded(make_qwen3(tmp_path))
-    (piece,) = engine.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",))).pieces
-    ends = piece.rows[0].count(260)
+    plan: Any = engine.tasks.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",)))
+    (piece,) = plan.pieces
+    ends = piece.args[0].rows[0].count(260)
     assert ends == 2  # the system's and the user's
 
 
@@ -136,8 +139,9 @@ def test_a_pair_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_no_reranking_is_refused(tmp_path: Path) -> None:
     engine = loaded(make_bert(tmp_path, labels=1))
     with pytest.raises(RequestError, match="/v1/rerank"):
-        engine.plan(Embed(7, "r", 9.0, texts=("a",)))
-    assert engine.plan(Tokenize(7, "r", 9.0, text="a")).reply.tokens[0] == CLS
+        engine.tasks.plan(Embed(7, "r", 9.0, texts=("a",)))
+    reply: Any = engine.tasks.plan(Tokenize(7, "r", 9.0, text="a"))
+    assert reply.tokens[0] == CLS
 
 
 def test_a_classifier_with_many_labels_does_not_load(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.states import ModelKind
-from lmx.worker.factory import make_engine
+from lmx.worker.factory import load_engine
 from lmx.worker.service.failures import LoadFailure, load_failure
 
 pytestmark = pytest.mark.engine
@@ -27,9 +27,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failure_of(folder: Path, kind: ModelKind) -> LoadFailure:
-    engine = make_engine(dataclasses.replace(spec_of(folder), kind=kind))
+    spec = dataclasses.replace(spec_of(folder), kind=kind)
     with pytest.raises(Exception) as caught:
-        engine.load(lambda _phase, _fraction, _detail: None)
+        load_engine(spec, lambda _phase, _fraction, _detail: None)
     return load_failure(caught.value, kind)
 
 

@@ -10,7 +10,13 @@ from one_renderer import renderer
 from tiny_models import make_tokenizer
 
 from lmx.protocol.errors import RequestError
-from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Tokenize
+from lmx.protocol.messages.tasks import (
+    DescribeTokenizer,
+    Detokenize,
+    Detokenized,
+    Tokenize,
+    TokenizerDescribed,
+)
 from lmx.worker.engine import ModelFacts
 from lmx.worker.mlx.model import token_text
 from lmx.worker.mlx.model.prompt import PromptEncoder
@@ -32,7 +38,7 @@ def tasks(tokenizer: Any) -> TokenTasks:
 
 
 def tokenized(tasks: TokenTasks, **fields: Any) -> Any:
-    return tasks.plan(Tokenize(7, "r", 9.0, **fields)).reply
+    return tasks.reply(Tokenize(7, "r", 9.0, **fields))
 
 
 def test_a_conversation_is_rendered_by_its_template(tasks: TokenTasks, tokenizer: Any) -> None:
@@ -54,7 +60,8 @@ def test_tokens_have_names(tasks: TokenTasks) -> None:
 
 
 def test_the_tokenizer_is_described(tasks: TokenTasks, tokenizer: Any) -> None:
-    reply = tasks.plan(DescribeTokenizer(7, "r", 9.0)).reply
+    reply = tasks.reply(DescribeTokenizer(7, "r", 9.0))
+    assert isinstance(reply, TokenizerDescribed)
     described = json.loads(reply.text)
     assert described["tokenizer_class"] == type(tokenizer).__name__
     assert described["chat_template"] == tokenizer.chat_template
@@ -64,12 +71,12 @@ def test_the_tokenizer_is_described(tasks: TokenTasks, tokenizer: Any) -> None:
 def test_a_text_comes_back_as_it_was(tasks: TokenTasks) -> None:
     text = "naïve 漢字 🌍<|end|>\n"
     reply = tokenized(tasks, text=text, add_special_tokens=False)
-    assert tasks.plan(Detokenize(7, "r", 9.0, reply.tokens)).reply.text == text
+    assert tasks.reply(Detokenize(7, "r", 9.0, reply.tokens)) == Detokenized(7, text)
 
 
 def test_tokens_that_the_model_lacks_are_refused(tasks: TokenTasks, tokenizer: Any) -> None:
     with pytest.raises(RequestError, match=r"tokens\[1\]") as caught:
-        tasks.plan(Detokenize(7, "r", 9.0, (1, len(tokenizer))))
+        tasks.reply(Detokenize(7, "r", 9.0, (1, len(tokenizer))))
     assert caught.value.param == "tokens[1]"
 
 
@@ -77,9 +84,9 @@ def test_an_answer_that_fits_no_message_is_refused(
     tasks: TokenTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_text, "MAX_REPLY_BYTES", 60)
-    tasks.plan(Detokenize(7, "r", 9.0, (1,) * 60))
+    tasks.reply(Detokenize(7, "r", 9.0, (1,) * 60))
     with pytest.raises(RequestError, match="61 bytes") as caught:
-        tasks.plan(Detokenize(7, "r", 9.0, (1,) * 61))
+        tasks.reply(Detokenize(7, "r", 9.0, (1,) * 61))
     assert caught.value.param == "tokens"
     tokenized(tasks, text="x" * 12)
     with pytest.raises(RequestError, match="65 bytes") as caught:

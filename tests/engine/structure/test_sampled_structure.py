@@ -24,12 +24,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRunner]:
     folder = make_tiny_model(tmp_path_factory.mktemp("models"), "llama")
     made = EngineRunner(spec_of(folder))
     yield made
-    made.engine.close()
+    made.resident.close()
 
 
 def hot(runner: EngineRunner, seed: int) -> RowSampling:
     """Temperature 1.5. A model with random weights would never think of closing a string."""
-    closing = [runner.engine.encode(source).tokens[-1] for source in map(_text, CLOSING)]
+    closing = [runner.generator.encode(source).tokens[-1] for source in map(_text, CLOSING)]
     return RowSampling(1.5, seed=seed, logit_bias=tuple((token, 4.0) for token in closing))
 
 
@@ -43,7 +43,7 @@ def test_every_schema_of_the_corpus_is_kept_at_temperature_1_5(
 ) -> None:
     schema = SCHEMAS[name]
     structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(schema), "response_format")
-    make = runner.engine.constrain(ConstraintSource(structure, None, Thinking(), False))
+    make = runner.generator.constrain(ConstraintSource(structure, None, Thinking(), False))
     assert make is not None
     rows = [
         runner.admit("Say it.", hot(runner, seed), MOST_TOKENS, constraint=make())
@@ -62,6 +62,6 @@ def test_every_schema_of_the_corpus_is_kept_at_temperature_1_5(
                 assert row not in runner.failed
     checker = Draft202012Validator.FORMAT_CHECKER
     for row in rows:
-        detokenizer = runner.engine.detokenizer(False)
+        detokenizer = runner.generator.detokenizer(False)
         text = "".join([detokenizer.add(token) for token in runner.tokens[row]])
         Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))

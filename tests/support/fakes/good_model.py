@@ -32,6 +32,7 @@ from lmx.worker.engine import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
+    Engine,
     LoadReporter,
     ModelFacts,
     PromptSource,
@@ -50,9 +51,9 @@ _TOKENS_A_STEP: Final = 8
 _CONTEXT_TOKENS: Final = 32_768
 
 
-def create(spec: WorkerSpec) -> GoodModel:
+def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
-    return GoodModel({})
+    return GoodModel({}).engine()
 
 
 @dataclass
@@ -102,8 +103,19 @@ class _Row:
 class GoodModel(ScriptedEngine):
     """See the module's docstring. Where it says nothing else it is a scripted engine."""
 
-    def load(self, advanced: LoadReporter) -> ModelFacts:
-        facts = ModelFacts(
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._tokenizer = make_tokenizer(CHAT_TEMPLATE)
+        facts = self.facts
+        self._compiler = ConstraintCompiler(
+            self._tokenizer, 300, facts.eos_token_ids, None, facts.tool_parser
+        )
+        self._asked = PromptSource(text="")
+        self._good: dict[int, _Row] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(
             _CONTEXT_TOKENS,
             frozenset({_EOS}),
             vocabulary_size=300,
@@ -111,13 +123,6 @@ class GoodModel(ScriptedEngine):
             converses=True,
             grammars=True,
         )
-        self._tokenizer = make_tokenizer(CHAT_TEMPLATE)
-        self._compiler = ConstraintCompiler(
-            self._tokenizer, 300, facts.eos_token_ids, None, facts.tool_parser
-        )
-        self._asked = PromptSource(text="")
-        self._good: dict[int, _Row] = {}
-        return facts
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
         self._asked = source

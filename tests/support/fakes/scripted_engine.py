@@ -64,12 +64,20 @@ from typing import Any
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, RequestError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.messages.tasks import Detokenize, Detokenized, Tokenize, Tokenized
+from lmx.protocol.messages.tasks import (
+    Detokenize,
+    Detokenized,
+    Task,
+    TaskReply,
+    Tokenize,
+    Tokenized,
+)
 from lmx.protocol.states import LoadPhase, StructureKind, ToolChoice
 from lmx.worker.engine import (
     ConstraintMaker,
     ConstraintSource,
     EncodedPrompt,
+    Engine,
     Hypothesis,
     LoadReporter,
     ModelFacts,
@@ -79,7 +87,6 @@ from lmx.worker.engine import (
     RowStarted,
     RowToken,
     StepOutput,
-    TaskPlan,
     TokenScores,
 )
 from lmx.worker.schemas.form import schema_forms
@@ -97,11 +104,46 @@ _BYTE = 500_000
 """A prompt's token is this and a byte; smaller ones are pieces of answers."""
 
 
-def create(spec: WorkerSpec) -> ScriptedEngine:
+def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
     told = {} if spec.context_length is None else {"context_length": spec.context_length}
+    options = {**told, **spec.engine_options}
     loads = Path(spec.model_path) / f"loads-{spec.model_id}"
-    return ScriptedEngine({**told, **spec.engine_options}, loads)
+    load(options, advanced, loads)
+    return ScriptedEngine(options).engine()
+
+
+def load(
+    options: Mapping[str, Any], advanced: LoadReporter, loads: Path = Path(os.devnull)
+) -> None:
+    """Do what the options say of the load; each is counted in the file ``loads``."""
+    for part in range(1, 11):
+        time.sleep(options.get("load_s", 0) / 10)
+        advanced(LoadPhase.WEIGHTS, part / 10, "")
+    if options.get("children"):
+        for own_session in (False, True):
+            subprocess.Popen([sys.executable, "-c", _CHILD], start_new_session=own_session)
+    if "load_error" in options:
+        raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
+    if options.get("bad_loads") and _count_load(loads) in options["bad_loads"]:
+        raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "this load fails, the next may not")
+    if "load_permanent" in options:
+        raise OperationError(ErrorCode.CONFIG_INVALID, options["load_permanent"])
+    if options.get("load_memory"):
+        raise MemoryError
+    if options.get("load_crash"):
+        os.abort()
+    if "load_exit" in options:
+        os._exit(options["load_exit"])
+    if options.get("load_hang"):
+        _hang()
+    advanced(LoadPhase.WARMUP, None, "")
+
+
+def _count_load(loads: Path) -> int:
+    with loads.open("a+b") as file:
+        file.write(b".")
+        return file.tell()
 
 
 @dataclass
@@ -133,10 +175,9 @@ class _Free:
 class ScriptedEngine:
     """See the module's docstring. ``calls`` counts what was asked of it."""
 
-    def __init__(self, options: Mapping[str, Any], loads: Path = Path(os.devnull)) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._context_tokens: int = options.get("context_length", 4096)
-        self._loads = loads
         self._rows: dict[int, _Row] = {}
         self._grown: list[bytes] = []
         self._answered: set[str] = set()
@@ -146,29 +187,8 @@ class ScriptedEngine:
         self._peak_bytes = 0
         self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0, "shrink": 0, "regrow": 0}
 
-    def load(self, advanced: LoadReporter) -> ModelFacts:
-        options = self._options
-        for part in range(1, 11):
-            time.sleep(options.get("load_s", 0) / 10)
-            advanced(LoadPhase.WEIGHTS, part / 10, "")
-        if options.get("children"):
-            for own_session in (False, True):
-                subprocess.Popen([sys.executable, "-c", _CHILD], start_new_session=own_session)
-        if "load_error" in options:
-            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, options["load_error"])
-        if options.get("bad_loads") and self._count_load() in options["bad_loads"]:
-            raise OperationError(ErrorCode.MODEL_LOAD_FAILED, "this load fails, the next may not")
-        if "load_permanent" in options:
-            raise OperationError(ErrorCode.CONFIG_INVALID, options["load_permanent"])
-        if options.get("load_memory"):
-            raise MemoryError
-        if options.get("load_crash"):
-            os.abort()
-        if "load_exit" in options:
-            os._exit(options["load_exit"])
-        if options.get("load_hang"):
-            _hang()
-        advanced(LoadPhase.WARMUP, None, "")
+    @property
+    def facts(self) -> ModelFacts:
         return ModelFacts(
             self._context_tokens,
             frozenset({_EOS}),
@@ -177,6 +197,10 @@ class ScriptedEngine:
             tool_parser="json_tools",
             converses=True,
         )
+
+    def engine(self) -> Engine:
+        """Return it as a worker sees it."""
+        return Engine(self.facts, self, self, self)
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
         if source.tokens is not None:
@@ -267,18 +291,15 @@ class ScriptedEngine:
         self.calls["remove"] += 1
         self._rows.pop(row_id, None)
 
-    def plan(self, task: Any) -> TaskPlan:
+    def plan(self, task: Task) -> TaskReply:
         if isinstance(task, Tokenize):
             source = PromptSource(text=task.text, messages=task.messages)
             tokens = self.encode(source).tokens
             pieces = tuple(chr(token - _BYTE) for token in tokens) if task.pieces else ()
-            return TaskPlan(0, reply=Tokenized(task.stream_id, tuple(tokens), 4096, pieces))
+            return Tokenized(task.stream_id, tuple(tokens), 4096, pieces)
         if isinstance(task, Detokenize):
-            return TaskPlan(0, reply=Detokenized(task.stream_id, _text_of(task.tokens)))
+            return Detokenized(task.stream_id, _text_of(task.tokens))
         raise RequestError(ErrorCode.UNSUPPORTED_VALUE, "This model writes answers.", param="model")
-
-    def compute(self, piece: Any) -> Any:
-        return piece
 
     def rest(self) -> None:
         self.calls["rest"] += 1
@@ -298,11 +319,6 @@ class ScriptedEngine:
 
     def peak_memory_bytes(self) -> int:
         return self._peak_bytes
-
-    def _count_load(self) -> int:
-        with self._loads.open("a+b") as file:
-            file.write(b".")
-            return file.tell()
 
     def _script(self, directive: Mapping[str, Any]) -> list[int]:
         pieces = directive["pieces"]

@@ -12,17 +12,19 @@ from mlx_vlm.utils import load
 from lmx.protocol.messages.specs import LogSpec, PrefixCacheSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import (
-    Engine,
+    Generator,
     Hypothesis,
     ModelFacts,
     PromptSource,
+    Resident,
     RowRequest,
     RowSampling,
     RowStarted,
     StepOutput,
+    TaskEngine,
     TokenScores,
 )
-from lmx.worker.factory import make_engine
+from lmx.worker.factory import load_engine
 
 GREEDY = RowSampling(0.0)
 HOT = RowSampling(1.0, seed=1234)
@@ -65,10 +67,12 @@ class EngineRunner:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.phases: list[tuple[LoadPhase, float | None]] = []
-        self.engine: Engine = make_engine(spec)
-        self.facts: ModelFacts = self.engine.load(
-            lambda phase, fraction, _: self.phases.append((phase, fraction))
-        )
+        engine = load_engine(spec, lambda phase, fraction, _: self.phases.append((phase, fraction)))
+        assert engine.generator is not None
+        self.facts: ModelFacts = engine.facts
+        self.resident: Resident = engine.resident
+        self.tasks: TaskEngine = engine.tasks
+        self.generator: Generator = engine.generator
         self.live: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.scores: dict[int, list[TokenScores]] = {}
@@ -79,7 +83,7 @@ class EngineRunner:
 
     def encode(self, text: str) -> list[int]:
         source = PromptSource(messages=[{"role": "user", "content": text}])
-        return list(self.engine.encode(source).tokens)
+        return list(self.generator.encode(source).tokens)
 
     def admit(
         self,
@@ -88,18 +92,18 @@ class EngineRunner:
         max_tokens: int = 8,
         **more: Any,
     ) -> int:
-        while not self.engine.can_admit():
+        while not self.generator.can_admit():
             self.step()
         row_id, self._next_row = self._next_row, self._next_row + 1
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        self.engine.admit(RowRequest(row_id, tokens, max_tokens, sampling, **more))
+        self.generator.admit(RowRequest(row_id, tokens, max_tokens, sampling, **more))
         self.tokens[row_id], self.scores[row_id] = [], []
         self.live[row_id] = max_tokens
         return row_id
 
     def step(self) -> StepOutput:
         """EOS is a token like any other here."""
-        output = self.engine.step()
+        output = self.generator.step()
         for started in output.started:
             self.started[started.row_id] = started
         for row_id, token, scores in output.tokens:
@@ -117,7 +121,7 @@ class EngineRunner:
         return output
 
     def remove(self, row_id: int) -> None:
-        self.engine.remove(row_id)
+        self.generator.remove(row_id)
         del self.live[row_id]
 
     def finish(self) -> None:
@@ -141,7 +145,7 @@ class EngineRunner:
             self.remove(row_id)
 
     def text(self, tokens: Iterable[int]) -> str:
-        detokenizer = self.engine.detokenizer(False)
+        detokenizer = self.generator.detokenizer(False)
         return "".join([*map(detokenizer.add, tokens), detokenizer.flush()])
 
 

@@ -57,7 +57,7 @@ class _Made:
 
 
 class RowSet:
-    """Admits, steps and removes rows as :class:`lmx.worker.engine.Engine` says.
+    """Admits, steps and removes rows as :class:`lmx.worker.engine.Generator` says.
 
     Called in mlx-vlm's generation stream. What rows compute is kept in ``prefixes``, and rows
     begin with what is found there. ``speculation`` steps the batch, where there is one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,33 @@ from mlx_vlm.embedding_loader import load_embedding_model
 from mlx_vlm.models.pooling import pool_by_config
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
-from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Tokenize, Vectors
-from lmx.worker.engine import TaskPlan
-from lmx.worker.mlx.encoders.encoder import MlxEncoder, cut, refused
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskReply, Vectors
+from lmx.protocol.states import LoadPhase, ModelKind
+from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.mlx.encoders.encoder import (
+    EncoderInputs,
+    EncoderMemory,
+    LoadedEncoder,
+    cut,
+    load_encoder,
+)
+from lmx.worker.mlx.encoders.folder import EncoderSettings
 from lmx.worker.mlx.model.token_text import check_tokens
+
+
+def load_embedder(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Load an embedding model, and do one small piece, so that what can't be served fails here.
+    See :class:`lmx.worker.engine.EngineFactory`."""
+    encoder = load_encoder(spec, advanced, _read_model)
+    advanced(LoadPhase.WARMUP, None, "")
+    return Engine(encoder.facts, resident=EncoderMemory(), tasks=MlxEmbedder(encoder))
+
+
+def _read_model(folder: Path, settings: EncoderSettings) -> Any:
+    model = load_embedding_model(folder, lazy=True, trust_remote_code=False)
+    model.pooling_config = settings.pooling
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +53,19 @@ class EmbedPiece:
     dimensions: int | None
 
 
-class MlxEmbedder(MlxEncoder):
-    """Pools and normalizes as the model's files say. An input's vector does not depend on what
-    it was computed together with, but for rounding."""
+class MlxEmbedder:
+    """A :class:`lmx.worker.engine.TaskEngine`. Pools and normalizes as the model's files say.
 
-    def load_model(self, folder: Path) -> Any:
-        model = load_embedding_model(folder, lazy=True, trust_remote_code=False)
-        model.pooling_config = self.settings.pooling
+    An input's vector does not depend on what it was computed together with, but for rounding.
+    """
+
+    def __init__(self, encoder: LoadedEncoder) -> None:
+        """Do one small piece. Raises :class:`OperationError` for a model that has another use."""
+        self._encoder = encoder
+        self._settings = encoder.settings
+        self._inputs = EncoderInputs(encoder)
         # Layers after the pooling are the model's own, and so is what they end with.
-        self._pools = not self.settings.normalize and not hasattr(model, "dense")
-        return model
-
-    def warm_up(self) -> None:
+        self._pools = not self._settings.normalize and not hasattr(encoder.model, "dense")
         vectors = self._embed([[0, 1]])
         if vectors.ndim != 2:
             raise OperationError(
@@ -48,24 +73,23 @@ class MlxEmbedder(MlxEncoder):
                 "The model makes a vector for each token, not one for each text, which lmx "
                 "doesn't serve.",
             )
-        self.dimensions = vectors.shape[1]
+        self._dimensions = vectors.shape[1]
 
-    def plan(self, task: Any) -> TaskPlan:
+    def plan(self, task: Task) -> TaskPlan | TaskReply:
         """Tokenize, check the lengths, and sort the inputs into batches."""
         match task:
-            case Tokenize() | Detokenize() | DescribeTokenizer():
-                return self.plan_tokens(task)
             case Embed():
                 return self._plan_embed(task)
+            case Rerank():
+                raise wrong_kind(ModelKind.EMBEDDING)
             case _:
-                raise refused(self.kind)
+                return self._inputs.reply(task)
 
-    def compute(self, piece: EmbedPiece) -> Vectors:
-        """Return the vectors of a piece."""
+    def _compute(self, piece: EmbedPiece) -> Vectors:
         vectors = self._embed(piece.rows)
-        if piece.dimensions is not None and piece.dimensions < self.dimensions:
+        if piece.dimensions is not None and piece.dimensions < self._dimensions:
             vectors = vectors[:, : piece.dimensions]
-            if self.settings.normalize:
+            if self._settings.normalize:
                 vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all():
             raise ArithmeticError("a vector has numbers that are not finite")
@@ -73,11 +97,11 @@ class MlxEmbedder(MlxEncoder):
         return Vectors(piece.stream_id, piece.indexes, vectors.shape[1], data)
 
     def _plan_embed(self, task: Embed) -> TaskPlan:
-        if task.dimensions is not None and task.dimensions > self.dimensions:
+        if task.dimensions is not None and task.dimensions > self._dimensions:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
                 f"`dimensions` is {task.dimensions}, and this model's vectors have "
-                f"{self.dimensions}: ask for fewer.",
+                f"{self._dimensions}: ask for fewer.",
                 param="dimensions",
             )
         rows = self._rows(task)
@@ -89,30 +113,30 @@ class MlxEmbedder(MlxEncoder):
                 tuple(tuple(rows[index]) for index in batch),
                 task.dimensions,
             )
-            for batch in cut(lengths, self.piece_tokens)
+            for batch in cut(lengths, self._encoder.piece_tokens)
         ]
-        return TaskPlan(sum(lengths), pieces)
+        return TaskPlan(sum(lengths), [partial(self._compute, piece) for piece in pieces])
 
     def _rows(self, task: Embed) -> Sequence[Sequence[int]]:
         rows: Sequence[Sequence[int]] = task.tokens
         if task.texts:
             # Without truncation: some tokenizers' own files would have it.
-            encoded = self.tokenizer(
+            encoded = self._encoder.tokenizer(
                 list(task.texts), truncation=False, padding=False, verbose=False
             )
             rows = encoded["input_ids"]
         for index, row in enumerate(rows):
-            self.check_length(len(row), f"input[{index}]")
+            self._inputs.check_length(len(row), f"input[{index}]")
             if not task.texts:
-                check_tokens(row, self.vocabulary_size, f"input[{index}]")
+                check_tokens(row, self._encoder.facts.vocabulary_size, f"input[{index}]")
         return rows
 
     def _embed(self, rows: Any) -> np.ndarray[Any, Any]:
-        ids, mask = self.pad(rows)
-        output = self.model(ids, attention_mask=mask)
+        ids, mask = self._inputs.pad(rows)
+        output = self._encoder.model(ids, attention_mask=mask)
         vectors = output.text_embeds
-        if self._pools and self.settings.pooling is not None:
-            vectors = pool_by_config(output.last_hidden_state, mask, self.settings.pooling)
+        if self._pools and self._settings.pooling is not None:
+            vectors = pool_by_config(output.last_hidden_state, mask, self._settings.pooling)
         vectors = vectors.astype(mx.float32)
         mx.eval(vectors)
         return np.array(vectors)

@@ -6,16 +6,26 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import mlx.core as mx
 from mlx_vlm.reranker_loader import load_sequence_classification_model
 from mlx_vlm.utils import load
 
-from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Rerank, Scores, Tokenize
-from lmx.worker.engine import TaskPlan
-from lmx.worker.mlx.encoders.encoder import MlxEncoder, cut, refused
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Task, TaskReply
+from lmx.protocol.states import LoadPhase, ModelKind
+from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.mlx.encoders.encoder import (
+    EncoderInputs,
+    EncoderMemory,
+    LoadedEncoder,
+    cut,
+    load_encoder,
+)
+from lmx.worker.mlx.encoders.folder import EncoderSettings
 
 # The form in which Qwen3-Reranker was trained; the question is its makers' general one.
 _BEFORE: Final = (
@@ -41,42 +51,67 @@ class RerankPiece:
     types: tuple[tuple[int, ...], ...] | None
 
 
-class MlxReranker(MlxEncoder):
-    """Scores pairs of query and document."""
+class _Form(Protocol):
+    """How a model is asked for a score, and gives it."""
 
-    def load_model(self, folder: Path) -> Any:
-        config = json.loads((folder / "config.json").read_bytes())
-        names = config.get("architectures") or []
-        self._generative = not any(str(n).endswith("ForSequenceClassification") for n in names)
-        if self._generative:
-            return load(str(folder), lazy=True, trust_remote_code=False)[0]
-        model = load_sequence_classification_model(folder, lazy=True)
-        # Not every tokenizer tells the two texts apart unasked.
-        self._has_types = getattr(model.config, "type_vocab_size", 1) > 1
-        return model
+    sigmoid: bool
+    """Whether scores are squeezed into 0 to 1."""
 
-    def warm_up(self) -> None:
-        if self._generative:
-            self._before = self._encode(_BEFORE)
-            self._after = self._encode(_AFTER)
-            self._answers = [self._answer("yes"), self._answer("no")]
-        self.compute(RerankPiece(0, (0,), ((0, 1),), None))
+    def pairs(
+        self, queries: Sequence[str], documents: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """Return each query with its document as tokens, and their types. Prompt thread."""
 
-    def plan(self, task: Any) -> TaskPlan:
+    def score(self, piece: RerankPiece) -> mx.array:
+        """Return a score for each row, before they are squeezed. Engine thread."""
+
+
+def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Load a rerank model, and do one small piece, so that what can't be served fails here.
+    See :class:`lmx.worker.engine.EngineFactory`."""
+    encoder = load_encoder(spec, advanced, _read_model)
+    advanced(LoadPhase.WARMUP, None, "")
+    is_judge = _is_judge(Path(spec.model_path))
+    form: _Form = _Judge(encoder) if is_judge else _CrossEncoder(encoder)
+    reranker = MlxReranker(encoder, form)
+    return Engine(encoder.facts, resident=EncoderMemory(), tasks=reranker)
+
+
+def _is_judge(folder: Path) -> bool:
+    config = json.loads((folder / "config.json").read_bytes())
+    names = config.get("architectures") or []
+    return not any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def _read_model(folder: Path, settings: EncoderSettings) -> Any:
+    if _is_judge(folder):
+        return load(str(folder), lazy=True, trust_remote_code=False)[0]
+    return load_sequence_classification_model(folder, lazy=True)
+
+
+class MlxReranker:
+    """A :class:`lmx.worker.engine.TaskEngine` that scores pairs of query and document."""
+
+    def __init__(self, encoder: LoadedEncoder, form: _Form) -> None:
+        """Do one small piece."""
+        self._inputs = EncoderInputs(encoder)
+        self._piece_tokens = encoder.piece_tokens
+        self._form = form
+        self._compute(RerankPiece(0, (0,), ((0, 1),), None))
+
+    def plan(self, task: Task) -> TaskPlan | TaskReply:
         """Tokenize each pair, check the lengths, and sort them into batches."""
         match task:
-            case Tokenize() | Detokenize() | DescribeTokenizer():
-                return self.plan_tokens(task)
             case Rerank():
                 return self._plan_rerank(task)
+            case Embed():
+                raise wrong_kind(ModelKind.RERANK)
             case _:
-                raise refused(self.kind)
+                return self._inputs.reply(task)
 
-    def compute(self, piece: RerankPiece) -> Scores:
-        """Return the scores of a piece."""
-        score = self._judge if self._generative else self._classify
-        logits = score(piece)
-        if self._generative or self.settings.sigmoid:
+    def _compute(self, piece: RerankPiece) -> Scores:
+        logits = self._form.score(piece)
+        if self._form.sigmoid:
             logits = mx.sigmoid(logits)
         scores = cast("list[float]", logits.astype(mx.float32).tolist())
         if not all(map(math.isfinite, scores)):
@@ -85,10 +120,10 @@ class MlxReranker(MlxEncoder):
 
     def _plan_rerank(self, task: Rerank) -> TaskPlan:
         queries = task.queries or (task.query,) * len(task.documents)
-        rows, types = self._pairs(queries, task.documents)
+        rows, types = self._form.pairs(queries, task.documents)
         lengths = [len(row) for row in rows]
         for index, length in enumerate(lengths):
-            self.check_length(length, f"documents[{index}]")
+            self._inputs.check_length(length, f"documents[{index}]")
         pieces = [
             RerankPiece(
                 task.stream_id,
@@ -96,25 +131,26 @@ class MlxReranker(MlxEncoder):
                 tuple(tuple(rows[index]) for index in batch),
                 None if types is None else tuple(tuple(types[index]) for index in batch),
             )
-            for batch in cut(lengths, self.piece_tokens)
+            for batch in cut(lengths, self._piece_tokens)
         ]
-        return TaskPlan(sum(lengths), pieces)
+        return TaskPlan(sum(lengths), [partial(self._compute, piece) for piece in pieces])
 
-    def _pairs(
+
+class _CrossEncoder:
+    """A model with a head for one score."""
+
+    def __init__(self, encoder: LoadedEncoder) -> None:
+        self.sigmoid = encoder.settings.sigmoid
+        self._model = encoder.model
+        self._tokenizer = encoder.tokenizer
+        self._inputs = EncoderInputs(encoder)
+        # Not every tokenizer tells the two texts apart unasked.
+        self._has_types = getattr(encoder.model.config, "type_vocab_size", 1) > 1
+
+    def pairs(
         self, queries: Sequence[str], documents: Sequence[str]
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        if self._generative:
-            bodies = (
-                _BODY.format(query=query, document=document)
-                for query, document in zip(queries, documents, strict=True)
-            )
-            # A document that spells a special token must not end its own turn.
-            rows = [
-                [*self._before, *self._encode(body, split_special_tokens=True), *self._after]
-                for body in bodies
-            ]
-            return rows, None
-        encoded = self.tokenizer(
+        encoded = self._tokenizer(
             list(queries),
             list(documents),
             truncation=False,
@@ -124,32 +160,56 @@ class MlxReranker(MlxEncoder):
         )
         return encoded["input_ids"], encoded["token_type_ids"] if self._has_types else None
 
-    def _classify(self, piece: RerankPiece) -> mx.array:
-        ids, mask = self.pad(piece.rows)
+    def score(self, piece: RerankPiece) -> mx.array:
+        ids, mask = self._inputs.pad(piece.rows)
         types = None
         if piece.types is not None:
             longest = ids.shape[1]
             types = mx.array([[*row, *([0] * (longest - len(row)))] for row in piece.types])
-        logits: mx.array = self.model(ids, attention_mask=mask, token_type_ids=types).logits
+        logits: mx.array = self._model(ids, attention_mask=mask, token_type_ids=types).logits
         return logits[:, 0]
 
-    def _judge(self, piece: RerankPiece) -> mx.array:
-        """Return how much likelier "yes" is than "no" after each row."""
-        ids, _ = self.pad(piece.rows)
-        inner = self.model.language_model.model
+
+class _Judge:
+    """Qwen3's form: a model that writes, and is asked whether a document answers the query. The
+    score is how much likelier "yes" is than "no"."""
+
+    sigmoid = True
+
+    def __init__(self, encoder: LoadedEncoder) -> None:
+        self._model = encoder.model.language_model
+        self._tokenizer = encoder.tokenizer
+        self._inputs = EncoderInputs(encoder)
+        self._before = self._encode(_BEFORE)
+        self._after = self._encode(_AFTER)
+        self._yes, self._no = self._encode("yes")[-1], self._encode("no")[-1]
+
+    def pairs(
+        self, queries: Sequence[str], documents: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        bodies = (
+            _BODY.format(query=query, document=document)
+            for query, document in zip(queries, documents, strict=True)
+        )
+        # A document that spells a special token must not end its own turn.
+        rows = [
+            [*self._before, *self._encode(body, split_special_tokens=True), *self._after]
+            for body in bodies
+        ]
+        return rows, None
+
+    def score(self, piece: RerankPiece) -> mx.array:
+        ids, _ = self._inputs.pad(piece.rows)
+        inner = self._model.model
         hidden = inner.embed_tokens(ids)
         for layer in inner.layers:
             # Padding is at the end: no token of a row looks at it.
             hidden = layer(hidden, "causal", None)
         last = mx.array([len(row) - 1 for row in piece.rows])
         hidden = inner.norm(hidden[mx.arange(len(piece.rows)), last])
-        head = getattr(self.model.language_model, "lm_head", None) or inner.embed_tokens.as_linear
-        yes, no = self._answers
+        head = getattr(self._model, "lm_head", None) or inner.embed_tokens.as_linear
         logits: mx.array = head(hidden)
-        return logits[:, yes] - logits[:, no]
+        return logits[:, self._yes] - logits[:, self._no]
 
     def _encode(self, text: str, **options: Any) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False, **options))
-
-    def _answer(self, word: str) -> int:
-        return self._encode(word)[-1]
+        return list(self._tokenizer.encode(text, add_special_tokens=False, **options))

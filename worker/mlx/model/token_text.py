@@ -16,11 +16,12 @@ from lmx.protocol.messages.tasks import (
     DescribeTokenizer,
     Detokenize,
     Detokenized,
+    TaskReply,
     Tokenize,
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.worker.engine import EncodedPrompt, PromptSource, TaskPlan
+from lmx.worker.engine import EncodedPrompt, PromptSource
 from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -44,7 +45,7 @@ class TokenText:
     def detokenizer(
         self, markers: bool, after: Sequence[int], *, special: bool = False
     ) -> IncrementalDetokenizer:
-        """See :meth:`lmx.worker.engine.Engine.detokenizer`."""
+        """See :meth:`lmx.worker.engine.Generator.detokenizer`."""
         if special:
             return IncrementalDetokenizer(self._decode, frozenset(), after)
         skip = self._special - self._markers if markers else self._special | self._markers
@@ -128,25 +129,24 @@ class TokenTasks:
         self._context_tokens = context_tokens
         self._encode = encode
 
-    def plan(self, task: TokenTask) -> TaskPlan:
-        """Return the reply. Raises ``RequestError``."""
+    def reply(self, task: TokenTask) -> TaskReply:
+        """Return the answer to a task. Raises ``RequestError`` for one that can't be met."""
         if isinstance(task, DescribeTokenizer):
             text = json.dumps(self._description())
             _check_reply(len(text), "model")
-            return TaskPlan(0, reply=TokenizerDescribed(task.stream_id, text))
+            return TokenizerDescribed(task.stream_id, text)
         if isinstance(task, Detokenize):
             check_tokens(task.tokens, self._vocabulary_size, "tokens")
             text = self._text(task.tokens)
             _check_reply(len(text.encode()), "tokens")
-            return TaskPlan(0, reply=Detokenized(task.stream_id, text))
+            return Detokenized(task.stream_id, text)
         tokens = self._tokens(task)
         names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
         # A token that an enlarged vocabulary has no name for.
         pieces = tuple(name or "" for name in names)
         size_bytes = 5 * len(tokens) + sum(3 + len(piece.encode()) for piece in pieces)
         _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
-        reply = Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
-        return TaskPlan(0, reply=reply)
+        return Tokenized(task.stream_id, tuple(tokens), self._context_tokens, pieces)
 
     def _description(self) -> dict[str, Any]:
         """Return the tokenizer's settings, without the files of this machine."""

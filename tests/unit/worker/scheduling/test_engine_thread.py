@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import structlog.testing
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, load
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import FinishReason, LoadPhase, MemoryPressure
 from lmx.worker.engine import (
     BeamSearch,
     Engine,
+    LoadReporter,
     ModelFacts,
     PromptSource,
     RowRequest,
@@ -39,6 +41,7 @@ from lmx.worker.scheduling.thread import EngineThread
 
 DEADLINE_S = 30.0
 GREEDY = RowSampling(0)
+ONE, TWO = Vectors(1, (0,), 1, b"1111"), Vectors(2, (0,), 1, b"2222")
 
 
 class Recorder:
@@ -53,14 +56,19 @@ class Recorder:
         self.facts: ModelFacts | None = None
         self.error: Exception | None = None
         loop = asyncio.get_running_loop()
-        self.thread = EngineThread(lambda: self.engine, limits, self, loop)
+
+        def loaded(advanced: LoadReporter) -> Engine:
+            load(options, advanced)
+            return self.engine.engine()
+
+        self.thread = EngineThread(loaded, limits, self, loop)
         self._ids = itertools.count(1)
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
         self.phases.append(phase)
 
-    def loaded(self, engine: Engine, facts: ModelFacts, load_s: float) -> None:
-        self.facts = facts
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        self.facts = engine.facts
 
     def load_failed(self, error: Exception) -> None:
         self.error = error
@@ -479,17 +487,14 @@ async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
     recorder = await start()
     job = recorder.submit(tokens=50, step_s=0.002)
 
-    def refuse(task: Any) -> Any:
-        if task == "bad":
-            raise ValueError(task)
-        return task
+    def bad() -> Vectors:
+        raise ValueError
 
-    recorder.engine.compute = refuse
-    for task_id, request in enumerate(["one", "bad", "two"]):
-        recorder.thread.submit_task(task_id, request, "")
+    for task_id, piece in enumerate([lambda: ONE, bad, lambda: TWO]):
+        recorder.thread.submit_piece(task_id, piece, "")
     await recorder.until(lambda: len(recorder.results) == 3)
     assert not recorder.ends(job), "a task waits for no row"
-    assert (recorder.results[0], recorder.results[2]) == ("one", "two")
+    assert (recorder.results[0], recorder.results[2]) == (ONE, TWO)
     assert isinstance(recorder.results[1], ValueError)
     assert isinstance(await recorder.end(job), JobFinished)
     assert recorder.thread.clock.in_flight == 0
@@ -499,11 +504,11 @@ async def test_a_cancelled_task_is_not_computed(start: Start) -> None:
     recorder = await start()
     recorder.submit(prefill_s=0.2, tokens=1)
     await recorder.until(lambda: recorder.thread.rows == 1)
-    recorder.thread.submit_task(1, "a", "")
-    recorder.thread.submit_task(2, "b", "")
-    recorder.thread.cancel_task(2)
+    recorder.thread.submit_piece(1, lambda: ONE, "")
+    recorder.thread.submit_piece(2, lambda: TWO, "")
+    recorder.thread.drop_piece(2)
     await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
-    assert recorder.results == {1: "a", 2: None}
+    assert recorder.results == {1: ONE, 2: None}
 
 
 async def test_a_row_waits_for_memory_and_is_not_passed(start: Start) -> None:

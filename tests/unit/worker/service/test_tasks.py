@@ -6,18 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from fake_peers import until
+from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused, Sampling
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.messages.tasks import Detokenize, Detokenized, Embed, TaskFinished, Vectors
-from lmx.protocol.states import ModelKind
-from lmx.worker.engine import LoadReporter, ModelFacts, TaskPlan
-from lmx.worker.mlx.encoders.encoder import NoGeneration
+from lmx.protocol.messages.tasks import (
+    Detokenize,
+    Detokenized,
+    Embed,
+    Task,
+    TaskFinished,
+    TaskReply,
+    Vectors,
+)
+from lmx.worker.engine import Engine, ModelFacts, TaskPlan
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import Refusal
@@ -28,31 +36,29 @@ from lmx.worker.service.tasks import Tasks
 ROUTER, OTHER = b"router", b"other"
 
 
-class Engine(NoGeneration):
+class Vectorizer:
     """An input's text says what happens: "slow" computes until it is told, "wrong" can't be
     planned, "broken" breaks in the plan, "raises" in the computation, "huge" for want of memory."""
-
-    kind = ModelKind.EMBEDDING
 
     def __init__(self) -> None:
         self.computed: list[tuple[int, int]] = []
         self.go_on = asyncio.Event()
 
-    def load(self, advanced: LoadReporter) -> ModelFacts:
-        return ModelFacts(100, frozenset(), 10)
-
-    def plan(self, task: Any) -> TaskPlan:
+    def plan(self, task: Task) -> TaskPlan | TaskReply:
         if isinstance(task, Detokenize):
-            return TaskPlan(0, reply=Detokenized(task.stream_id, "text"))
+            return Detokenized(task.stream_id, "text")
+        assert isinstance(task, Embed)
         if "wrong" in task.texts:
             raise RequestError(ErrorCode.INVALID_VALUE, "no", param="input[0]")
         if "broken" in task.texts:
             raise ZeroDivisionError
-        pieces = [(task.stream_id, index, text) for index, text in enumerate(task.texts)]
+        pieces = [
+            partial(self._compute, task.stream_id, index, text)
+            for index, text in enumerate(task.texts)
+        ]
         return TaskPlan(7 * len(pieces), pieces)
 
-    def compute(self, piece: Any) -> Any:
-        stream_id, index, text = piece
+    def _compute(self, stream_id: int, index: int, text: str) -> Vectors:
         self.computed.append((stream_id, index))
         end_s = time.monotonic() + 10
         while text == "slow" and not self.go_on.is_set() and time.monotonic() < end_s:
@@ -62,20 +68,6 @@ class Engine(NoGeneration):
         if text == "huge":
             raise RuntimeError("std::bad_alloc")
         return Vectors(stream_id, (index,), 1, b"1234")
-
-    def rest(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def shrink(self) -> None: ...
-
-    def regrow(self) -> None: ...
-
-    def memory_bytes(self) -> int:
-        return 0
-
-    def peak_memory_bytes(self) -> int:
-        return 0
 
 
 class Rig:
@@ -89,14 +81,17 @@ class Rig:
         self.sent: list[tuple[bytes, Any]] = []
         self.preparing: list[int] = []
         self.idle = 0
-        self.engine = Engine()
+        self.engine = Vectorizer()
+        self.scripted: Any = ScriptedEngine({})
         self.loaded_with: ModelFacts | None = None
         prompts = PromptThread()
         loading = Refusal(ErrorCode.MODEL_LOADING, "loading", 1.0)
         self.generations = Generations(spec, prompts, self.send, self.became_idle, loading)
         self.tasks = Tasks(self.generations, prompts, self.send, self.became_idle)
         loop = asyncio.get_running_loop()
-        self.thread = EngineThread(lambda: self.engine, BatchLimits(1, 300.0), self, loop)
+        facts = ModelFacts(100, frozenset(), 10)
+        engine = Engine(facts, self.scripted, self.engine, self.scripted)
+        self.thread = EngineThread(lambda _: engine, BatchLimits(1, 300.0), self, loop)
 
     def send(self, router: bytes, message: Any) -> None:
         if isinstance(message, Preparing):
@@ -107,10 +102,10 @@ class Rig:
     def became_idle(self) -> None:
         self.idle += 1
 
-    def loaded(self, engine: Any, facts: ModelFacts, load_s: float) -> None:
-        self.tasks.start(self.thread, engine)
-        self.generations.start(self.thread, engine, facts)
-        self.loaded_with = facts
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        self.tasks.start(self.thread, engine.tasks)
+        self.generations.start(self.thread, engine.generator, engine.facts)
+        self.loaded_with = engine.facts
 
     def computed(self, task_id: int, result: Any) -> None:
         self.tasks.computed(task_id, result)
@@ -325,7 +320,7 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
     def encode(_: Any) -> Any:
         raise MemoryError
 
-    rig.engine.encode = encode
+    rig.scripted.encode = encode
     rig.generations.generate(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
@@ -343,7 +338,7 @@ async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: S
         goes_on.wait(20)
         raise ZeroDivisionError
 
-    rig.engine.encode = encode
+    rig.scripted.encode = encode
     for number in (1, 2, 3):
         request = Generate(number, "r", Sampling(), 8, prompt=str(number))
         rig.generations.generate(ROUTER, request)
@@ -368,7 +363,7 @@ async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
         goes_on.wait(20)
         raise ZeroDivisionError
 
-    rig.engine.encode = encode
+    rig.scripted.encode = encode
     for number, owner in enumerate("aaaaab", start=1):
         prompt = f"{owner}{number}"
         rig.generations.generate(
