@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.http.rate_limits import RateLimiter
-from lmx.router.http.request_record import Traffic
+from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore

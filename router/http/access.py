@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.http.endpoint import Access
-from lmx.router.http.request_record import Record
+from lmx.router.http.outcome import RequestContext
 
 ADMIN_HEADER: Final = "X-Admin-Key"
 _BEARER: Final = "bearer"
@@ -84,14 +84,14 @@ def key_name(key: str) -> str:
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def own_request(generate: Generate, record: Record) -> Generate:
+def own_request(generate: Generate, context: RequestContext) -> Generate:
     """Return a request as its worker is told it: with its id, with whose turn it is, and with
     another cache salt for each key, so that nobody finds out what others asked by guessing theirs.
     No salt stays none."""
     salt = generate.cache_salt
-    if salt and record.owner is not None:
-        salt = f"{record.owner}:{salt}"
-    return replace(generate, request_id=record.request_id, cache_salt=salt, owner=record.asker)
+    if salt and context.owner is not None:
+        salt = f"{context.owner}:{salt}"
+    return replace(generate, request_id=context.request_id, cache_salt=salt, owner=context.asker)
 
 
 def is_loopback(host: str) -> bool:

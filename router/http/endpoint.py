@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode
+from lmx.router.http.api_family import OPENAI, ApiFamily
 
 
 class Access(StrEnum):
@@ -27,33 +28,38 @@ class Access(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method on one path, for the application and for its description in OpenAPI.
-
-    ``path`` is aiohttp's (``/v1/models/{id:.+}``). ``request`` and ``query`` are the models that
-    the body and the query are validated by. ``answer`` is the shape of a 200's body: a model, or a
-    type that pydantic can describe; None: not JSON, but of the kind ``media``. ``streams``: the
-    answer is, or may be, a stream of server-sent events, whose data are of the shape ``event``.
-    ``status``: of an answer that is well. ``degraded_status``: with which the same answer comes
-    when things are not. ``errors``: what it can refuse beside what every route of its access and
-    request can. ``quiet``: it is polled all day, or followed for as long, so it is logged at debug
-    level and not counted."""
+    """One method on one path, for the application and for its description in OpenAPI."""
 
     method: str
     path: str
+    """The path in aiohttp's form: ``/v1/models/{id:.+}``."""
     handler: Handler
     access: Access
     tag: str
     summary: str
     request: type[BaseModel] | None = None
+    """The model that the body is validated by."""
     query: type[BaseModel] | None = None
+    """The model that the query is validated by."""
     answer: Any = None
+    """The shape of the body of a 200: a model, or a type that pydantic can describe. None: the
+    body is not JSON but of the kind ``media``."""
     media: str = "text/plain"
     streams: bool = False
+    """Whether the answer is, or may be, a stream of server-sent events."""
     event: Any = None
+    """The shape of the data of such a stream's events."""
     status: int = 200
+    """The status of an answer that is well."""
     degraded_status: int | None = None
+    """The status with which the same answer comes when things are not well."""
     errors: tuple[ErrorCode, ...] = ()
+    """What it can refuse, beside what every route of its access and request can."""
     quiet: bool = False
+    """Whether it is polled all day, or followed for as long: it is logged at debug level then,
+    and not counted."""
+    family: ApiFamily = OPENAI
+    """The API family whose errors and pings it has."""
 
     @property
     def is_inference(self) -> bool:
@@ -69,3 +75,9 @@ have the same access."""
 def endpoint_of(request: web.Request) -> Endpoint | None:
     """Return the endpoint that a request is for; None where there is none (404, 405)."""
     return request.app[ENDPOINTS].get(request.match_info.handler)
+
+
+def family_of(request: web.Request) -> ApiFamily:
+    """Return the API family of the route that a request is for; OpenAI's where there is none."""
+    endpoint = endpoint_of(request)
+    return OPENAI if endpoint is None else endpoint.family

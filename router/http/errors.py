@@ -1,10 +1,13 @@
-"""The only table from an ``ErrorCode`` to what an HTTP client sees, and the error object."""
+"""The only table from an ``ErrorCode`` to what an HTTP client sees of it.
+
+The body of an error is its API family's (:mod:`lmx.router.http.api_family`).
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 
@@ -124,13 +127,13 @@ _DEFAULT_RETRY_AFTER_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as HTTP shows it. ``retry_after`` is the header's value: whole seconds.
-    ``not_again``: no client library should send the request again by itself."""
+    """An error as HTTP shows it, but for its body."""
 
     status: int
-    body: dict[str, Any]
     retry_after: str | None
+    """The value of the header Retry-After, in whole seconds; None where there is to be none."""
     not_again: bool
+    """Whether no client library should send the request again by itself."""
 
 
 def http_status(code: ErrorCode, *, operator: bool = False) -> int:
@@ -138,20 +141,13 @@ def http_status(code: ErrorCode, *, operator: bool = False) -> int:
     return _row(code, operator=operator)[0]
 
 
-def error_body(error: LmxError, *, operator: bool = False) -> dict[str, Any]:
-    """Return ``{"error": {message, type, param, code}}``, all four keys always."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": _row(error.code, operator=operator)[1],
-            "param": error.param,
-            "code": error.code.value,
-        }
-    }
+def error_type(code: ErrorCode, *, operator: bool = False) -> str:
+    """Return OpenAI's kind of error for a code; ``operator``: on a route for operators."""
+    return _row(code, operator=operator)[1]
 
 
 def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
-    """Return status, body and Retry-After of an error; ``operator``: on a route for operators.
+    """Return status and Retry-After of an error; ``operator``: on a route for operators.
 
     Retry-After is there whenever the error says when to come back, and on every 429 and 503
     that may pass by itself.
@@ -162,8 +158,7 @@ def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
     if wait_s is None and status in _RETRY_STATUSES and not not_again:
         wait_s = _DEFAULT_RETRY_AFTER_S
     retry_after = None if wait_s is None else str(max(1, math.ceil(wait_s)))
-    body = error_body(error, operator=operator)
-    return HttpError(status, body, retry_after, not_again)
+    return HttpError(status, retry_after, not_again)
 
 
 def _is_the_requests_own(status: int) -> bool:

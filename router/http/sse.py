@@ -1,22 +1,23 @@
-"""A server-sent event stream on one HTTP response: headers, writing, pings, stalled readers."""
+"""A server-sent event stream on one HTTP response: headers, writing, pings, stalled readers.
+
+When a ping is due is decided here and nowhere else (:meth:`EventStream.send_all`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
+from lmx.router.http.endpoint import family_of
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, one write for one or more."""
-
-DONE: Final = b"data: [DONE]\n\n"
-
-_PING: Final = b": ping\n\n"
 
 _NEVER_WAITS_BYTES: Final = 32 * 1024
 """Into an empty buffer this much is written without waiting: asyncio's own limit is twice it."""
@@ -32,10 +33,12 @@ _log = structlog.get_logger()
 
 
 class EventStream:
-    """Writes whole events. Knows nothing of what is in them.
+    """Writes whole events. It knows nothing of what is in them; its pings are those of the
+    route's API family.
 
     A write returns once the data is on its way or in the connection's buffer (aiohttp's
-    64 KiB); a reader that has not made room in it for ``stall_timeout_s`` is dropped.
+    64 KiB); a reader that has not made room in it for ``stall_timeout_s`` is dropped. Only one
+    task may write at a time.
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
@@ -46,6 +49,7 @@ class EventStream:
         self._request = request
         request[EVENT_STREAM] = True
         self._stall_timeout_s = stall_timeout_s
+        self._ping = family_of(request).ping
 
     @property
     def is_open(self) -> bool:
@@ -74,13 +78,32 @@ class EventStream:
         else:
             await self._within_patience(self.response.write(events))
 
-    async def comment(self, text: str) -> None:
-        """Write one line that clients skip and people may read. Raises as :meth:`send` does."""
-        await self.send(b": " + " ".join(text.split()).encode() + b"\n\n")
+    async def send_all(
+        self, take: Callable[[float], Awaitable[bytes | None]], ping_interval_s: float
+    ) -> None:
+        """Send what ``take`` gives until it gives None, and a ping whenever nothing was sent for
+        ``ping_interval_s``; but nothing by itself before the stream is open.
 
-    async def ping(self) -> None:
-        """Write a comment: keeps proxies and clients from giving up on a long silence."""
-        await self.send(_PING)
+        ``take`` is called with the longest time that it may wait, in seconds, and gives ``b""``
+        where there is nothing to send yet; it may well give that sooner. Raises what ``take``
+        and :meth:`send` raise.
+        """
+        silent_since_s, wait_s = time.monotonic(), ping_interval_s
+        while (events := await take(wait_s)) is not None:
+            if not events:
+                wait_s = silent_since_s + ping_interval_s - time.monotonic()
+                if wait_s > 0:
+                    continue
+                if self.is_open:
+                    await self.send(self._ping)
+            else:
+                await self.send(events)
+            silent_since_s, wait_s = time.monotonic(), ping_interval_s
+
+    async def send_each(self, source: AsyncIterator[bytes], ping_interval_s: float) -> None:
+        """Send what ``source`` yields, as :meth:`send_all`. It must yield ``b""`` where it has
+        nothing yet, more often than pings are due."""
+        await self.send_all(lambda _: anext(source, None), ping_interval_s)
 
     async def end(self) -> None:
         """End the response, and with it the connection. Raises as :meth:`send` does."""
@@ -99,3 +122,8 @@ class EventStream:
                 ErrorCode.CLIENT_STALLED,
                 f"The client took nothing for {self._stall_timeout_s:g} s.",
             ) from error
+
+
+def comment(text: str) -> bytes:
+    """Return one line that the clients of every API family skip and people may read."""
+    return b": " + " ".join(text.split()).encode() + b"\n\n"

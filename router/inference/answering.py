@@ -1,6 +1,6 @@
 """From a generation to an HTTP response, as a stream or whole, for every kind of completion.
 
-A stream's beginning: what a client sees while its request waits for a model.
+What the answer looks like is its :class:`lmx.router.rendering.answer_format.AnswerFormat`'s matter.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -17,14 +18,17 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.control import ModelView
+from lmx.router.http.endpoint import family_of
+from lmx.router.http.outcome import CONTEXT, follow_outcome
 from lmx.router.http.rate_limits import ADMISSION
-from lmx.router.http.request_record import RECORD
 from lmx.router.http.responses import json_text
-from lmx.router.http.sse import DONE, EventStream
+from lmx.router.http.sse import EventStream, comment
 from lmx.router.jobs.job import Job, Source
-from lmx.router.rendering.chunks import ChunkWriter, error_event
+from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
-from lmx.router.services import SERVICES, Services
+from lmx.router.services import SERVICES
+from lmx.router.workers.fallback import first_opened
 
 QUIET_S: Final = 2.0
 """So long nothing is sent: most waits are over by then, and what fails so soon fails with its
@@ -32,69 +36,6 @@ own status, not within a stream."""
 
 INTERVAL_S: Final = 1.0
 """Between two comments at least."""
-
-
-@asynccontextmanager
-async def with_wait_comments(
-    events: EventStream, news: Callable[[], str | None], ping_interval_s: float
-) -> AsyncIterator[None]:
-    """Open the stream and write comments while the block waits for a model.
-
-    ``news`` gives the state and progress of what is waited for, None while nothing is: only
-    where there are some is the stream opened. They are written when they change; without
-    change a ping goes out each ``ping_interval_s``. After the block nothing is being written,
-    and the stream is open or is not. Raises as writing does.
-    """
-    over = asyncio.Event()
-    writer = asyncio.create_task(_tell(events, news, ping_interval_s, over))
-    try:
-        yield
-    except asyncio.CancelledError:
-        # The client has left: half a comment does not matter.
-        writer.cancel()
-        raise
-    finally:
-        # Not cancelled otherwise, which could leave half of the headers.
-        over.set()
-        try:
-            await asyncio.wait({writer})
-        finally:
-            # It has ended, unless the client left just now.
-            writer.cancel()
-        if not writer.cancelled():
-            writer.result()
-
-
-async def _tell(
-    events: EventStream,
-    news: Callable[[], str | None],
-    ping_interval_s: float,
-    over: asyncio.Event,
-) -> None:
-    said = None
-    said_at = 0.0
-    wait_s = QUIET_S
-    while not await _is_set(over, wait_s):
-        wait_s = min(INTERVAL_S, ping_interval_s)
-        text = news()
-        if text is not None and text != said:
-            if not events.is_open:
-                await events.open()
-            await events.comment(text)
-            said, said_at = text, time.monotonic()
-        elif events.is_open and time.monotonic() - said_at >= ping_interval_s:
-            await events.ping()
-            said_at = time.monotonic()
-
-
-async def _is_set(event: asyncio.Event, wait_s: float) -> bool:
-    try:
-        async with asyncio.timeout(wait_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
 
 _GATHER_WAIT_S: Final = 60.0
 """How long one wait for more of an answer that does not stream lasts; then the next begins."""
@@ -107,17 +48,47 @@ def is_ovms(request: web.Request) -> bool:
     return request.path.startswith("/v3/")
 
 
-def new_identity(prefix: str, services: Services, model: ModelView) -> Identity:
-    """Return the identity of a new completion; ``prefix`` begins its id."""
-    return Identity(
-        f"{prefix}-{secrets.token_hex(12)}",
+async def answer(
+    request: web.Request,
+    models: Sequence[ModelView],
+    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
+    form: AnswerFormat,
+    kind: RequestKind,
+    *,
+    id_prefix: str,
+    stream: bool,
+) -> web.StreamResponse:
+    """Answer a request with what ``generate`` gives for the first of ``models`` that can be had.
+
+    ``id_prefix`` begins the answer's id, which is its job's too. Raises what can be refused
+    before a stream's headers go out; what fails after that ends the stream with an error event.
+    """
+    services, model = request.app[SERVICES], models[0]
+    version = services.spec.version
+    identity = Identity(
+        f"{id_prefix}-{secrets.token_hex(12)}",
         int(time.time()),
         model.model_id,
-        fingerprint(services.spec.version, model.model_id, model.source),
+        fingerprint(version, model.model_id, model.source),
     )
+    live = LiveRequest(
+        identity.completion_id, request[CONTEXT], kind, request.remote, model.model_id, stream
+    )
+    events = EventStream(request, services.spec.stall_timeout_s) if stream else None
+
+    def is_told() -> bool:
+        # The id is in the headers of a stream, and of the answer that a job is detached with.
+        return live.detached or (events is not None and events.is_open)
+
+    job = Job(services.live, services.jobs, version, live, identity, form, is_told)
+    follow_outcome(request, job.outcome)
+    opening = first_opened(models, generate, job.choose)
+    if events is not None:
+        return await _answer_stream(request, opening, job, events)
+    return await _answer_whole(request, opening, job)
 
 
-async def answer_whole(
+async def _answer_whole(
     request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
 ) -> web.Response:
     """Wait for all that the generation of ``opening`` makes and return it.
@@ -125,9 +96,9 @@ async def answer_whole(
     Raises when it is refused or lost, and SYNC_TIMEOUT when it takes longer than a client is kept
     waiting: the job goes on then. A client that leaves before that ends it.
     """
-    services, record = request.app[SERVICES], request[RECORD]
+    services, context = request.app[SERVICES], request[CONTEXT]
     task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
-    left_s = record.started_at + services.spec.sync_timeout_s - time.monotonic()
+    left_s = context.started_at_s + services.spec.sync_timeout_s - time.monotonic()
     try:
         await asyncio.wait({task}, timeout=max(0.0, left_s))
     except asyncio.CancelledError:
@@ -138,14 +109,14 @@ async def answer_whole(
         raise
     if task.done():
         return json_text(task.result())
-    job.live.detached = True
-    told_tokens = record.prompt_tokens or 0
+    job.detach()
+    told_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
-    task.add_done_callback(lambda _: services.metrics.job_ended(record, told_tokens))
+    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), told_tokens))
     admission = request.get(ADMISSION)
     if admission is not None:
         admission.held = True
-        task.add_done_callback(lambda _: admission.end(record.tokens, time.monotonic()))
+        task.add_done_callback(lambda _: admission.end(job.outcome().tokens, time.monotonic()))
     services.traffic.go_on(task)
     raise GenerationError(
         ErrorCode.SYNC_TIMEOUT,
@@ -171,17 +142,19 @@ def _end_detached(task: asyncio.Task[bytes]) -> None:
         _log.error("job.failed", job=task.get_name(), exc_info=error)
 
 
-async def answer_stream(
-    request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
+async def _answer_stream(
+    request: web.Request,
+    opening: AbstractAsyncContextManager[Source],
+    job: Job,
+    events: EventStream,
 ) -> web.StreamResponse:
     """Send the answer of the generation that ``opening`` begins, as it comes.
 
     What can be refused at once raises. What is lost after the headers went out, with the answer
     or while a model is waited for, ends the stream with an error event.
     """
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     ping_interval_s = services.spec.ping_interval_s
-    events = EventStream(request, services.spec.stall_timeout_s)
     try:
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(job)
@@ -191,7 +164,11 @@ async def answer_stream(
                 source = await job.begin(until_sent, opening)
             if not events.is_open:
                 await events.open()
-            await _pump(source, job, events, ping_interval_s)
+            # Not made before: which model answers is known by now alone.
+            writer = job.form.writer(job.identity, job.beginning)
+            if beginning := writer.first():
+                await events.send(beginning)
+            await events.send_all(_Relay(source, job, writer).take, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
@@ -207,29 +184,98 @@ async def answer_stream(
         _log.exception("stream.failed")
         lost = LmxError(
             ErrorCode.INTERNAL,
-            f"An internal error occurred. The log has the details under {record.request_id}.",
+            "An internal error occurred. The log has the details under "
+            f"{request[CONTEXT].request_id}.",
         )
-    record.error = lost.code.value
+    follow_outcome(request, lambda: replace(job.outcome(), error=lost.code.value))
     if lost.code is not ErrorCode.CLIENT_STALLED:
-        await events.send(error_event(lost))
+        await events.send(family_of(request).error_event(lost))
         await events.end()
     return events.response
 
 
-async def _pump(source: Source, job: Job, events: EventStream, ping_interval_s: float) -> None:
-    # Not before: which model answers is known by now alone.
-    writer = ChunkWriter(job.identity, job.form, job.shape(), job.warnings, source.prompt_tokens)
-    if beginning := writer.first(source.prompt_ids):
-        await events.send(beginning)
-    while True:
-        batch = await job.take(source, ping_interval_s)
-        data = writer.deltas(batch.deltas) if batch.deltas else b""
+class _Relay:
+    """What a generation makes, as the events of its stream. The hot path."""
+
+    def __init__(self, source: Source, job: Job, writer: EventWriter) -> None:
+        self._source = source
+        self._job = job
+        self._writer = writer
+
+    async def take(self, wait_s: float) -> bytes | None:
+        """Return the events of what is ready within ``wait_s``; None after the last ones."""
+        job, writer = self._job, self._writer
+        if job.ending is not None:
+            return None
+        batch = await job.take(self._source, wait_s)
+        events = writer.deltas(batch.deltas) if batch.deltas else b""
         if batch.ended:
-            data += writer.ends(batch.ended)
-        if batch.finished is not None:
-            await events.send(data + writer.last(batch.finished, job.clocked) + DONE)
-            return
-        if data:
-            await events.send(data)
-        elif not batch.deltas and not batch.ended:
-            await events.ping()
+            events += writer.ends(batch.ended)
+        if job.ending is not None:
+            events += writer.last(job.ending)
+        return events
+
+
+@asynccontextmanager
+async def with_wait_comments(
+    events: EventStream, news: Callable[[], str | None], ping_interval_s: float
+) -> AsyncIterator[None]:
+    """Open the stream and write comments while the block waits for a model.
+
+    ``news`` gives the state and progress of what is waited for, None while nothing is: only
+    where there are some is the stream opened. They are written when they change; without
+    change a ping goes out each ``ping_interval_s``. After the block nothing is being written,
+    and the stream is open or is not. Raises as writing does.
+    """
+    comments = _WaitComments(events, news)
+    writer = asyncio.create_task(events.send_all(comments.take, ping_interval_s))
+    try:
+        yield
+    except asyncio.CancelledError:
+        # The client has left: half a comment does not matter.
+        writer.cancel()
+        raise
+    finally:
+        # Not cancelled otherwise, which could leave half of the headers.
+        comments.over.set()
+        try:
+            await asyncio.wait({writer})
+        finally:
+            # It has ended, unless the client left just now.
+            writer.cancel()
+        if not writer.cancelled():
+            writer.result()
+
+
+class _WaitComments:
+    """What a client is told while its request waits for a model, until ``over`` is set."""
+
+    def __init__(self, events: EventStream, news: Callable[[], str | None]) -> None:
+        self.over = asyncio.Event()
+        self._events = events
+        self._news = news
+        self._told: str | None = None
+        self._is_quiet = True
+
+    async def take(self, wait_s: float) -> bytes | None:
+        """Return the comment that is due, opening the stream for the first one."""
+        # Before the stream is open there are no pings that the quiet could hold up.
+        if await _is_set(self.over, QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)):
+            return None
+        self._is_quiet = False
+        text = self._news()
+        if text is None or text == self._told:
+            return b""
+        if not self._events.is_open:
+            await self._events.open()
+        self._told = text
+        return comment(text)
+
+
+async def _is_set(event: asyncio.Event, wait_s: float) -> bool:
+    try:
+        async with asyncio.timeout(wait_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -7,18 +7,16 @@ from aiohttp import web
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.body import read_object
-from lmx.router.http.request_record import RECORD
-from lmx.router.inference.answering import answer_stream, answer_whole, is_ovms, new_identity
-from lmx.router.jobs.job import Job
+from lmx.router.http.outcome import CONTEXT
+from lmx.router.inference.answering import answer, is_ovms
+from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Form
+from lmx.router.rendering.openai import OpenAiAnswer
 from lmx.router.rendering.text import TextShape
 from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
 from lmx.router.schema.requests.unsupported import COMPLETION, log_ignored
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import candidates
-from lmx.router.workers.fallback import first_opened
 from lmx.router.workers.prompt_group import generate_all
 
 
@@ -28,15 +26,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
     All prompts are accepted before a stream begins: what is refused soon is refused with its
     own status.
     """
-    services, record = request.app[SERVICES], request[RECORD]
+    services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted, generates = parse_completion(body, ovms=is_ovms(request))
     log_ignored(body, CompletionRequest, COMPLETION)
-    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.CHAT)
-    model = models[0]
-    record.model, record.stream = model.model_id, bool(wanted.stream)
-    require_kind(model, ModelKind.CHAT)
-    identity = new_identity("cmpl", services, model)
+    stream = bool(wanted.stream)
+    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
     form = Form(
         choices=len(generates) * generates[0].search.n,
         logprobs=wanted.logprobs is not None,
@@ -45,15 +40,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
         continuous_usage=wanted.continuous_usage,
         token_ids=bool(wanted.return_token_ids),
     )
-    named = [own_request(generate, record) for generate in generates]
-
-    job = Job(
-        services.live, services.jobs, services.spec.version, record, identity, form,
-        TextShape, RequestKind.COMPLETION, request.remote,
-    )  # fmt: skip
-    opening = first_opened(
-        models, lambda chosen: generate_all(services.dispatcher, chosen, named), job.choose
+    named = [own_request(generate, context) for generate in generates]
+    return await answer(
+        request,
+        models,
+        lambda chosen: generate_all(services.dispatcher, chosen, named),
+        OpenAiAnswer(form, TextShape, stream=stream),
+        RequestKind.COMPLETION,
+        id_prefix="cmpl",
+        stream=stream,
     )
-    if wanted.stream:
-        return await answer_stream(request, opening, job)
-    return await answer_whole(request, opening, job)

@@ -7,25 +7,21 @@ import secrets
 import struct
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
-from lmx.protocol.messages.tasks import TaskFinished, Vectors
+from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.body import read_object
-from lmx.router.http.request_record import RECORD
 from lmx.router.http.responses import json_text
+from lmx.router.inference.model_choice import models_of_kind
+from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
 from lmx.router.schema.requests.unsupported import log_ignored
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import candidates
-from lmx.router.workers.fallback import perform_on_first
-from lmx.router.workers.task import TaskAnswer
 
 _AT_ONCE: Final = 64
 """Vectors that are written out before others get their turn on the loop: some milliseconds."""
@@ -33,40 +29,21 @@ _AT_ONCE: Final = 64
 
 async def embeddings(request: web.Request) -> web.Response:
     """Return a vector for each input, in the inputs' order."""
-    services, record = request.app[SERVICES], request[RECORD]
-    body = await read_object(request, services.spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, embed = parse_embedding(body)
     log_ignored(body, EmbeddingRequest, EMBEDDING)
-    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.EMBEDDING)
-    record.model = models[0].model_id
-    require_kind(models[0], ModelKind.EMBEDDING)
-    task = replace(embed, request_id=record.request_id)
-    model, answer = await services.live.perform(
-        f"embd-{secrets.token_hex(12)}",
-        RequestKind.EMBEDDING,
-        record,
-        request.remote,
-        perform_on_first(services.tasks, record, models, task),
-    )
-    assert isinstance(answer.last, TaskFinished)
-    record.prompt_tokens = answer.last.prompt_tokens
-    data = await _data(answer, as_base64=wanted.encoding_format == "base64")
-    rest = orjson.dumps(
-        {
-            "model": model.model_id,
-            "usage": {
-                "prompt_tokens": answer.last.prompt_tokens,
-                "total_tokens": answer.last.prompt_tokens,
-            },
-        }
-    )
+    models = await models_of_kind(request, wanted.model, ModelKind.EMBEDDING)
+    answer_id = f"embd-{secrets.token_hex(12)}"
+    computed = await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)
+    data = await _data(computed, as_base64=wanted.encoding_format == "base64")
+    rest = orjson.dumps({"model": computed.model_id, "usage": computed.usage})
     whole = b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
     return json_text(whole)
 
 
-async def _data(answer: TaskAnswer, *, as_base64: bool) -> list[bytes]:
+async def _data(computed: Computed, *, as_base64: bool) -> list[bytes]:
     objects: dict[int, bytes] = {}
-    for part in answer.parts:
+    for part in computed.parts:
         assert isinstance(part, Vectors)
         for index, vector in _split(part):
             shown = b64encode(vector).decode() if as_base64 else _floats(vector)

@@ -7,8 +7,7 @@ import math
 import secrets
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from operator import mul
 from typing import Final
 
@@ -16,11 +15,12 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.control import ModelView
-from lmx.protocol.messages.tasks import Scores, TaskFinished, Vectors
+from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.body import read_object
-from lmx.router.http.request_record import RECORD
 from lmx.router.http.responses import json_value
+from lmx.router.inference.model_choice import models_for
+from lmx.router.inference.tasks import Computed, compute, scores_of
 from lmx.router.jobs.live import RequestKind
 from lmx.router.schema.requests.tasks import (
     SCORE,
@@ -31,9 +31,6 @@ from lmx.router.schema.requests.tasks import (
 )
 from lmx.router.schema.requests.unsupported import log_ignored
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.routing import candidates
-from lmx.router.workers.fallback import perform_on_first
-from lmx.router.workers.task import TaskAnswer
 
 _AT_ONCE: Final = 64
 """Pairs of vectors that are compared before others get their turn on the loop: milliseconds."""
@@ -42,43 +39,30 @@ _AT_ONCE: Final = 64
 async def score(request: web.Request) -> web.Response:
     """Return a score for each pair: a reranking model's, or the cosine of an embedding model's
     vectors. One text is paired with each of several, or several with as many others."""
-    services, record = request.app[SERVICES], request[RECORD]
-    body = await read_object(request, services.spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted = parse_score(body)
     log_ignored(body, ScoreRequest, SCORE)
-    models = candidates(await services.supervisor.directory(), wanted.model, ModelKind.RERANK)
-    record.model = models[0].model_id
+    models = await models_for(request, wanted.model, ModelKind.RERANK)
     embeds = _embeds(models[0])
+    kind = RequestKind.EMBEDDING if embeds else RequestKind.RERANK
     task = embedding_of(wanted) if embeds else reranking_of(wanted)
-    task = replace(task, request_id=record.request_id)
     score_id = f"score-{secrets.token_hex(12)}"
     try:
-        model, answer = await services.live.perform(
-            score_id,
-            RequestKind.EMBEDDING if embeds else RequestKind.RERANK,
-            record,
-            request.remote,
-            perform_on_first(services.tasks, record, models, task),
-        )
+        computed = await compute(request, models, task, kind, score_id)
     except RequestError as error:
         error.param = _own_name(error.param, len(wanted.first))
         raise
-    assert isinstance(answer.last, TaskFinished)
-    record.prompt_tokens = answer.last.prompt_tokens
-    scores = await _cosines(answer, wanted) if embeds else _scores(answer)
+    scores = await _cosines(computed, wanted) if embeds else _in_order(scores_of(computed))
     whole = {
         "id": score_id,
         "object": "list",
         "created": int(time.time()),
-        "model": model.model_id,
+        "model": computed.model_id,
         "data": [
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
         ],
-        "usage": {
-            "prompt_tokens": answer.last.prompt_tokens,
-            "total_tokens": answer.last.prompt_tokens,
-        },
+        "usage": computed.usage,
     }
     return json_value(whole)
 
@@ -106,17 +90,13 @@ def _own_name(param: str | None, firsts: int) -> str | None:
     return param
 
 
-def _scores(answer: TaskAnswer) -> list[float]:
-    scores: dict[int, float] = {}
-    for part in answer.parts:
-        assert isinstance(part, Scores)
-        scores.update(zip(part.indexes, part.scores, strict=True))
+def _in_order(scores: Mapping[int, float]) -> list[float]:
     return [scores[index] for index in range(len(scores))]
 
 
-async def _cosines(answer: TaskAnswer, wanted: ScoreRequest) -> list[float]:
+async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
     vectors: dict[int, Sequence[float]] = {}
-    for part in answer.parts:
+    for part in computed.parts:
         assert isinstance(part, Vectors)
         vectors.update(_split(part))
     firsts = len(wanted.first)

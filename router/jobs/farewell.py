@@ -20,10 +20,10 @@ from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.http.cors import ORIGIN
+from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import http_error
-from lmx.router.http.request_record import RECORD
+from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EVENT_STREAM
-from lmx.router.rendering.chunks import error_event
 
 TOLD_TO_SAY_FAREWELL: Final = signal.SIGUSR2
 
@@ -103,7 +103,7 @@ def _tell(request: web.Request) -> bool:
 
 
 def _end_of_stream(request: web.Request) -> bytes:
-    event = error_event(hung_error())
+    event = family_of(request).error_event(hung_error())
     if request.version < (1, 1):
         return event
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
@@ -111,7 +111,7 @@ def _end_of_stream(request: web.Request) -> bytes:
 
 def _whole_answer(request: web.Request) -> bytes:
     form = http_error(hung_error())
-    body = orjson.dumps(form.body)
+    body = orjson.dumps(family_of(request).error_body(hung_error()))
     headers = [
         f"HTTP/1.1 {form.status} Service Unavailable",
         "Server: lmx",
@@ -120,8 +120,8 @@ def _whole_answer(request: web.Request) -> bytes:
         f"Retry-After: {form.retry_after}",
         "Connection: close",
     ]
-    if (record := request.get(RECORD)) is not None:
-        headers.append(f"X-Request-Id: {record.request_id}")
+    if (context := request.get(CONTEXT)) is not None:
+        headers.append(f"X-Request-Id: {context.request_id}")
     if (origin := request.get(ORIGIN)) is not None:
         headers.append(f"Access-Control-Allow-Origin: {origin}")
     return "\r\n".join([*headers, "", ""]).encode() + body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -16,20 +16,18 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import ModelView
 from lmx.protocol.messages.data import ChoiceEnded, Finished
-from lmx.protocol.states import FinishReason
-from lmx.router.http.errors import error_body, http_status
-from lmx.router.http.request_record import Record
-from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState, RequestKind, began_s
+from lmx.router.http.api_family import OPENAI
+from lmx.router.http.errors import http_status
+from lmx.router.http.outcome import Outcome
+from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState
 from lmx.router.jobs.records import JobRow, JobState
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import Accumulator
-from lmx.router.rendering.chunks import ChoiceShape, with_prompt_ids
+from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending
 from lmx.router.rendering.envelope import (
-    Form,
     Identity,
     RouterTimings,
     fingerprint,
-    head_object,
     timings_object,
     usage_object,
 )
@@ -54,52 +52,51 @@ _log = structlog.get_logger()
 
 class Job:
     """A generation under way, as a context: listed among the live requests within the block, and
-    recorded from its beginning to its end, whichever way that comes. One that is refused, and
-    whose id nobody was told, leaves no record.
+    recorded from its beginning to its end, whichever way that comes. A generation that is refused,
+    and whose id nobody was told, leaves no record.
 
-    Gathers all that is made, so that the record has it, also of a stream, and what there was of
-    one that was cut; but no logprobs of a stream, which its client has had: to write out those of
-    a long one takes most of a second. ``answer`` is the whole of it, as JSON, and ``clocked`` its
-    times, once :meth:`take` has returned a batch that is ``finished``; ``warnings`` say what is
-    done otherwise than it was asked for, once it has begun. Sends nothing to the
-    client.
+    It gathers all that is made, so that the record has it, also of a stream, and what there was of
+    one that was cut. It is the only owner of the generation's figures: :meth:`outcome` gives them
+    to the log, the metrics and the limits. It sends nothing to the client.
     """
 
     def __init__(
         self,
-        live: LiveRequests,
+        listed: LiveRequests,
         store: JobStore,
         version: str,
-        record: Record,
+        live: LiveRequest,
         identity: Identity,
-        form: Form,
-        shape: Callable[[Form], ChoiceShape],
-        kind: RequestKind,
-        client: str | None,
+        form: AnswerFormat,
+        is_told: Callable[[], bool],
     ) -> None:
+        """``is_told`` returns whether the client has been told the job's id."""
+        self.live = live
         self.identity = identity
         self.form = form
-        self.record = record
+        self.beginning = Beginning()
+        """What is known of the answer once :meth:`begin` has returned."""
+        self.ending: Ending | None = None
+        """How the generation ended, once :meth:`take` has returned a batch that is finished."""
         self.answer = b""
-        self.warnings: tuple[str, ...] = ()
-        self._prompt_ids: Sequence[Sequence[int]] = ()
-        self.clocked = RouterTimings(0.0, 0.0, 0.0)
-        self.live = LiveRequest(identity.completion_id, record, kind, client, began_s(record))
-        record.job_id = identity.completion_id
-        self._live = live
+        """The whole answer as JSON, from the same moment on."""
+        self._listed = listed
         self._store = store
         self._version = version
-        self._shape = shape
-        self._kept = replace(form, logprobs=False) if form.logprobs and record.stream else form
-        self._made = self.live.made = Accumulator(form.choices, logprobs=self._kept.logprobs)
+        self._is_told = is_told
+        self._made = live.made = Accumulator(form.choices, logprobs=form.keeps_logprobs)
         self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
         self._started_s: float | None = None
-        self._finished = False
-        self._listed = ExitStack()
+        self._output_at_s: float | None = None
+        self._ttft_s: float | None = None
+        self._gaps_s: list[float] = []
+        self._cut_tokens: int | None = None
+        self._has_record = True
+        self._until_ended = ExitStack()
 
     def __enter__(self) -> Self:
-        self._listed.enter_context(self._live.under_way(self.live))
+        self._until_ended.enter_context(self._listed.under_way(self.live))
         self._put(JobState.QUEUED)
         return self
 
@@ -107,19 +104,48 @@ class Job:
         self, _: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if not self._finished:
-                self._cut(_reason(error, self.record.request_id))
+            if self.ending is None:
+                self._cut(_reason(error, self.live.context.request_id))
         finally:
-            self._listed.close()
+            self._until_ended.close()
 
-    def shape(self) -> ChoiceShape:
-        """Return a new shape for a stream of the answer: each is good for writing it out once."""
-        return self._shape(self.form)
+    def outcome(self) -> Outcome:
+        """Return what has become of the generation so far."""
+        live, ending = self.live, self.ending
+        known = Outcome(
+            model=live.model_id,
+            stream=live.stream,
+            job_id=live.id if self._has_record else None,
+            prompt_tokens=live.prompt_tokens,
+            completion_tokens=self._cut_tokens,
+            ttft_s=self._ttft_s,
+            gaps_s=self._gaps_s,
+            # The answers of one request may end for several reasons; each is named once.
+            finish_reason=",".join(dict.fromkeys(end.reason.value for end in self._ends.values()))
+            or None,
+        )
+        if ending is None:
+            return known
+        usage, timings = ending.finished.usage, ending.finished.timings
+        return replace(
+            known,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            load_s=ending.clocked.load_s,
+            queue_s=timings.queue_s,
+            prefill_s=timings.prefill_s,
+            decode_s=timings.decode_s,
+        )
 
     def choose(self, model: ModelView) -> None:
         """Have the answer be ``model``'s; only before anything of it went out."""
-        self.record.model = self.identity.model_id = model.model_id
+        self.live.model_id = self.identity.model_id = model.model_id
         self.identity.fingerprint = fingerprint(self._version, model.model_id, model.source)
+
+    def detach(self) -> None:
+        """Go on without a client: it has been told the job's id instead of the answer."""
+        self.live.detached = True
 
     async def begin(
         self, opened: AsyncExitStack, opening: AbstractAsyncContextManager[Source]
@@ -128,9 +154,8 @@ class Job:
         what it is refused with, or REQUEST_CANCELLED."""
         source = await self.live.interruptible(opened.enter_async_context(opening))
         self._task = asyncio.current_task()
-        self.record.prompt_tokens = self.live.prompt_tokens = source.prompt_tokens
-        self.warnings = source.remarks
-        self._prompt_ids = source.prompt_ids
+        self.live.prompt_tokens = source.prompt_tokens
+        self.beginning = Beginning(source.prompt_tokens, source.remarks, source.prompt_ids)
         if source.queued:
             self.live.state, self.live.queue_position = LiveState.QUEUED, source.queued
             self._put(JobState.QUEUED)
@@ -155,16 +180,17 @@ class Job:
         finally:
             live.waiting = None
         if batch.deltas:
-            self.record.note_output(time.monotonic())
+            now_s = time.monotonic()
+            if self._output_at_s is None:
+                self._ttft_s = now_s - live.context.started_at_s
+            else:
+                self._gaps_s.append(now_s - self._output_at_s)
+            self._output_at_s = now_s
             if self._started_s is None:
                 self._run()
             self._made.take(batch.deltas)
         if batch.ended:
             self._ends.update((fact.index, fact) for fact in batch.ended)
-            self.record.finish_reason = ",".join(
-                # The answers of one request may end for several reasons; each is named once.
-                dict.fromkeys(fact.reason.value for fact in self._ends.values())
-            )
         if batch.finished is not None:
             self._finish(source, batch.finished)
         return batch
@@ -177,84 +203,63 @@ class Job:
     def _finish(self, source: Source, finished: Finished) -> None:
         """The generation has ended well: make the answer, and the record of it, before the
         client can know and ask for it."""
-        record = self.record
-        record.prompt_tokens = finished.usage.prompt_tokens
-        record.cached_tokens = finished.usage.cached_tokens
-        record.completion_tokens = finished.usage.completion_tokens
-        record.load_s = source.load_s
-        record.queue_s = finished.timings.queue_s
-        record.prefill_s = finished.timings.prefill_s
-        record.decode_s = finished.timings.decode_s
-        total_s = time.monotonic() - record.started_at
-        first_token_s = total_s if record.ttft_s is None else record.ttft_s
-        self.clocked = RouterTimings(total_s, first_token_s, source.load_s, self.form.choices)
-        usage, timings = usage_object(finished.usage), timings_object(finished, self.clocked)
-        self.answer = orjson.dumps(self._whole(usage, timings))
-        self._finished = True
+        total_s = time.monotonic() - self.live.context.started_at_s
+        first_token_s = total_s if self._ttft_s is None else self._ttft_s
+        clocked = RouterTimings(total_s, first_token_s, source.load_s, self.form.choices)
+        ending = Ending(finished, clocked)
+        self.answer = orjson.dumps(self._whole(ending))
+        self.ending = ending
         self._put(
             JobState.COMPLETED,
             http_status=200,
-            usage=orjson.dumps(usage),
-            timings=orjson.dumps(timings),
+            usage=orjson.dumps(usage_object(finished.usage)),
+            timings=orjson.dumps(timings_object(finished, clocked)),
             result=self.answer,
         )
 
     def _cut(self, error: LmxError) -> None:
         """The generation has ended before it was whole: record what there is of it."""
-        if self._task is None and _is_refusal(error) and not self.record.job_told:
+        live = self.live
+        if self._task is None and _is_refusal(error) and not self._is_told():
             # Clients that try again and again would push out the records of generations.
-            self.record.job_id = None
-            self._store.forget(self.live.id)
+            self._has_record = False
+            self._store.forget(live.id)
             return
-        self.record.completion_tokens = self.live.tokens or None
-        partial = orjson.dumps(self._whole(None, None)) if self.live.tokens else None
+        self._cut_tokens = live.tokens or None
+        partial = orjson.dumps(self._whole(None)) if live.tokens else None
         state = _ENDS.get(error.code, JobState.FAILED)
         self._put(
             state,
             http_status=http_status(error.code),
-            error=orjson.dumps(error_body(error)["error"]),
+            error=orjson.dumps(OPENAI.error_body(error)["error"]),
             result=partial,
         )
-        if self.live.detached:
-            _log.info("job.ended", job=self.live.id, state=state, error=error.message)
+        if live.detached:
+            _log.info("job.ended", job=live.id, state=state, error=error.message)
 
-    def _whole(self, usage: object, timings: object) -> dict[str, Any]:
-        shape = self._shape(self._kept)
-        whole = {
-            **head_object(self.identity, shape.whole_object),
-            "choices": [
-                shape.whole(self._ends[index], choice)
-                if index in self._ends
-                else shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice)
-                | {"finish_reason": None}
-                for index, choice in enumerate(self._made.choices)
-            ],
-            "usage": usage,
-            "timings": timings,
-            **({"warnings": self.warnings} if self.warnings else {}),
-        }
-        if self.form.token_ids and self._prompt_ids:
-            return with_prompt_ids(whole, self._prompt_ids, shape, self.form)
-        return whole
+    def _whole(self, ending: Ending | None) -> dict[str, Any]:
+        return self.form.whole(
+            self.identity, self.beginning, self._made.choices, self._ends, ending
+        )
 
     def _put(self, state: JobState, **known: Any) -> None:
-        live = self.live
+        live, ending = self.live, self.ending
         over = state is not JobState.QUEUED and state is not JobState.RUNNING
-        tokens = self.record.completion_tokens if self._finished else self._made.tokens
+        tokens = self._made.tokens if ending is None else ending.finished.usage.completion_tokens
         self._store.put(
             JobRow(
                 live.id,
                 live.kind.value,
                 live.model_id,
-                self.record.owner,
+                live.context.owner,
                 state.value,
-                bool(self.record.stream),
+                live.stream,
                 live.created_s,
-                self.record.request_id,
+                live.context.request_id,
                 started_s=self._started_s,
                 ended_s=time.time() if over else None,
                 queue_position=None if over else live.queue_position,
-                tokens=tokens or 0,
+                tokens=tokens,
                 **known,
             )
         )

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.router.http.request_record import Record
+from lmx.router.http.outcome import RequestContext
 from lmx.router.rendering.accumulator import Accumulator
 
 _T = TypeVar("_T")
@@ -45,31 +45,34 @@ def cancelled_error() -> LmxError:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """One request, of which ``record`` says whose it is and which model has it. Its handler fills
-    in what it learns; ``created_s`` is Unix time. ``queue_position``: in the worker, as last heard
-    of. ``detached``: nobody waits on the connection any more, the job goes on. Used from one
-    event loop only."""
+    """One request under way. Whoever performs it owns it and says here what becomes known; others
+    read it, and may :meth:`cancel` it. Used from one event loop only."""
 
     id: str
-    record: Record
+    context: RequestContext
     kind: RequestKind
     client: str | None
-    created_s: float
+    """The client's address."""
+    model_id: str
+    """The model that answers it, or that it waits for."""
+    stream: bool = False
     state: LiveState = LiveState.WAITING
     queue_position: int | None = None
+    """Its place in the worker's queue, as last heard of."""
     prompt_tokens: int | None = None
     made: Accumulator | None = None
     detached: bool = False
+    """Whether nobody waits on the connection any more, and the job goes on."""
     error: LmxError | None = None
     """What it was cancelled with."""
     waiting: asyncio.Task[Any] | None = None
     """Its task, while that may be cancelled: while it waits for something of the model's."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    created_s: float = field(init=False)
+    """When the request began, in Unix time."""
 
-    @property
-    def model_id(self) -> str:
-        """The model that answers it, or that it waits for."""
-        return self.record.model or ""
+    def __post_init__(self) -> None:
+        self.created_s = time.time() - (time.monotonic() - self.context.started_at_s)
 
     @property
     def tokens(self) -> int:
@@ -138,30 +141,22 @@ class LiveRequests:
         found = self._by_id.get(name)
         if found is not None:
             return (found,)
-        return tuple(live for live in self._by_id.values() if live.record.request_id == name)
+        return tuple(live for live in self._by_id.values() if live.context.request_id == name)
 
     def shown(self, live: LiveRequest) -> tuple[LiveState, int | None]:
         """Return where a request is, and its place in line there if it stands in one."""
         if live.state is not LiveState.WAITING:
             return live.state, live.queue_position
-        place = self._place_in_line(live.model_id, live.record.request_id)
+        place = self._place_in_line(live.model_id, live.context.request_id)
         if place is not None:
             return LiveState.WAITING, place
         # It has been sent to the worker. Tasks are not told when they begin.
         is_task = live.kind in (RequestKind.EMBEDDING, RequestKind.RERANK)
         return (LiveState.RUNNING if is_task else LiveState.QUEUED), None
 
-    async def perform(
-        self,
-        live_id: str,
-        kind: RequestKind,
-        record: Record,
-        client: str | None,
-        work: Coroutine[Any, Any, _T],
-    ) -> _T:
-        """Return what ``work`` returns, a task's answer; list it meanwhile. Raises
+    async def perform(self, live: LiveRequest, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what ``work`` returns, a task's answer; list ``live`` meanwhile. Raises
         REQUEST_CANCELLED when it is cancelled from outside."""
-        live = LiveRequest(live_id, record, kind, client, began_s(record))
         with self.under_way(live):
             return await live.interruptible(work)
 
@@ -176,28 +171,23 @@ class LiveRequests:
             live.ended.set()
 
 
-def began_s(record: Record) -> float:
-    """Return when a request began, in Unix time."""
-    return time.time() - (time.monotonic() - record.started_at)
-
-
 def live_object(live: LiveRequest, state: LiveState, position: int | None) -> dict[str, Any]:
     """Return one request as operators see it."""
     return {
         "id": live.id,
         "object": "request",
-        "request_id": live.record.request_id,
+        "request_id": live.context.request_id,
         "kind": live.kind.value,
         "model": live.model_id,
         "state": state.value,
         "queue_position": position,
-        "stream": bool(live.record.stream),
+        "stream": live.stream,
         "detached": live.detached,
         "cancelled": live.error is not None,
-        "owner": live.record.owner,
+        "owner": live.context.owner,
         "client": live.client,
         "created": round(live.created_s, 3),
-        "age_s": round(time.monotonic() - live.record.started_at, 3),
+        "age_s": round(time.monotonic() - live.context.started_at_s, 3),
         "prompt_tokens": live.prompt_tokens,
         "tokens": live.tokens,
     }

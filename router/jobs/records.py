@@ -19,7 +19,7 @@ import orjson
 import psutil
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.router.http.errors import error_body
+from lmx.router.http.api_family import OPENAI
 
 SCHEMA_VERSION: Final = 1
 """In the file's ``user_version``. Raise it with every change of the table."""
@@ -308,7 +308,7 @@ def is_alive(router: Router) -> bool:
 
 
 def _interruption(message: str) -> bytes:
-    return orjson.dumps(error_body(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
+    return orjson.dumps(OPENAI.error_body(LmxError(ErrorCode.JOB_INTERRUPTED, message))["error"])
 
 
 ROUTER_ENDED: Final = _interruption(

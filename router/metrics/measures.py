@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmx.router.http.request_record import Record
+from lmx.router.http.outcome import Outcome
 
 _FIRST_TOKEN_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -28,13 +28,14 @@ _TOKENS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One histogram. ``of`` gives its values of a request that has ended, from its record and
-    from how long it took in seconds; None where the request has no such value."""
+    """One histogram."""
 
     name: str
     help_text: str
     bounds: Sequence[float]
-    of: Callable[[Record, float], float | None]
+    of: Callable[[Outcome, float], float | None]
+    """Gives the value of a request that has ended, from its outcome and from how long it took
+    in seconds; None where the request has no such value."""
 
 
 DURATION: Final = Measure(
@@ -48,7 +49,7 @@ GAPS: Final = Measure(
     "inter_token_latency_seconds",
     "Between one output of a request and the next.",
     _GAP_S,
-    lambda *_: None,  # a request has many: they are added from its record all at once
+    lambda *_: None,  # a request has many: they are added from its outcome all at once
 )
 
 MEASURES: Final = (
@@ -56,51 +57,51 @@ MEASURES: Final = (
         "time_to_first_token_seconds",
         "From a request's first byte to its first output.",
         _FIRST_TOKEN_S,
-        lambda record, _: record.ttft_s,
+        lambda outcome, _: outcome.ttft_s,
     ),
     Measure(
         "e2e_request_latency_seconds",
         "From a request's first byte to the end of its answer, of those that ended well.",
         _REQUEST_S,
-        lambda record, duration_s: (
-            duration_s if record.finish_reason and not record.error else None
+        lambda outcome, duration_s: (
+            duration_s if outcome.finish_reason and not outcome.error else None
         ),
     ),
     Measure(
         "request_model_wait_seconds",
         "How long a request waited for its model to be in memory.",
         _REQUEST_S,
-        lambda record, _: record.load_s,
+        lambda outcome, _: outcome.load_s,
     ),
     Measure(
         "request_queue_time_seconds",
         "How long a request waited in its model's worker before its prompt was begun.",
         _REQUEST_S,
-        lambda record, _: record.queue_s,
+        lambda outcome, _: outcome.queue_s,
     ),
     Measure(
         "request_prefill_time_seconds",
         "How long a request's prompt took.",
         _REQUEST_S,
-        lambda record, _: record.prefill_s,
+        lambda outcome, _: outcome.prefill_s,
     ),
     Measure(
         "request_decode_time_seconds",
         "From a request's first token to its last.",
         _REQUEST_S,
-        lambda record, _: record.decode_s,
+        lambda outcome, _: outcome.decode_s,
     ),
     Measure(
         "request_prompt_tokens",
         "Tokens of a request's prompt.",
         _TOKENS,
-        lambda record, _: record.prompt_tokens,
+        lambda outcome, _: outcome.prompt_tokens,
     ),
     Measure(
         "request_generation_tokens",
         "Tokens that a request was answered with.",
         _TOKENS,
-        lambda record, _: record.completion_tokens,
+        lambda outcome, _: outcome.completion_tokens,
     ),
 )
 """Each is added to once for a request, at its end."""

@@ -1,6 +1,6 @@
 """What requests have come to: counted since this router started, and by those before it.
 
-Everything is taken from a request's record at its end: nothing here costs a token anything.
+Everything is taken from a request's outcome at its end: nothing here costs a token anything.
 
 Values counted in buckets, as Prometheus' histograms are, at a fraction of a client's cost.
 """
@@ -22,7 +22,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.counts import Tally
 from lmx.protocol.states import FinishReason
 from lmx.router.http.endpoint import Endpoint
-from lmx.router.http.request_record import CLIENT_LEFT, Record
+from lmx.router.http.outcome import CLIENT_LEFT, Outcome
 from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
 
 
@@ -195,8 +195,11 @@ class RequestMetrics:
         self._earlier = Reading(Totals(), {}, {}, {})
         self.changes = 0
 
-    def request_ended(self, record: Record, endpoint: Endpoint | None, status: int) -> None:
-        """Take a request's end; ``endpoint`` None: it was for no route. Polls don't count."""
+    def request_ended(
+        self, outcome: Outcome, endpoint: Endpoint | None, status: int, duration_s: float
+    ) -> None:
+        """Take a request's end, ``duration_s`` after its beginning; ``endpoint`` None: it was for
+        no route. Polls don't count."""
         if endpoint is not None and endpoint.quiet:
             return
         self.changes += 1
@@ -205,24 +208,24 @@ class RequestMetrics:
         else:
             self._http[endpoint.method, endpoint.path, _status_class(status)] += 1
             if endpoint.is_inference:
-                self._count(record, status)
+                self._count(outcome, status, duration_s)
 
     def rate_limited(self, scope: str, limit: str) -> None:
         """Take that a limit has refused a request."""
         self.changes += 1
         self._limited[scope, limit] += 1
 
-    def job_ended(self, record: Record, counted_prompt_tokens: int) -> None:
+    def job_ended(self, outcome: Outcome, counted_prompt_tokens: int) -> None:
         """Take the tokens of a job that went on after its request was answered with a time-out;
         of the prompt those that were not counted then. The request itself was counted."""
         self.changes += 1
-        totals, tally = self._totals, self._tally(record.model or NONE)
-        prompt_tokens = (record.prompt_tokens or 0) - counted_prompt_tokens
+        totals, tally = self._totals, self._tally(outcome.model or NONE)
+        prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens
         totals.prompt_tokens += prompt_tokens
-        totals.completion_tokens += record.completion_tokens or 0
+        totals.completion_tokens += outcome.completion_tokens or 0
         tally.prompt_tokens += prompt_tokens
-        tally.cached_tokens += record.cached_tokens or 0
-        tally.completion_tokens += record.completion_tokens or 0
+        tally.cached_tokens += outcome.cached_tokens or 0
+        tally.completion_tokens += outcome.completion_tokens or 0
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
         """Return how fast the model's last whole answer came, its prompt's time left out; None
@@ -272,29 +275,28 @@ class RequestMetrics:
             return _copied(own or earlier or ModelTally())
         return earlier.plus(own)
 
-    def _count(self, record: Record, status: int) -> None:
-        code = error_of(record, status)
-        totals, tally = self._totals, self._tally(record.model or NONE)
+    def _count(self, outcome: Outcome, status: int, duration_s: float) -> None:
+        code = error_of(outcome, status)
+        totals, tally = self._totals, self._tally(outcome.model or NONE)
         totals.requests += 1
-        totals.streams += bool(record.stream)
+        totals.streams += bool(outcome.stream)
         if code is None:
-            tally.reasons[reason_of(record)] += 1
+            tally.reasons[reason_of(outcome)] += 1
         else:
             totals.errors += 1
             tally.errors[code] += 1
-        totals.prompt_tokens += record.prompt_tokens or 0
-        totals.completion_tokens += record.completion_tokens or 0
-        tally.prompt_tokens += record.prompt_tokens or 0
-        tally.cached_tokens += record.cached_tokens or 0
-        tally.completion_tokens += record.completion_tokens or 0
+        totals.prompt_tokens += outcome.prompt_tokens or 0
+        totals.completion_tokens += outcome.completion_tokens or 0
+        tally.prompt_tokens += outcome.prompt_tokens or 0
+        tally.cached_tokens += outcome.cached_tokens or 0
+        tally.completion_tokens += outcome.completion_tokens or 0
         tally.used_at_s = time.time()
-        if record.completion_tokens and record.decode_s:
-            tally.tokens_per_s = record.completion_tokens / record.decode_s
-        duration_s = time.monotonic() - record.started_at
+        if outcome.completion_tokens and outcome.decode_s:
+            tally.tokens_per_s = outcome.completion_tokens / outcome.decode_s
         tally.histograms[DURATION.name].add((duration_s,))
-        tally.histograms[GAPS.name].add(record.gaps_s)
+        tally.histograms[GAPS.name].add(outcome.gaps_s)
         for measure in MEASURES:
-            if (value := measure.of(record, duration_s)) is not None:
+            if (value := measure.of(outcome, duration_s)) is not None:
                 tally.histograms[measure.name].add((value,))
 
     def _tally(self, model_id: str) -> ModelTally:
@@ -313,21 +315,21 @@ class RequestMetrics:
             }
 
 
-def error_of(record: Record, status: int) -> str | None:
+def error_of(outcome: Outcome, status: int) -> str | None:
     """Return the code of the error that a request ended with, None where it is none: a client
     that leaves is none. What is refused has an error's status; what is lost after the headers
-    were out has its code in the record."""
-    if record.error == CLIENT_LEFT or (record.error is None and status < 400):
+    were out has its code in the outcome."""
+    if outcome.error == CLIENT_LEFT or (outcome.error is None and status < 400):
         return None
-    return record.error if record.error in _CODES else ErrorCode.INTERNAL.value
+    return outcome.error if outcome.error in _CODES else ErrorCode.INTERNAL.value
 
 
-def reason_of(record: Record) -> str:
+def reason_of(outcome: Outcome) -> str:
     """Return why the answer of a request without an error ended, one of ``REASONS``. Answers
     that generate nothing just stop."""
-    if record.error == CLIENT_LEFT:
+    if outcome.error == CLIENT_LEFT:
         return ABORTED
-    ends = (record.finish_reason or "").split(",")
+    ends = (outcome.finish_reason or "").split(",")
     return next((reason for reason in _BY_WEIGHT if reason in ends), FinishReason.STOP).value
 
 

@@ -8,6 +8,7 @@ GET /admin/models/download/{download_id}/progress: server-sent events until it h
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,12 +26,12 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
+from lmx.router.http.api_family import OPENAI
 from lmx.router.http.body import read_object
-from lmx.router.http.errors import error_body, rejection
+from lmx.router.http.endpoint import family_of
+from lmx.router.http.errors import rejection
 from lmx.router.http.responses import json_answer, json_array
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import LiveStream
-from lmx.router.rendering.chunks import error_event
 from lmx.router.schema.answers.admin import (
     AvailableAnswer,
     DownloadAnswer,
@@ -160,7 +161,7 @@ def fault(view: DownloadView) -> ErrorObject | None:
     """Return why a download has no good end; None while it runs, and for a good one."""
     if view.error_code is None:
         return None
-    return ErrorObject(**error_body(_failure(view), operator=True)["error"])
+    return ErrorObject(**OPENAI.error_body(_failure(view), operator=True)["error"])
 
 
 def available_answer(model: AvailableModel) -> AvailableAnswer:
@@ -196,27 +197,28 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
     stream = EventStream(request, services.spec.stall_timeout_s)
     await stream.open()
     try:
-        await _follow(services, stream, view)
+        await stream.send_each(_progress(services, view), services.spec.ping_interval_s)
     except LmxError as error:
         if error.code is ErrorCode.CLIENT_STALLED:
             # It has been dropped: there is nobody to tell.
             return stream.response
-        await stream.send(error_event(error))
+        await stream.send(family_of(request).error_event(error))
     await stream.end()
     return stream.response
 
 
-async def _follow(services: Services, stream: EventStream, view: DownloadView) -> None:
-    following, sent = LiveStream(services, stream), b""
+async def _progress(services: Services, view: DownloadView) -> AsyncIterator[bytes]:
+    """Yield an event for each state of a download that differs from the one before, until it has
+    ended. Raises SHUTTING_DOWN when the router stops before that."""
+    told = b""
     while True:
         event = progress_event(view)
-        if event != sent:
-            await following.send(event)
-            sent = event
+        yield b"" if event == told else event
+        told = event
         if view.status not in _RUNS:
             return
         await asyncio.sleep(_INTERVAL_S)
-        if not await following.goes_on():
+        if services.traffic.closed:
             raise UnavailableError(
                 ErrorCode.SHUTTING_DOWN,
                 "lmx stops, or restarts its router: look at the download again in a moment. One "

@@ -16,7 +16,7 @@ from lmx.protocol.messages.control import Done, ModelView
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.http.body import read_object
-from lmx.router.http.request_record import RECORD, Record
+from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_mb
 from lmx.router.operators.models import gone, loaded
 from lmx.router.schema.answers.engines import (
@@ -94,7 +94,7 @@ async def add_engine(request: web.Request) -> web.Response:
 
     One that can't be loaded is removed again. Who leaves does not stop the load.
     """
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     wanted = validated(EngineRequest, await read_object(request, services.spec.body_limit_bytes))
     parameters = _given(wanted)
     with params_named(_FIELDS):
@@ -108,7 +108,7 @@ async def add_engine(request: web.Request) -> web.Response:
         )
         await ask(services.supervisor, question, Done, _ADD_DEADLINE_S)
         try:
-            model = await loaded(services, record, wanted.engine_id)
+            model = await loaded(request, wanted.engine_id)
         except LmxError as error:
             if was_there or error.code in _NO_FAILURE:
                 raise
@@ -126,9 +126,9 @@ async def add_engine(request: web.Request) -> web.Response:
 
 async def remove_engine(request: web.Request) -> web.Response:
     """Unload an engine that was added, and forget it; its files stay."""
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     with params_named(_FIELDS):
-        model = await _find(services, record, request.match_info["id"])
+        model = await _find(request)
         await command(services.supervisor, RemoveModel(model.model_id))
         await gone(services, model)
     return json_answer(EngineRemoved(engine_id=model.model_id, status="removed"))
@@ -136,9 +136,9 @@ async def remove_engine(request: web.Request) -> web.Response:
 
 async def engine_status(request: web.Request) -> web.Response:
     """Return one engine with what it takes and what it has done."""
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     with params_named(_FIELDS):
-        model = await _find(services, record, request.match_info["id"])
+        model = await _find(request)
     status = await live_status(services.supervisor)
     line = line_of(status, model.model_id)
     if line is None:
@@ -188,9 +188,10 @@ def _shown(line: Mapping[str, Any], model: ModelView) -> EngineParameters:
     )
 
 
-async def _find(services: Services, record: Record, name: str) -> ModelView:
-    model = (await services.supervisor.directory()).resolve(name)
-    record.model = model.model_id
+async def _find(request: web.Request) -> ModelView:
+    directory = await request.app[SERVICES].supervisor.directory()
+    model = directory.resolve(request.match_info["id"])
+    set_outcome(request, Outcome(model=model.model_id))
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
 import orjson
@@ -13,7 +13,6 @@ from lmx.protocol.errors import GenerationError
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.events import event_object
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import LiveStream
 from lmx.router.schema.requests.operators import EventsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -47,26 +46,25 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
         await stream.open()
         # A reader that takes nothing any more has been dropped, and there is nobody to tell.
         with contextlib.suppress(GenerationError):
-            await _send(services, stream, found, listener, wanted, follow=query.follow)
+            batches = _batches(services, found, listener, wanted, follow=query.follow)
+            await stream.send_each(batches, services.spec.ping_interval_s)
             await stream.end()
     return stream.response
 
 
-async def _send(
+async def _batches(
     services: Services,
-    stream: EventStream,
     found: Sequence[Happening],
     listener: Listener,
     wanted: _Filter,
     *,
     follow: bool,
-) -> None:
+) -> AsyncIterator[bytes]:
+    """Yield the events in ``found``, then those that come, until the router stops."""
     wait_s = min(_LOOK_S, services.spec.ping_interval_s)
-    following = LiveStream(services, stream)
     while True:
-        if found:
-            await following.send(b"".join(map(_event, found)))
-        if not follow or not await following.goes_on():
+        yield b"".join(map(_event, found))
+        if not follow or services.traffic.closed:
             return
         found = wanted(await listener.take(wait_s))
 

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.router.http.request_record import RECORD
+from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import json_value
 from lmx.router.jobs.live import LiveRequest, LiveState, live_object
 from lmx.router.jobs.records import JobRow, JobState, Wanted
@@ -36,7 +36,7 @@ async def list_jobs(request: web.Request) -> web.Response:
     if after is None or _JOB_ID.fullmatch(after):
         page = await services.jobs.listed(
             Wanted(
-                request[RECORD].owner,
+                request[CONTEXT].owner,
                 query.state,
                 _model_id(services, query.model),
                 query.kind,
@@ -98,7 +98,7 @@ async def _row(request: web.Request) -> JobRow:
     job_id = request.match_info["id"]
     row = None
     if _JOB_ID.fullmatch(job_id):
-        row = await request.app[SERVICES].jobs.get(job_id, request[RECORD].owner)
+        row = await request.app[SERVICES].jobs.get(job_id, request[CONTEXT].owner)
     if row is None:
         raise RequestError(
             ErrorCode.NOT_FOUND,

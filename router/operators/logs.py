@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -22,7 +22,6 @@ from aiohttp import web
 from lmx.protocol.errors import GenerationError
 from lmx.protocol.host.log_files import process_log, rotated, worker_log
 from lmx.router.http.sse import EventStream
-from lmx.router.operators.live_stream import LiveStream
 from lmx.router.schema.requests.operators import LogsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -168,27 +167,24 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
     await stream.open()
     # A reader that takes nothing any more has been dropped, and there is nobody to tell.
     with contextlib.suppress(GenerationError):
-        await _send(services, stream, path, lines, place, follow=query.follow)
+        batches = _batches(services, path, lines, place, follow=query.follow)
+        await stream.send_each(batches, services.spec.ping_interval_s)
         await stream.end()
     return stream.response
 
 
-async def _send(
-    services: Services,
-    stream: EventStream,
-    path: Path,
-    lines: Sequence[str],
-    place: Place,
-    *,
-    follow: bool,
-) -> None:
-    following = LiveStream(services, stream)
+async def _batches(
+    services: Services, path: Path, lines: Sequence[str], place: Place, *, follow: bool
+) -> AsyncIterator[bytes]:
+    """Yield ``lines``, which end at ``place``, and then those that are added, until the router
+    stops."""
     while True:
         for begin in range(0, len(lines), _LINES_AT_ONCE):
-            await following.send(_events(lines[begin : begin + _LINES_AT_ONCE]))
-        if not follow or not await following.goes_on():
+            yield _events(lines[begin : begin + _LINES_AT_ONCE])
+        if not follow or services.traffic.closed:
             return
         if not lines:
+            yield b""
             await asyncio.sleep(_POLL_S)
         lines, place = await asyncio.to_thread(more_lines, path, place)
 

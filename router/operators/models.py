@@ -17,7 +17,7 @@ from lmx.protocol.messages.control import LoadModel, ModelView, UnloadModel
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.states import SlotState
 from lmx.router.http.body import read_object
-from lmx.router.http.request_record import RECORD, Record
+from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_gb
 from lmx.router.operators.status import machine_memory
 from lmx.router.schema.answers.admin import DeleteAnswer, LoadAnswer, UnloadAnswer
@@ -57,16 +57,15 @@ _POLL_S: Final = 0.25
 _DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
 
 
-async def loaded(
-    services: Services, record: Record, name: str, context_length: int | None = None
-) -> ModelView:
-    """Return a model once it is READY; ``context_length`` None: with the one it has, or is
-    configured with.
+async def loaded(request: web.Request, name: str, context_length: int | None = None) -> ModelView:
+    """Return the model that ``request`` has loaded, once it is READY; ``context_length`` None:
+    with the one it has, or is configured with.
 
     Waits as long as a request for it would (``load_wait_s``). Whoever stops waiting doesn't stop
     the load. Raises what the supervisor denies it with, ``param`` in its words, and what
     :meth:`WaitingRoom.acquire` raises.
     """
+    services, context = request.app[SERVICES], request[CONTEXT]
     supervisor = services.supervisor
     model = known_model(await supervisor.directory(), name)
     # A name that is not known may be a repository on this machine, which is added by this.
@@ -76,9 +75,10 @@ async def loaded(
         lambda now: known_model(now, asked) is not None, COMMAND_DEADLINE_S
     ):
         raise unavailable(f"lmx's supervisor did not tell of {asked!r} in time.")
-    record.model = _model(services, asked).model_id
+    model_id = _model(services, asked).model_id
+    set_outcome(request, Outcome(model=model_id))
     instance = await services.room.acquire(
-        record.model, record.request_id, record.asker, record.started_at
+        model_id, context.request_id, context.asker, context.started_at_s
     )
     # Its context and memory come with the snapshot that names the worker.
     await supervisor.until(
@@ -163,12 +163,12 @@ _MODEL_FIELD: Final = {"model": "model_id"}
 
 async def load_model(request: web.Request) -> web.Response:
     """Load a model, and answer once it is ready. Who leaves does not stop the load."""
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(LoadRequest, body)
     with params_named(_LOAD_FIELDS):
-        model = await loaded(services, record, wanted.model_id, wanted.max_context_length)
-    took_s = time.monotonic() - record.started_at
+        model = await loaded(request, wanted.model_id, wanted.max_context_length)
+    took_s = time.monotonic() - request[CONTEXT].started_at_s
     status = await live_status(services.supervisor)
     return json_answer(
         LoadAnswer(
@@ -184,12 +184,12 @@ async def load_model(request: web.Request) -> web.Response:
 
 async def unload_model(request: web.Request) -> web.Response:
     """Unload a model, and answer once its memory is free. Its next request loads it again."""
-    services, record = request.app[SERVICES], request[RECORD]
+    services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(UnloadRequest, body)
     with params_named(_MODEL_FIELD):
         model = (await services.supervisor.directory()).resolve(wanted.model_id)
-        record.model = model.model_id
+        set_outcome(request, Outcome(model=model.model_id))
         before = line_of(await live_status(services.supervisor), model.model_id)
         await unloaded(services, model)
     pid, held_bytes = (None, 0) if before is None else (before["pid"], before["memory_bytes"])

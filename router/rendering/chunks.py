@@ -1,21 +1,19 @@
-"""Writes the chunks of a stream as SSE events. Pure: no clock, no socket."""
+"""Writes the chunks of OpenAI's streams as SSE events. Pure: no clock, no socket."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
-from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Usage
+from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind
-from lmx.router.http.errors import error_body
 from lmx.router.rendering.accumulator import AccumulatedChoice
+from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import (
     Form,
     Identity,
-    RouterTimings,
     head_object,
     timings_object,
     usage_object,
@@ -24,6 +22,7 @@ from lmx.router.rendering.envelope import (
 _CONTENT = DeltaKind.CONTENT
 _NO_USAGE = b',"usage":null'
 _CHUNK_END = b"}\n\n"
+_DONE: Final = b"data: [DONE]\n\n"
 
 
 class ChoiceShape(Protocol):
@@ -76,8 +75,12 @@ def with_prompt_ids(
     return {**answer, "choices": choices}
 
 
+_UNKNOWN: Final = Beginning()
+
+
 class ChunkWriter:
-    """Writes the chunks of one stream.
+    """Writes the chunks of one stream. See
+    :class:`lmx.router.rendering.answer_format.EventWriter`.
 
     What is the same in every chunk is encoded once; a delta of plain text costs one
     ``orjson.dumps`` of its text. With ``include_usage`` every chunk but the last carries
@@ -90,15 +93,15 @@ class ChunkWriter:
         identity: Identity,
         form: Form,
         shape: ChoiceShape,
-        warnings: Sequence[str] = (),
-        prompt_tokens: int = 0,
+        beginning: Beginning = _UNKNOWN,
     ) -> None:
         self._form = form
         self._shape = shape
+        self._beginning = beginning
         self._head = b"data: " + orjson.dumps(head_object(identity, shape.chunk_object))[:-1]
         self._usage = _NO_USAGE if form.include_usage else b""
+        warnings = beginning.warnings
         self._warnings = b',"warnings":' + orjson.dumps(warnings) if warnings else b""
-        self._prompt_tokens = prompt_tokens
         self._tokens = 0
         self._open = form.choices
         self._last_end = b""
@@ -112,9 +115,9 @@ class ChunkWriter:
         if form.continuous_usage:
             self._count(0)
 
-    def first(self, prompt_ids: Sequence[Sequence[int]] = ()) -> bytes:
-        """Return the chunks that choices begin with; none where their kind has none.
-        ``prompt_ids``: the tokens of each prompt, where they were asked for."""
+    def first(self) -> bytes:
+        """Return the chunks that choices begin with; none where their kind has none."""
+        prompt_ids = self._beginning.prompt_ids
         chunks = []
         for index in range(self._form.choices):
             choice = self._shape.first(index)
@@ -148,22 +151,24 @@ class ChunkWriter:
             self._open -= 1
             chunk = self._chunk(self._shape.end(fact))
             if self._open:
-                pieces.append(chunk + b"}\n\n")
+                pieces.append(chunk + _CHUNK_END)
             else:
                 self._last_end = chunk
         return b"".join(pieces)
 
-    def last(self, finished: Finished, clocked: RouterTimings) -> bytes:
-        """Return the last choice's finish reason, and the usage chunk where one is asked for.
+    def last(self, ending: Ending) -> bytes:
+        """Return the last choice's finish reason, the usage chunk where one is asked for, and
+        the mark of the end.
 
-        The timings, and the warnings, are in whichever comes last.
+        The timings, and the warnings, are in whichever chunk comes last.
         """
-        timings = b',"timings":' + orjson.dumps(timings_object(finished, clocked)) + self._warnings
+        shown = timings_object(ending.finished, ending.clocked)
+        timings = b',"timings":' + orjson.dumps(shown) + self._warnings
         if not self._form.include_usage:
-            return self._last_end + timings + b"}\n\n"
-        usage = orjson.dumps(usage_object(finished.usage))
+            return self._last_end + timings + _CHUNK_END + _DONE
+        usage = orjson.dumps(usage_object(ending.finished.usage))
         tail = b',"choices":[],"usage":' + usage + timings
-        return self._last_end + b"}\n\n" + self._head + tail + b"}\n\n"
+        return self._last_end + _CHUNK_END + self._head + tail + _CHUNK_END + _DONE
 
     def _counted(self, delta: Delta) -> bytes:
         """Return the chunk of a delta with the usage so far."""
@@ -179,7 +184,7 @@ class ChunkWriter:
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
-        usage = usage_object(Usage(self._prompt_tokens, self._tokens))
+        usage = usage_object(Usage(self._beginning.prompt_tokens, self._tokens))
         self._usage = b',"usage":' + orjson.dumps(usage)
 
     def _event(self, choice: dict[str, Any]) -> bytes:
@@ -188,8 +193,3 @@ class ChunkWriter:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         # Without its closing brace: timings may follow.
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + self._usage
-
-
-def error_event(error: LmxError) -> bytes:
-    """Return the event that ends a stream which was lost after it began."""
-    return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"

@@ -12,7 +12,7 @@ from lmx.router.http.body_room import MOST_BYTES, BodyRoom
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
-from lmx.router.server.middleware import add_headers, make_middleware
+from lmx.router.server.middleware import RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
 from lmx.router.services import SERVICES, Services
 
@@ -21,13 +21,17 @@ def make_app(services: Services) -> web.Application:
     """Return the application. Sizes of bodies are limited where they are read, not here."""
     spec = services.spec
     cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
-    app = web.Application(
-        middlewares=[
-            make_middleware(
-                services.traffic, spec.max_requests, HostCheck(spec), cors, services.farewell
-            )
-        ]
+    server = RequestServer(
+        spec,
+        HostCheck(spec),
+        cors,
+        services.traffic,
+        services.limiter,
+        services.counts,
+        services.metrics,
+        services.farewell,
     )
+    app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services
     app[ENDPOINTS] = {}
     app[LARGE_BODIES] = asyncio.Lock()

@@ -24,6 +24,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.wire.endpoints import new_request_id
+from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_error
 
 _KEPT_BACK: Final = 384
@@ -69,15 +70,13 @@ class _Refusal(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        form = http_error(
-            UnavailableError(
-                ErrorCode.QUEUE_FULL,
-                f"lmx holds {self._most} connections, as many as it may: close some that are idle, "
-                "or raise the limit of open files and start it again.",
-                retry_after_s=5.0,
-            )
+        error = UnavailableError(
+            ErrorCode.QUEUE_FULL,
+            f"lmx holds {self._most} connections, as many as it may: close some that are idle, "
+            "or raise the limit of open files and start it again.",
+            retry_after_s=5.0,
         )
-        body = orjson.dumps(form.body)
+        form, body = http_error(error), orjson.dumps(OPENAI.error_body(error))
         transport.write(
             f"HTTP/1.1 {form.status} Too Many Requests\r\nServer: lmx\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -115,7 +114,7 @@ def _handle_error(
     form = http_error(error)
     response = web.Response(
         status=form.status,
-        body=orjson.dumps(form.body),
+        body=orjson.dumps(OPENAI.error_body(error)),
         content_type="application/json",
         headers={"Server": "lmx", "X-Request-Id": request_id},
     )

@@ -1,30 +1,48 @@
-"""What every request gets: an id, a look at the names it comes with, an answer in the API's form
-whatever happens, a log line."""
+"""What every request gets: an id, a look at the names it comes with, an answer in its API's form
+whatever happens, a line in the log and a place in the metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from contextlib import nullcontext
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.errors import (
+    ErrorCode,
+    GenerationError,
+    LmxError,
+    RequestError,
+    UnavailableError,
+)
+from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import accept_request_id
 from lmx.router.http.access import check_access
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.cors import ORIGIN, Cors, is_preflight
-from lmx.router.http.endpoint import Access, endpoint_of
+from lmx.router.http.endpoint import Access, endpoint_of, family_of
 from lmx.router.http.errors import http_error
-from lmx.router.http.rate_limits import ADMISSION
-from lmx.router.http.request_record import CLIENT_LEFT, RECORD, Record, Traffic
+from lmx.router.http.outcome import (
+    CLIENT_LEFT,
+    CONTEXT,
+    RequestContext,
+    last_outcome,
+    log_fields,
+    outcome_of,
+)
+from lmx.router.http.rate_limits import ADMISSION, RateLimiter
 from lmx.router.http.responses import json_text
+from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell
-from lmx.router.services import SERVICES, Services
+from lmx.router.metrics.kept_counts import KeptCounts
+from lmx.router.metrics.requests import RequestMetrics
+from lmx.router.server.sending import send_whole
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 JOB_ID_HEADER: Final = "X-Job-Id"
@@ -35,86 +53,169 @@ _CLIENT_LEFT_STATUS: Final = 499
 _log = structlog.get_logger()
 
 
-def make_middleware(
-    traffic: Traffic, max_requests: int, hosts: HostCheck, cors: Cors, farewell: Farewell
-) -> Middleware:
-    """Return the one middleware: request id, who may ask by name and by web page, errors, refusal
-    while ending and of more than ``max_requests`` at a time, access log."""
+class _Answer(NamedTuple):
+    """A response, and the code of the error that it tells, where it tells one."""
 
-    @web.middleware
-    async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
-        record = Record(accept_request_id(request.headers.get(REQUEST_ID_HEADER)), time.monotonic())
-        request[RECORD] = record
-        status = _CLIENT_LEFT_STATUS
-        farewell.begin(request)
-        with structlog.contextvars.bound_contextvars(request_id=record.request_id):
+    response: web.StreamResponse
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestServer:
+    """Serves each request: it checks who asks, has the handler answer, writes the answer, and
+    takes down what became of it."""
+
+    spec: RouterSpec
+    hosts: HostCheck
+    cors: Cors
+    traffic: Traffic
+    limiter: RateLimiter
+    counts: KeptCounts
+    metrics: RequestMetrics
+    farewell: Farewell
+
+    @property
+    def middleware(self) -> Middleware:
+        """What makes an application serve its requests so."""
+
+        @web.middleware
+        async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._serve(request, handler)
+
+        return serve
+
+    async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        request_id = accept_request_id(request.headers.get(REQUEST_ID_HEADER))
+        request[CONTEXT] = RequestContext(request_id, time.monotonic())
+        status, error = _CLIENT_LEFT_STATUS, None
+        self.farewell.begin(request)
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                # A request that is refused at the end is not counted: it would hold up the end.
+                refused = self._refusal(request)
+                if refused is not None:
+                    # Not counted: a request that is refused at the end would hold the end up.
+                    response, error = refused
+                    status = response.status
+                    return response
                 endpoint = endpoint_of(request)
                 quiet = endpoint is not None and endpoint.quiet
-                # Operators must get through while the server is at its limit.
-                admin = endpoint is not None and endpoint.access is Access.ADMIN
-                # Before all else: a stranger's page learns nothing, and a preflight has no key.
-                stranger = _stranger(request, hosts, cors)
-                if stranger is not None:
-                    response = _refuse(record, stranger)
-                elif ORIGIN in request and is_preflight(request):
-                    response = cors.preflight(request)
-                elif traffic.closed:
-                    response = _refuse(record, _SHUTTING_DOWN)
-                elif traffic.under_way >= max_requests and not quiet and not admin:
-                    response = _refuse(record, _too_many(max_requests))
-                else:
-                    # Polls of the health are no requests that anybody served.
-                    with nullcontext() if quiet else traffic.count():
-                        response = await _answer(request, handler, record)
-                status = response.status
-                return response
-            except asyncio.CancelledError:
-                record.error = record.error or CLIENT_LEFT
+                # Polls of the health are no requests that anybody served.
+                with nullcontext() if quiet else self.traffic.count():
+                    response, error = await self._answer(request, handler)
+                    status = response.status
+                    try:
+                        await send_whole(request, response, self.spec.stall_timeout_s)
+                    except GenerationError as stalled:
+                        error = stalled.code.value
+                    return response
+            except (asyncio.CancelledError, ConnectionError):
+                # The client left; aiohttp ends the connection.
+                error, status = error or CLIENT_LEFT, _CLIENT_LEFT_STATUS
                 raise
             finally:
-                farewell.end(request)
-                _log_request(request, record, status)
-                if not is_preflight(request):
-                    metrics = request.app[SERVICES].metrics
-                    metrics.request_ended(record, endpoint_of(request), status)
+                self.farewell.end(request)
+                self._take_down(request, status, error)
 
-    return serve
+    def _refusal(self, request: web.Request) -> _Answer | None:
+        """Return the answer to a request that comes to no handler."""
+        endpoint = endpoint_of(request)
+        # Before all else: a stranger's page learns nothing, and a preflight has no key.
+        try:
+            self.cors.check(request, self.hosts.check(request))
+        except RequestError as stranger:
+            return _refuse(request, stranger)
+        if ORIGIN in request and is_preflight(request):
+            return _Answer(self.cors.preflight(request))
+        if self.traffic.closed:
+            return _refuse(request, _SHUTTING_DOWN)
+        quiet = endpoint is not None and endpoint.quiet
+        # Operators must get through while the server is at its limit.
+        admin = endpoint is not None and endpoint.access is Access.ADMIN
+        if self.traffic.under_way >= self.spec.max_requests and not quiet and not admin:
+            return _refuse(request, _too_many(self.spec.max_requests))
+        return None
 
+    async def _answer(self, request: web.Request, handler: Handler) -> _Answer:
+        endpoint = endpoint_of(request)
+        try:
+            if endpoint is None:
+                return _Answer(await handler(request))
+            owner = check_access(request, endpoint.access, self.spec)
+            request[CONTEXT] = replace(
+                request[CONTEXT],
+                owner=owner,
+                asker=owner or request.remote or "",
+                key=self.limiter.name_of(owner),
+            )
+            if not endpoint.is_inference:
+                return _Answer(await handler(request))
+            return _Answer(await self._within_limits(request, handler))
+        except LmxError as error:
+            answer = _error_answer(request, error)
+            inference = endpoint is not None and endpoint.access is Access.INFERENCE
+            if answer.response.status == 401 and inference:
+                # The admin key is none of HTTP's own ways to prove who asks.
+                answer.response.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        except web.HTTPException as error:
+            return _from_aiohttp(request, error)
+        except ConnectionError:
+            raise
+        except Exception:
+            _log.exception("http.failed", method=request.method, path=request.path)
+            return _error_answer(
+                request,
+                LmxError(
+                    ErrorCode.INTERNAL,
+                    "An internal error occurred. The log has the details under request id "
+                    f"{request[CONTEXT].request_id}.",
+                ),
+            )
 
-def error_response(error: LmxError, record: Record, *, operator: bool = False) -> web.Response:
-    """Return an error as an HTTP response, and note it for the log; ``operator``: of a route for
-    operators."""
-    record.error = error.code.value
-    form = http_error(error, operator=operator)
-    if error.code is ErrorCode.SYNC_TIMEOUT:
-        form.body["error"]["job_id"] = record.job_id
-    response = json_text(orjson.dumps(form.body), form.status)
-    if form.retry_after is not None:
-        response.headers["Retry-After"] = form.retry_after
-    if form.not_again:
-        # What OpenAI's own server says, and its client libraries obey.
-        response.headers["X-Should-Retry"] = "false"
-    return response
+    async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        admission = self.limiter.open(request[CONTEXT].asker, time.monotonic())
+        if admission is None:
+            return await handler(request)
+        request[ADMISSION] = admission
+        await self.counts.settled()
+        admission.begin(time.monotonic())
+        try:
+            return await handler(request)
+        finally:
+            if not admission.held:
+                admission.end(outcome_of(request).tokens, time.monotonic())
 
-
-def _stranger(request: web.Request, hosts: HostCheck, cors: Cors) -> RequestError | None:
-    try:
-        cors.check(request, hosts.check(request))
-    except RequestError as error:
-        return error
-    return None
+    def _take_down(self, request: web.Request, status: int, error: str | None) -> None:
+        """Write the log line of a request that has ended, and count it. This is the only place
+        that does; ``error``: the code of what the middleware knows of, unless a handler knew of
+        another one before."""
+        context, outcome, endpoint = request[CONTEXT], last_outcome(request), endpoint_of(request)
+        if outcome.error is None and error is not None:
+            outcome = replace(outcome, error=error)
+        duration_s = time.monotonic() - context.started_at_s
+        preflight = is_preflight(request)
+        quiet = preflight if endpoint is None else endpoint.quiet
+        write = _log.debug if quiet else _log.info
+        write(
+            "http.request",
+            method=request.method,
+            path=request.path,
+            status=status,
+            duration_s=round(duration_s, 4),
+            **log_fields(context, outcome),
+        )
+        if not preflight:
+            self.metrics.request_ended(outcome, endpoint, status, duration_s)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Put the request id on every response, streams included, before its headers go out."""
-    record = request.get(RECORD)
-    if record is not None:
-        response.headers[REQUEST_ID_HEADER] = record.request_id
-        if record.job_id is not None:
-            response.headers[JOB_ID_HEADER] = record.job_id
-            record.job_told = True
+    context = request.get(CONTEXT)
+    if context is not None:
+        response.headers[REQUEST_ID_HEADER] = context.request_id
+        job_id = outcome_of(request).job_id
+        if job_id is not None:
+            response.headers[JOB_ID_HEADER] = job_id
     admission = request.get(ADMISSION)
     if admission is not None:
         response.headers.update(admission.headers(time.monotonic()))
@@ -122,83 +223,45 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["Server"] = "lmx"
 
 
-async def _answer(request: web.Request, handler: Handler, record: Record) -> web.StreamResponse:
+def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     endpoint = endpoint_of(request)
-    try:
-        if endpoint is None:
-            return await handler(request)
-        services = request.app[SERVICES]
-        record.owner = check_access(request, endpoint.access, services.spec)
-        record.asker = record.owner or request.remote or ""
-        record.key = services.limiter.name_of(record.owner)
-        if not endpoint.is_inference:
-            return await handler(request)
-        return await _within_limits(request, handler, record, services)
-    except LmxError as error:
-        access = None if endpoint is None else endpoint.access
-        response = error_response(error, record, operator=access is Access.ADMIN)
-        if response.status == 401 and access is Access.INFERENCE:
-            # The admin key is none of HTTP's own ways to prove who asks.
-            response.headers["WWW-Authenticate"] = "Bearer"
-        return response
-    except web.HTTPException as error:
-        return _from_aiohttp(request, error, record)
-    except ConnectionError:
-        # The client left while it was being written to; aiohttp ends the connection.
-        record.error = record.error or CLIENT_LEFT
-        raise
-    except Exception:
-        _log.exception("http.failed", method=request.method, path=request.path)
-        return error_response(
-            LmxError(
-                ErrorCode.INTERNAL,
-                "An internal error occurred. The log has the details under request id "
-                f"{record.request_id}.",
-            ),
-            record,
-        )
+    operator = endpoint is not None and endpoint.access is Access.ADMIN
+    shown = http_error(error, operator=operator)
+    goes_on = error.code is ErrorCode.SYNC_TIMEOUT
+    body = family_of(request).error_body(
+        error, operator=operator, job_id=outcome_of(request).job_id if goes_on else None
+    )
+    response = json_text(orjson.dumps(body), shown.status)
+    if shown.retry_after is not None:
+        response.headers["Retry-After"] = shown.retry_after
+    if shown.not_again:
+        # What OpenAI's own server says, and its client libraries obey.
+        response.headers["X-Should-Retry"] = "false"
+    return _Answer(response, error.code.value)
 
 
-async def _within_limits(
-    request: web.Request, handler: Handler, record: Record, services: Services
-) -> web.StreamResponse:
-    admission = services.limiter.open(record.asker, time.monotonic())
-    if admission is None:
-        return await handler(request)
-    request[ADMISSION] = admission
-    await services.counts.settled()
-    admission.begin(time.monotonic())
-    try:
-        return await handler(request)
-    finally:
-        if not admission.held:
-            admission.end(record.tokens, time.monotonic())
-
-
-def _from_aiohttp(
-    request: web.Request, error: web.HTTPException, record: Record
-) -> web.StreamResponse:
+def _from_aiohttp(request: web.Request, error: web.HTTPException) -> _Answer:
     match error:
         case web.HTTPMethodNotAllowed():
             allowed = error.headers["Allow"]
-            response = error_response(
+            answer = _error_answer(
+                request,
                 RequestError(
                     ErrorCode.METHOD_NOT_ALLOWED,
                     f"{request.method} is not allowed on {request.path[:200]}; use {allowed}.",
                 ),
-                record,
             )
-            response.headers["Allow"] = allowed
-            return response
+            answer.response.headers["Allow"] = allowed
+            return answer
         case web.HTTPNotFound():
-            return error_response(
+            return _error_answer(
+                request,
                 RequestError(
                     ErrorCode.NOT_FOUND,
                     f"There is no {request.method} {request.path[:200]}. "
                     "The API is below /v1, for example POST /v1/chat/completions; /docs in a "
                     "browser shows all of it.",
                 ),
-                record,
             )
         case _:
             # Nothing in lmx raises another one, and the router of aiohttp has only these two.
@@ -219,22 +282,8 @@ def _too_many(max_requests: int) -> UnavailableError:
     )
 
 
-def _refuse(record: Record, error: LmxError) -> web.StreamResponse:
+def _refuse(request: web.Request, error: LmxError) -> _Answer:
     # Its body is not read, so that nothing can follow on the connection.
-    response = error_response(error, record)
-    response.force_close()
-    return response
-
-
-def _log_request(request: web.Request, record: Record, status: int) -> None:
-    endpoint = endpoint_of(request)
-    quiet = is_preflight(request) if endpoint is None else endpoint.quiet
-    write = _log.debug if quiet else _log.info
-    write(
-        "http.request",
-        method=request.method,
-        path=request.path,
-        status=status,
-        duration_s=round(time.monotonic() - record.started_at, 4),
-        **record.outcome(),
-    )
+    refused = _error_answer(request, error)
+    refused.response.force_close()
+    return refused

@@ -25,7 +25,7 @@ from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter
-from lmx.router.http.request_record import Traffic
+from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell, hung_error, watch_in_thread
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
@@ -15,7 +14,6 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.control import ModelView
 from lmx.protocol.messages.tasks import Task
-from lmx.router.http.request_record import Record
 from lmx.router.workers.dispatch import TaskDispatcher
 from lmx.router.workers.task import TaskAnswer
 
@@ -82,13 +80,16 @@ async def first_opened(
 
 
 async def perform_on_first(
-    tasks: TaskDispatcher, record: Record, models: Sequence[ModelView], task: Task
+    tasks: TaskDispatcher,
+    models: Sequence[ModelView],
+    task: Task,
+    on_choice: Callable[[ModelView], None],
 ) -> tuple[ModelView, TaskAnswer]:
-    """Return the model that did ``task``, which ``record`` is told too, and its answer."""
-    task = replace(task, owner=record.asker)
+    """Return the model that did ``task``, and its answer. ``on_choice`` hears of each model
+    before it is tried, so last of the one that answers."""
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
-        record.model = model.model_id
+        on_choice(model)
         return model, await tasks.perform(model, task)
 
     return await first_loaded(models, attempt)

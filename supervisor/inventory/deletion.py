@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,6 @@ from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
 from lmx.supervisor.inventory.downloads import Downloads
@@ -29,7 +29,7 @@ _DOWN: Final = (SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED)
 
 
 class Deletion:
-    """Knows which models are on disk, and deletes them."""
+    """Knows which models are on disk, and deletes them. ``note`` keeps an event."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Deletion:
         added: AddedModels,
         downloads: Downloads,
         home: Home,
-        events: Events,
+        note: Callable[..., None],
     ) -> None:
         self._core = core
         self._added = added
         self._downloads = downloads
         self._home = home
-        self._events = events
+        self._note = note
 
     async def available(self) -> Available:
         """Return the models whose files are whole on this machine."""
@@ -80,7 +80,7 @@ class Deletion:
             freed_bytes += await delete_folder(folder)
         self._forget(ids)
         deleted = own[0] if own else name
-        self._events.note(
+        self._note(
             "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
             freed_bytes=freed_bytes,
         )  # fmt: skip

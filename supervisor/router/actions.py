@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from typing import Any, Protocol
 
-from lmx.supervisor.events import Events
 from lmx.supervisor.state.process_records import RouterRecord
 
 
-class RouterActions(Events, Protocol):
+class RouterActions(Protocol):
     """Processes, signals, files, the log. None of these may block."""
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
@@ -20,3 +19,6 @@ class RouterActions(Events, Protocol):
 
     def save_routers(self, records: list[RouterRecord]) -> None:
         """Remember the routers that run, for the next supervisor."""
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        """Tell people that something happened."""

@@ -70,7 +70,7 @@ async def _measure(checkout: Path) -> dict[str, float]:
         for name, step_s in (("full speed", 0.0), ("100 steps a second", 0.01)):
             before = {part: _cpu_s(process) for part, process in processes.items()}
             async with aiohttp.ClientSession() as session:
-                url = f"{lmx.url}/v1/chat/completions"
+                url = f"{lmx.url}/chat/completions"
                 await asyncio.gather(*(_stream(session, url, step_s) for _ in range(STREAMS)))
             for part, process in processes.items():
                 took_s = _cpu_s(process) - before[part]

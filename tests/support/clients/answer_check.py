@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from lmx.router.http.api_family import OPENAI
 from lmx.router.http.endpoint import Access, Endpoint, endpoint_of
 from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import Error
@@ -34,7 +35,9 @@ class AnswerCheck:
             return None  # It stands for an answer that was sent before.
         if request.method == "OPTIONS" and response.status == 204:
             return None  # Of a browser's question, which is for every route.
-        shape: Any = Error
+        # Another family's errors are as it says itself.
+        family = OPENAI if endpoint is None else endpoint.family
+        shape: Any = Error if family is OPENAI else dict[str, Any]
         if endpoint is not None:
             well = (
                 [endpoint.status]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from router_rig import MODEL, router_rig
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.http.request_record import Record
+from lmx.router.http.outcome import Outcome
 from lmx.router.metrics.requests import RequestMetrics, reading_of
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.router.counts import RouterCounts
@@ -48,13 +47,14 @@ def test_all_that_is_counted_comes_back_as_it_was() -> None:
     metrics = RequestMetrics(lambda: ("big:1b", "other"))
     chat = Endpoint("POST", "/v1/models/{id:.+}", None, Access.INFERENCE, "t", "s")  # type: ignore[arg-type]
     for number in range(5):
-        record = Record("r", time.monotonic() - number, model="big:1b", stream=True)
-        record.prompt_tokens, record.completion_tokens, record.decode_s = 9000, 20, 0.5
-        record.ttft_s, record.gaps_s, record.finish_reason = 0.3, [0.01, 99.0], "stop"
-        metrics.request_ended(record, chat, 200)
-    refused = Record("r", time.monotonic(), model="big:1b", error="queue_full")
-    metrics.request_ended(refused, chat, 429)
-    metrics.request_ended(Record("r", 0.0), None, 404)
+        outcome = Outcome(
+            model="big:1b", stream=True, prompt_tokens=9000, completion_tokens=20, decode_s=0.5,
+            ttft_s=0.3, gaps_s=[0.01, 99.0], finish_reason="stop",
+        )  # fmt: skip
+        metrics.request_ended(outcome, chat, 200, float(number))
+    refused = Outcome(model="big:1b", error="queue_full")
+    metrics.request_ended(refused, chat, 429, 0.0)
+    metrics.request_ended(Outcome(), None, 404, 0.0)
     metrics.rate_limited("key", "tokens")
     own = metrics.read()
     after = RequestMetrics(lambda: ("big:1b", "other"))
@@ -63,7 +63,7 @@ def test_all_that_is_counted_comes_back_as_it_was() -> None:
     assert after.used("big:1b") == metrics.used("big:1b")
     assert after.last_tokens_per_s("big:1b") == 40.0
     # And adds up with what is counted from then on.
-    after.request_ended(refused, chat, 429)
+    after.request_ended(refused, chat, 429, 0.0)
     assert after.read().models["big:1b"].errors["queue_full"] == 2
     assert after.read().totals.requests == own.totals.requests + 1
     assert plain(after.tallies())["", "requests"] == 1, "each router tells its own alone"

@@ -20,7 +20,7 @@ from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.http.access import check_access, is_loopback, key_name, own_request
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.http.request_record import Record
+from lmx.router.http.outcome import RequestContext
 from lmx.router.server.routes import ROUTES
 
 ADMIN = "the-admin-key-of-this-test"
@@ -195,9 +195,9 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(
 
 def test_cache_salts_are_each_key_s_own() -> None:
     def salt(given: str, owner: str | None) -> str:
-        record = Record("req_1", 0.0, owner=owner, asker=owner or "127.0.0.1")
-        request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), record)
-        assert (request.request_id, request.owner) == ("req_1", record.asker)
+        context = RequestContext("req_1", 0.0, owner=owner, asker=owner or "127.0.0.1")
+        request = own_request(Generate(0, "", Sampling(), 1, cache_salt=given), context)
+        assert (request.request_id, request.owner) == ("req_1", context.asker)
         return request.cache_salt
 
     assert salt("s", "key_a") != salt("s", "key_b")

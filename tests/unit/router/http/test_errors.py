@@ -7,6 +7,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.control import WorkerExited
 from lmx.protocol.states import ExitCause
+from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_error, http_status, rejection
 from lmx.router.workers.links import _CODES, exit_error
 
@@ -15,8 +16,9 @@ from lmx.router.workers.links import _CODES, exit_error
 def test_every_code_has_a_form(code: ErrorCode) -> None:
     form = http_error(LmxError(code, "what"))
     assert 400 <= form.status < 600
-    assert set(form.body["error"]) == {"message", "type", "param", "code"}
-    assert form.body["error"]["code"] == code.value
+    body = OPENAI.error_body(LmxError(code, "what"))
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] == code.value
     assert (form.retry_after is not None) == (form.status in (429, 503) and not form.not_again)
 
 

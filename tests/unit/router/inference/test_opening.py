@@ -155,6 +155,7 @@ async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> Non
         is_open = False
         opening = False
         cancelled = False
+        send_all = EventStream.send_all
 
         async def open(self) -> None:
             self.opening = True

@@ -18,7 +18,7 @@ from lmx.protocol.messages.control import Acquire, GetStatus, Status
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.states import DownloadStatus, ExitCause, FinishReason, SlotState
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.http.request_record import CLIENT_LEFT, Record
+from lmx.router.http.outcome import CLIENT_LEFT, Outcome
 from lmx.router.metrics.exposition import Scrape, exposition
 from lmx.router.metrics.requests import NONE, REASONS, Histogram, RequestMetrics
 from lmx.router.operators.metrics import metrics as metrics_handler
@@ -283,7 +283,7 @@ def test_a_request_ends_well_or_with_one_error(
     fields: dict[str, Any], status: int, reason: str | None, code: str | None
 ) -> None:
     metrics = counting(MODEL)
-    metrics.request_ended(Record("r", time.monotonic(), model=MODEL, **fields), CHAT, status)
+    metrics.request_ended(Outcome(model=MODEL, **fields), CHAT, status, 0.0)
     tally = metrics.read().models[MODEL]
     assert dict(tally.reasons) == ({} if reason is None else {reason: 1})
     assert dict(tally.errors) == ({} if code is None else {code: 1})
@@ -293,9 +293,9 @@ def test_how_fast_the_last_answer_came() -> None:
     metrics = counting(MODEL)
     assert metrics.last_tokens_per_s(MODEL) is None
     for tokens in (10, 30):
-        record = Record("r", 0.0, model=MODEL, completion_tokens=tokens, decode_s=2.0)
-        metrics.request_ended(record, CHAT, 200)
-    metrics.request_ended(Record("r", 0.0, model=MODEL, error="queue_full"), CHAT, 429)
+        outcome = Outcome(model=MODEL, completion_tokens=tokens, decode_s=2.0)
+        metrics.request_ended(outcome, CHAT, 200, 1.0)
+    metrics.request_ended(Outcome(model=MODEL, error="queue_full"), CHAT, 429, 1.0)
     assert metrics.last_tokens_per_s(MODEL) == 15.0
 
 
@@ -304,8 +304,8 @@ def test_models_that_come_and_go_leave_nothing_behind() -> None:
     metrics = RequestMetrics(lambda: present)
     for number in range(50):
         present[:] = [f"m{number}"]
-        metrics.request_ended(Record("r", 0.0, model=f"m{number}"), CHAT, 200)
-    metrics.request_ended(Record("r", 0.0), CHAT, 404)
+        metrics.request_ended(Outcome(model=f"m{number}"), CHAT, 200, 1.0)
+    metrics.request_ended(Outcome(), CHAT, 404, 1.0)
     assert len(metrics._models) <= 2
     assert set(metrics.read().models) == {"m49", NONE}
 
@@ -326,10 +326,10 @@ def test_an_end_costs_little_beside_its_tokens() -> None:
     metrics = counting(MODEL)
     took_s = []
     for _ in range(200):
-        record = Record("r", time.monotonic(), model=MODEL, completion_tokens=64, decode_s=1.0)
-        record.gaps_s = [0.013] * 63
+        gaps_s = [0.013] * 63
+        outcome = Outcome(model=MODEL, completion_tokens=64, decode_s=1.0, gaps_s=gaps_s)
         began_s = time.perf_counter()
-        metrics.request_ended(record, CHAT, 200)
+        metrics.request_ended(outcome, CHAT, 200, 1.0)
         took_s.append(time.perf_counter() - began_s)
     print(f"{sorted(took_s)[100] * 1e6:.0f} us for one request of 64 tokens")
     assert sorted(took_s)[100] < 0.002
@@ -342,15 +342,17 @@ def full_text() -> str:
     """An exposition with every family, and every series that there can be of one model."""
     metrics = counting(MODEL, "big")
     for reason in REASONS:
-        record = Record("r", time.monotonic() - 1, model=MODEL, stream=True, finish_reason=reason)
-        record.prompt_tokens, record.cached_tokens, record.completion_tokens = 10, 5, 20
-        record.load_s, record.queue_s, record.prefill_s, record.decode_s = 0.1, 0.2, 0.3, 0.4
-        record.ttft_s, record.gaps_s = 0.6, [0.01, 0.02, 500.0]
-        metrics.request_ended(record, CHAT, 200)
+        outcome = Outcome(
+            model=MODEL, stream=True, finish_reason=reason,
+            prompt_tokens=10, cached_tokens=5, completion_tokens=20,
+            load_s=0.1, queue_s=0.2, prefill_s=0.3, decode_s=0.4,
+            ttft_s=0.6, gaps_s=[0.01, 0.02, 500.0],
+        )  # fmt: skip
+        metrics.request_ended(outcome, CHAT, 200, 1.0)
     for code in ErrorCode:
-        metrics.request_ended(Record("r", 0.0, model=MODEL, error=code.value), CHAT, 500)
-    metrics.request_ended(Record("r", 0.0), CHAT, 404)
-    metrics.request_ended(Record("r", 0.0), None, 404)
+        metrics.request_ended(Outcome(model=MODEL, error=code.value), CHAT, 500, 1.0)
+    metrics.request_ended(Outcome(), CHAT, 404, 1.0)
+    metrics.request_ended(Outcome(), None, 404, 1.0)
     metrics.rate_limited("key", "requests")
     return exposition(
         Scrape("1.2.3", True, STATUS, {"big": 1}, Downloads((DOWNLOAD,)), metrics.read())

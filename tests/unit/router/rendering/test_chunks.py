@@ -25,6 +25,7 @@ from lmx.protocol.messages.data import (
 )
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import Accumulator
+from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.chunks import ChoiceShape, ChunkWriter
 from lmx.router.rendering.envelope import Form, Identity, RouterTimings, fingerprint, timings_object
@@ -33,6 +34,7 @@ from lmx.router.rendering.text import TextShape
 IDENTITY = Identity("chatcmpl-1", 1700000000, 'odd "content":""\n', "fp_0")
 CLOCKED = RouterTimings(total_s=1.0, first_token_s=0.5, load_s=0.25)
 FINISHED = Finished(1, Usage(5, 3, 2, 1), Timings(0.1, 0.2, 0.5))
+ENDING = Ending(FINISHED, CLOCKED)
 
 
 def chat_writer(form: Form = Form()) -> ChunkWriter:  # noqa: B008 - frozen
@@ -52,6 +54,8 @@ def ended(
 def parse(raw: bytes) -> list[dict[str, Any]]:
     events = raw.decode().split("\n\n")
     assert events.pop() == ""
+    if events[-1:] == ["data: [DONE]"]:
+        events.pop()
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
@@ -77,7 +81,7 @@ def test_any_text_survives_its_chunk(texts: list[str], include_usage: bool, make
 @pytest.mark.parametrize("shape", [ChatShape, TextShape])
 def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) -> None:
     form = Form(2, include_usage=True, continuous_usage=True)
-    writer = ChunkWriter(IDENTITY, form, shape(form), prompt_tokens=5)
+    writer = ChunkWriter(IDENTITY, form, shape(form), Beginning(prompt_tokens=5))
     logprobs = (TokenLogprob(b"c", -0.5, 7),)
     deltas = [
         Delta(1, 'a"}\n', 1),
@@ -86,7 +90,7 @@ def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) 
         Delta(1, "c", 1, logprobs=logprobs),
     ]
     chunks = parse(writer.first() + writer.deltas(deltas) + writer.ends([ended(), ended(1)]))
-    chunks += parse(writer.last(FINISHED, CLOCKED))
+    chunks += parse(writer.last(ENDING))
     counted = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counted[-6:] == [1, 6, 7, 7, 7, 3]
     assert not any(counted[:-6])
@@ -99,7 +103,7 @@ def test_every_chunk_has_the_usage_so_far(shape: Callable[[Form], ChoiceShape]) 
 def test_the_last_chunks() -> None:
     writer = chat_writer()
     assert writer.ends([ended()]) == b""
-    (end,) = parse(writer.last(FINISHED, CLOCKED))
+    (end,) = parse(writer.last(ENDING))
     assert end["choices"] == [
         {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
@@ -107,7 +111,7 @@ def test_the_last_chunks() -> None:
     assert end["timings"] == timings_object(FINISHED, CLOCKED)
     writer = chat_writer(Form(include_usage=True))
     assert writer.ends([ended()]) == b""
-    end, usage = parse(writer.last(FINISHED, CLOCKED))
+    end, usage = parse(writer.last(ENDING))
     assert end["usage"] is None
     assert "timings" not in end
     assert usage["choices"] == []
@@ -130,7 +134,7 @@ def test_each_choice_begins_and_ends_by_itself() -> None:
     assert "timings" not in first_end
     (second_end,) = parse(writer.ends([ended(2), ended(0)]))
     assert second_end["choices"][0]["index"] == 2
-    (last,) = parse(writer.last(FINISHED, CLOCKED))
+    (last,) = parse(writer.last(ENDING))
     assert last["choices"][0]["index"] == 0
     assert "timings" in last
 
@@ -139,7 +143,7 @@ def test_a_text_has_no_beginning_but_an_end() -> None:
     writer = text_writer()
     assert writer.first() == b""
     writer.ends([ended()])
-    (end,) = parse(writer.last(FINISHED, CLOCKED))
+    (end,) = parse(writer.last(ENDING))
     assert end["object"] == "text_completion"
     assert end["choices"][0]["text"] == ""
     assert end["choices"][0]["finish_reason"] == "length"
@@ -239,7 +243,7 @@ def streamed(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[s
     writer = ChunkWriter(IDENTITY, form, shape)
     raw = writer.first() + b"".join(writer.deltas([delta]) for delta in deltas)
     raw += writer.ends([ended(index) for index in range(form.choices)])
-    return parse(raw + writer.last(FINISHED, CLOCKED))
+    return parse(raw + writer.last(ENDING))
 
 
 def whole(form: Form, shape: ChoiceShape, deltas: list[Delta]) -> list[dict[str, Any]]:

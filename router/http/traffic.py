@@ -1,0 +1,68 @@
+"""How many requests are under way, and whether new ones are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Traffic:
+    """Counts requests. Only :meth:`close` changes whether new ones are taken, for good."""
+
+    def __init__(self) -> None:
+        self.requests_total = 0
+        self._under_way = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the router is ending and takes no more requests."""
+        return self._closed
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._under_way
+
+    def close(self) -> None:
+        """Take no more requests; those under way go on."""
+        self._closed = True
+
+    @contextmanager
+    def count(self) -> Iterator[None]:
+        """Count one request for the duration of the block."""
+        self.requests_total += 1
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
+    def go_on(self, task: asyncio.Task[Any]) -> None:
+        """Count what goes on after its request was answered as under way, until ``task`` ends.
+        It is no request of its own."""
+        self._begin()
+        task.add_done_callback(lambda _: self._end())
+
+    async def idle(self, deadline_s: float | None) -> bool:
+        """Wait until nothing is under way; return False when that takes longer (None: for as
+        long as it takes)."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _begin(self) -> None:
+        self._under_way += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()

@@ -1,0 +1,82 @@
+"""A task's way from its handler to a worker and back, the same for every route that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.tasks import Scores, Task, TaskFinished
+from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, set_outcome
+from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.services import SERVICES
+from lmx.router.workers.fallback import perform_on_first
+from lmx.router.workers.task import Last, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a model made of texts."""
+
+    model_id: str
+    """The model that did it."""
+    parts: Sequence[Part]
+    """What it made of each text, in any order; no text is missing."""
+    prompt_tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The usage object of the answer: all tokens are the prompt's."""
+        return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
+
+
+async def compute(
+    request: web.Request,
+    models: Sequence[ModelView],
+    task: Task,
+    kind: RequestKind,
+    answer_id: str,
+) -> Computed:
+    """Have the first of ``models`` that can be had do ``task``, listed as ``answer_id`` among the
+    requests under way meanwhile. Raises what it is refused with, or REQUEST_CANCELLED."""
+    services, context = request.app[SERVICES], request[CONTEXT]
+    live = LiveRequest(answer_id, context, kind, request.remote, models[0].model_id)
+    follow_outcome(request, lambda: Outcome(model=live.model_id))
+
+    def choose(model: ModelView) -> None:
+        live.model_id = model.model_id
+
+    work = perform_on_first(services.tasks, models, _own(request, task), choose)
+    model, answer = await services.live.perform(live, work)
+    assert isinstance(answer.last, TaskFinished)
+    computed = Computed(model.model_id, answer.parts, answer.last.prompt_tokens)
+    set_outcome(request, Outcome(model=model.model_id, prompt_tokens=computed.prompt_tokens))
+    return computed
+
+
+async def ask_tokenizer(request: web.Request, models: Sequence[ModelView], task: Task) -> Last:
+    """Return the answer of the first of ``models`` that can be had to a ``task`` that computes
+    nothing, and so is neither listed nor counted in tokens. Raises what it is refused with."""
+
+    def choose(model: ModelView) -> None:
+        set_outcome(request, Outcome(model=model.model_id))
+
+    tasks = request.app[SERVICES].tasks
+    _, answer = await perform_on_first(tasks, models, _own(request, task), choose)
+    return answer.last
+
+
+def scores_of(computed: Computed) -> dict[int, float]:
+    """Return the score of each text, by the text's index."""
+    scores: dict[int, float] = {}
+    for part in computed.parts:
+        assert isinstance(part, Scores)
+        scores.update(zip(part.indexes, part.scores, strict=True))
+    return scores
+
+
+def _own(request: web.Request, task: Task) -> Task:
+    context = request[CONTEXT]
+    return replace(task, request_id=context.request_id, owner=context.asker)

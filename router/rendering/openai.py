@@ -1,0 +1,75 @@
+"""OpenAI's completions, of conversations and of texts, whole and as a stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmx.protocol.messages.data import ChoiceEnded
+from lmx.protocol.states import FinishReason
+from lmx.router.rendering.accumulator import AccumulatedChoice
+from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.chunks import ChoiceShape, ChunkWriter, with_prompt_ids
+from lmx.router.rendering.envelope import (
+    Form,
+    Identity,
+    head_object,
+    timings_object,
+    usage_object,
+)
+
+
+class OpenAiAnswer:
+    """See :class:`lmx.router.rendering.answer_format.AnswerFormat`.
+
+    The whole of an answer that streams is without logprobs, which its client has had: to write
+    out those of a long one takes most of a second.
+    """
+
+    def __init__(self, form: Form, shape: Callable[[Form], ChoiceShape], *, stream: bool) -> None:
+        self._form = form
+        self._kept = replace(form, logprobs=False) if form.logprobs and stream else form
+        self._shape = shape
+
+    @property
+    def choices(self) -> int:
+        """How many choices the answer has."""
+        return self._form.choices
+
+    @property
+    def keeps_logprobs(self) -> bool:
+        """Whether the whole answer shows logprobs."""
+        return self._kept.logprobs
+
+    def writer(self, identity: Identity, beginning: Beginning) -> ChunkWriter:
+        """Return the writer of its stream."""
+        return ChunkWriter(identity, self._form, self._shape(self._form), beginning)
+
+    def whole(
+        self,
+        identity: Identity,
+        beginning: Beginning,
+        choices: Sequence[AccumulatedChoice],
+        ends: Mapping[int, ChoiceEnded],
+        ending: Ending | None,
+    ) -> dict[str, Any]:
+        """Return the whole answer, or what there is of it: a choice that has not ended has no
+        finish reason then, and the answer neither usage nor timings."""
+        shape = self._shape(self._kept)
+        answer = {
+            **head_object(identity, shape.whole_object),
+            "choices": [
+                shape.whole(ends[index], choice)
+                if index in ends
+                else shape.whole(ChoiceEnded(0, index, FinishReason.STOP), choice)
+                | {"finish_reason": None}
+                for index, choice in enumerate(choices)
+            ],
+            "usage": None if ending is None else usage_object(ending.finished.usage),
+            "timings": None if ending is None else timings_object(ending.finished, ending.clocked),
+            **({"warnings": beginning.warnings} if beginning.warnings else {}),
+        }
+        if self._form.token_ids and beginning.prompt_ids:
+            return with_prompt_ids(answer, beginning.prompt_ids, shape, self._form)
+        return answer

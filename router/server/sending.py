@@ -1,0 +1,77 @@
+"""Writes whole answers, so that a request counts as under way until its last byte has left.
+
+aiohttp writes an answer after every middleware has returned: a router that ends would take the
+request for ended, and cut off a large answer that its client still reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+
+from lmx.protocol.errors import ErrorCode, GenerationError
+
+_NEVER_WAITS_BYTES: Final = 32 * 1024
+"""So much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
+
+_log = structlog.get_logger()
+
+
+async def send_whole(
+    request: web.Request, response: web.StreamResponse, stall_timeout_s: float
+) -> None:
+    """Write ``response``, and return when the kernel has all of it. Streams have been written
+    by their handlers and are left alone.
+
+    Raises ``ConnectionError`` when the client has left, and CLIENT_STALLED when it has taken
+    nothing for ``stall_timeout_s``; its connection has been dropped then.
+    """
+    transport = request.transport
+    if not isinstance(response, web.Response) or transport is None:
+        return  # Where the client has left, aiohttp finds out again, and ends the connection.
+    writer = await response.prepare(request)
+    body = response.body
+    is_small = not isinstance(body, Payload) and len(body or b"") < _NEVER_WAITS_BYTES
+    if is_small and not transport.get_write_buffer_size():
+        await response.write_eof()
+        if not transport.get_write_buffer_size():
+            return
+    # From now on a write, and a drain, waits until the buffer is empty.
+    transport.set_write_buffer_limits(high=0)
+    assert writer is not None
+    await _while_it_is_read(
+        asyncio.ensure_future(_finish(response, writer)), transport, stall_timeout_s
+    )
+    transport.set_write_buffer_limits()
+
+
+async def _finish(response: web.Response, writer: AbstractStreamWriter) -> None:
+    await response.write_eof()
+    await writer.drain()
+
+
+async def _while_it_is_read(
+    writing: asyncio.Task[None], transport: asyncio.Transport, stall_timeout_s: float
+) -> None:
+    try:
+        await asyncio.sleep(0)  # It has begun after this.
+        left_bytes = transport.get_write_buffer_size()
+        while not (await asyncio.wait({writing}, timeout=stall_timeout_s))[0]:
+            before_bytes, left_bytes = left_bytes, transport.get_write_buffer_size()
+            if left_bytes >= before_bytes:
+                _log.warning("answer.stalled", stall_timeout_s=stall_timeout_s)
+                # Not a close, which would wait for the very buffer that nobody reads.
+                transport.abort()
+                raise GenerationError(
+                    ErrorCode.CLIENT_STALLED, f"The client took nothing for {stall_timeout_s:g} s."
+                )
+        writing.result()
+    finally:
+        writing.cancel()
+        if writing.done() and not writing.cancelled():
+            writing.exception()  # Of a client that has left, and whose handler is cancelled.
