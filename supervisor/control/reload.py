@@ -11,13 +11,14 @@ from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
+from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
 
 
-def tell_routing_gaps(config: Config, note: Callable[..., None]) -> None:
+def tell_routing_gaps(config: Config, events: Events) -> None:
     """Note which names in ``routing`` are no model's, the added ones among them."""
     for gap in config.routing_gaps():
-        note("routing.incomplete", None, gap)
+        events.note("routing.incomplete", None, gap)
 
 
 class Reloader:
@@ -29,13 +30,13 @@ class Reloader:
         added: AddedModels,
         core: Core,
         settings: Settings,
-        note: Callable[..., None],
+        events: Events,
     ) -> None:
         self._read = read
         self._added = added
         self._core = core
         self._settings = settings
-        self._note = note
+        self._events = events
 
     def reload(self, why: str, now_s: float) -> control.Reloaded:
         """Read the configuration and put it in force.
@@ -46,7 +47,7 @@ class Reloader:
         try:
             return self._reload(why, now_s)
         except LmxError as error:
-            self._note("config.rejected", None, error.message, why=why)
+            self._events.note("config.rejected", None, error.message, why=why)
             raise
 
     def differs(self) -> tuple[str, ...]:
@@ -67,8 +68,8 @@ class Reloader:
             )
         new = self._added.join(written)
         diff = self._settings.put_in_force(new, now_s)
-        self._added.tell_shadowed(written, self._note)
-        tell_routing_gaps(new, self._note)
+        self._added.tell_shadowed(written, self._events)
+        tell_routing_gaps(new, self._events)
         detail = "; ".join(diff.sentences) or "it is the same"
-        self._note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
+        self._events.note("config.reloaded", None, detail, why=why, sections=list(diff.sections))
         return control.Reloaded(diff.sections, diff.sentences)

@@ -20,9 +20,9 @@ from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.events import EventLog
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.sockets.event_log import EventLog
 from lmx.supervisor.sockets.reachable import api_urls
 
 _TAKE_OVER_S: Final = 8.0

@@ -10,11 +10,12 @@ from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import MemoryPlan
 
 
-class Actions(Protocol):
+class Actions(Events, Protocol):
     """Processes, sockets, files, the log. None of these may block or call back into the core, and
     none but ``spawn`` raises ``OSError``: what becomes of a model must not hang on a disk."""
 
@@ -76,6 +77,3 @@ class Actions(Protocol):
 
     def publish(self, message: Any) -> None:
         """Tell all routers."""
-
-    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        """Keep an event for people, and write it to the log. ``data``: plain values."""

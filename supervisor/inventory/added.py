@@ -19,6 +19,7 @@ from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import context_problem
@@ -130,12 +131,12 @@ class AddedModels:
         """Return the configuration that is in force where a person wrote ``config``."""
         return with_added(config, self._models)
 
-    def tell_shadowed(self, config: Config, note: Callable[..., None]) -> None:
+    def tell_shadowed(self, config: Config, events: Events) -> None:
         """Note which added models are not served with what a person wrote: it has given their
         names to something else. They are back when it has not."""
         for model_id in shadowed(config, self._models):
             detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
-            note("model.shadowed", model_id, detail)
+            events.note("model.shadowed", model_id, detail)
 
     def find(self, source: str) -> str | None:
         """Return the id under which a source is served, of the configuration or added, None if

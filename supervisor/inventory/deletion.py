@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
+from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.disk import delete_folder, delete_from_hub, scan_conversions, scan_hub
 from lmx.supervisor.inventory.downloads import Downloads
@@ -29,7 +29,7 @@ _DOWN: Final = (SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED)
 
 
 class Deletion:
-    """Knows which models are on disk, and deletes them. ``note`` keeps an event."""
+    """Knows which models are on disk, and deletes them."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Deletion:
         added: AddedModels,
         downloads: Downloads,
         home: Home,
-        note: Callable[..., None],
+        events: Events,
     ) -> None:
         self._core = core
         self._added = added
         self._downloads = downloads
         self._home = home
-        self._note = note
+        self._events = events
 
     async def available(self) -> Available:
         """Return the models whose files are whole on this machine."""
@@ -80,7 +80,7 @@ class Deletion:
             freed_bytes += await delete_folder(folder)
         self._forget(ids)
         deleted = own[0] if own else name
-        self._note(
+        self._events.note(
             "model.deleted", deleted, f"its files are gone: {format_bytes(freed_bytes)} are free",
             freed_bytes=freed_bytes,
         )  # fmt: skip

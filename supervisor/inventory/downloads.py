@@ -19,6 +19,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError, Unavailable
 from lmx.protocol.messages.inventory import Downloads as DownloadList
 from lmx.protocol.messages.inventory import DownloadView, StartDownload
 from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.download_records import (
     GOES_ON,
     Download,
@@ -72,7 +73,7 @@ class Downloads:
 
     ``serve(download, path)`` has a model served that has come, and returns its id, None for what
     is no model; what it raises of :class:`LmxError` is told with the download.
-    ``is_whole(download)`` looks whether what one made is still there. ``note`` keeps an event.
+    ``is_whole(download)`` looks whether what one made is still there.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Downloads:
         program: FetchProgram,
         serve: Callable[[Download, Path], Awaitable[str | None]],
         is_whole: Callable[[Download], Awaitable[bool]],
-        note: Callable[..., None],
+        events: Events,
     ) -> None:
         self._file = file
         self._program = program
         self._serve = serve
         self._is_whole = is_whole
-        self._note = note
+        self._events = events
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
         self._samples: dict[str, deque[tuple[float, int]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -292,7 +293,7 @@ class Downloads:
             self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
 
     def _tell(self, event: str, download: Download, detail: str) -> None:
-        self._note(
+        self._events.note(
             event, download.model_id, detail or download.repo_id,
             download_id=download.download_id, repo_id=download.repo_id,
             downloaded_bytes=download.downloaded_bytes,

@@ -33,6 +33,7 @@ from lmx.supervisor.decisions.pressure import (
 )
 from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, Returned, Settled, judge
 from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.events import Events
 from lmx.supervisor.memory.system import (
     CGROUPS,
     PROC,
@@ -151,7 +152,7 @@ class MemoryWatch:
         core: GuardedCore,
         settings: Settings,
         send: Callable[[Worker, Any], None],
-        note: Callable[..., None],
+        events: Events,
         read: Callable[[], MemoryReading] = read_memory,
         footprint: Callable[[int], Footprint | None] = read_footprint,
         oom: OomEvidence | None = None,
@@ -160,7 +161,7 @@ class MemoryWatch:
         self._settings = settings
         self.reading: MemoryReading | None = None
         self._send = send
-        self._note = note
+        self._events = events
         self._read = read
         self._footprint = footprint
         self._oom = oom or OomEvidence(lambda: self.pressure)
@@ -231,11 +232,11 @@ class MemoryWatch:
     def _carry_out(self, decision: Decision, workers: Mapping[str, Worker], now_s: float) -> None:
         match decision:
             case SetLevel(level, reason):
-                self._note("memory.pressure", None, reason, level=level.value)
+                self._events.note("memory.pressure", None, reason, level=level.value)
                 self.core.set_pressure(level, now_s)
             case Ask(instance):
                 worker = workers[instance]
-                self._note(
+                self._events.note(
                     "memory.pressure", worker.model_id,
                     "memory is short: its largest newest request is given up",
                     level=MemoryPressure.HARD.value,
@@ -245,7 +246,7 @@ class MemoryWatch:
             case Kill(instance, detail):
                 self.core.kill_for_memory(instance, detail, now_s)
             case ReportExternalPressure(detail):
-                self._note(
+                self._events.note(
                     "memory.pressure", None,
                     f"other programs fill the memory, lmx ends nothing for it: {detail}",
                     level=self.pressure.value,
@@ -289,13 +290,13 @@ class MemoryWatch:
         missing_bytes, told_bytes = exited.missing_bytes or 0, told or 0
         returned = exited.returned(now_s) if told is None else None
         if returned is not None and returned.returned_bytes:
-            self._note(
+            self._events.note(
                 "memory.returned", exited.model_id, returned.words,
                 returned_bytes=returned.returned_bytes, missing_bytes=missing_bytes,
                 took_s=round(returned.took_s, 3), instance=exited.instance,
             )  # fmt: skip
         if missing_bytes > told_bytes:
-            self._note(
+            self._events.note(
                 "memory.missing", exited.model_id,
                 f"{format_bytes(missing_bytes)} of {format_bytes(exited.held_bytes)} did not "
                 "come back after its worker's exit: quarantined, no model gets them; reboot "
@@ -303,7 +304,7 @@ class MemoryWatch:
                 missing_bytes=missing_bytes, held_bytes=exited.held_bytes,
             )  # fmt: skip
         elif told_bytes > missing_bytes:
-            self._note(
+            self._events.note(
                 "memory.returned", exited.model_id,
                 f"{format_bytes(told_bytes - missing_bytes)} came back that had been missing",
                 returned_bytes=told_bytes - missing_bytes, missing_bytes=missing_bytes,

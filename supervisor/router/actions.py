@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Protocol
+from typing import Protocol
 
+from lmx.supervisor.events import Events
 from lmx.supervisor.state.process_records import RouterRecord
 
 
-class RouterActions(Protocol):
+class RouterActions(Events, Protocol):
     """Processes, signals, files, the log. None of these may block."""
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
@@ -19,6 +20,3 @@ class RouterActions(Protocol):
 
     def save_routers(self, records: list[RouterRecord]) -> None:
         """Remember the routers that run, for the next supervisor."""
-
-    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        """Tell people that something happened."""

@@ -33,9 +33,9 @@ class Adoption:
     """Finds processes of an earlier supervisor: by their records at the start, and by what
     they say when a record is missing (its writer died too early).
 
-    ``watch(instance, pid)`` has a process's exit watched; instance None is the router. ``change``
-    changes a file, and never raises ``OSError``. ``end_left(instance, what)`` has ended what a
-    worker left behind.
+    ``watch_worker(instance, pid)`` and ``watch_router(pid)`` have a process's exit reported.
+    ``change`` changes a file, and never raises ``OSError``. ``end_left(instance, what)`` has ended
+    what a worker left behind.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Adoption:
         guard: RouterGuard,
         records: Records,
         run: RunDirectory,
-        watch: Callable[[str | None, int], None],
+        watch_worker: Callable[[str, int], None],
+        watch_router: Callable[[int], None],
         change: Callable[[Path, Change], None],
         end_left: Callable[[str, str], None],
     ) -> None:
@@ -52,7 +53,8 @@ class Adoption:
         self._guard = guard
         self._records = records
         self._run = run
-        self._watch = watch
+        self._watch_worker = watch_worker
+        self._watch_router = watch_router
         self._change = change
         self._end_left = end_left
 
@@ -104,7 +106,7 @@ class Adoption:
             return
         if self._guard.process is None and not self._core.stopping:
             self._guard.adopt(record, now_s)
-            self._watch(None, record.pid)
+            self._watch_router(record.pid)
         else:
             self._end(record, "second router")
 
@@ -116,7 +118,7 @@ class Adoption:
         if self._core.adopt(
             record.token, record.model_id, record.pid, record.reserved_bytes, now_s
         ):
-            self._watch(record.token, record.pid)
+            self._watch_worker(record.token, record.pid)
         else:
             self._end(record, f"worker of {record.model_id}")
             self._forget(record)
@@ -131,10 +133,10 @@ class Adoption:
             log.info("record.stale", router=record.token)
         elif record.retiring:
             self._guard.adopt_retiring(record, now_s)
-            self._watch(None, record.pid)
+            self._watch_router(record.pid)
         elif record.host == host and port in (0, record.port):
             self._guard.adopt(record, now_s)
-            self._watch(None, record.pid)
+            self._watch_router(record.pid)
         else:
             self._end(record, f"router on {record.host}:{record.port}")
 

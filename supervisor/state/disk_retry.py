@@ -14,6 +14,8 @@ from typing import Final
 
 import structlog
 
+from lmx.supervisor.events import Events
+
 log = structlog.get_logger()
 
 _FIRST_S: Final = 0.5
@@ -39,11 +41,11 @@ class _Pending:
 
 
 class DiskRetry:
-    """Changes that failed, by path, the latest of each; tried again with a growing pause. ``note``
-    keeps an event: one for each file that can't be changed, and one when it was."""
+    """Changes that failed, by path, the latest of each; tried again with a growing pause.
+    There is one event for each file that can't be changed, and one when it was."""
 
-    def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self._pending: dict[Path, _Pending] = {}
 
     def change(self, path: Path, change: Change) -> None:
@@ -55,7 +57,7 @@ class DiskRetry:
             wait_s = _FIRST_S if known is None else known.wait_s
             self._pending[path] = _Pending(change, wait_s, time.monotonic() + wait_s)
             if known is None:
-                self._note(
+                self._events.note(
                     "disk.failed", None, f"{error}: lmx goes on, and tries again", path=str(path)
                 )
             return
@@ -76,4 +78,6 @@ class DiskRetry:
 
     def _settled(self, path: Path) -> None:
         if self._pending.pop(path, None) is not None:
-            self._note("disk.recovered", None, "the file is as it should be again", path=str(path))
+            self._events.note(
+                "disk.recovered", None, "the file is as it should be again", path=str(path)
+            )

@@ -257,7 +257,7 @@ class Reloading:
         self.rig = rig
         self.written = rig.config
         self.reloader = Reloader(
-            lambda: self.written, rig.added, rig.core, rig.settings, rig.actions.note
+            lambda: self.written, rig.added, rig.core, rig.settings, rig.actions
         )
 
     def write(self, **values: Any) -> control.Reloaded:

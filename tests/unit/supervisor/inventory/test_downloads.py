@@ -120,13 +120,16 @@ class Ground:
     async def _is_whole(self, download: Download) -> bool:
         return download.path is not None and missing_part(Path(download.path)) is None
 
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self.events.append(name)
+
     def downloads(self) -> Downloads:
         return Downloads(
             DownloadFile(self.folder / "downloads.json"),
             FetchProgram(self.folder, self.folder / "fetch.log"),
             self._serve,
             self._is_whole,
-            lambda name, *_, **__: self.events.append(name),
+            self,
         )
 
 

@@ -48,7 +48,7 @@ class Machine:
         self.notes: list[tuple[str, str | None, str, dict[str, Any]]] = []
         self.now_s = 0.0
         self.watch = MemoryWatch(
-            self, Settings(Config()), self.send, self.note, self.read, self.footprint,
+            self, Settings(Config()), self.send, self, self.read, self.footprint,
             OomEvidence(lambda: self.watch.pressure, lambda: self.kernel_kills, counted=True),
         )  # fmt: skip
 

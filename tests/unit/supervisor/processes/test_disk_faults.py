@@ -23,13 +23,12 @@ from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.events import EventLog
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.processes import processes
-from lmx.supervisor.sockets.event_log import EventLog
-from lmx.supervisor.state.disk_retry import DiskRetry
+from lmx.supervisor.processes import launcher, workers
 from lmx.supervisor.state.drained import Holds
+from lmx.supervisor.state.files import StateFiles
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.pins import Pins
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 
 _CHANGES = ("open", "unlink", "replace", "rename", "mkdir", "pwrite", "ftruncate")
@@ -57,7 +56,7 @@ class _Disk:
         return change
 
 
-class _Processes(processes.Processes):
+class _Workers(workers.WorkerProcesses):
     """With the disk of a real one; which models there are, and what they need, is the fake's."""
 
     local_path = FakeActions.local_path
@@ -76,12 +75,12 @@ class _Lmx:
         self.home.prepare()
         self.disk = disk
         self.events = EventLog("epoch")
-        self.retry = DiskRetry(self.events.note)
-        self.records = Records(self.home.state, self.retry.change)
+        files = StateFiles.of(self.home, self.events, lambda _text: None)
+        self.retry, self.records = files.disk, files.records
         self.now_s = 0.0
         pids = iter(range(1000, 10_000))
         patch.setattr(
-            processes, "start_child", lambda *_args, **_kw: SimpleNamespace(pid=next(pids))
+            launcher, "start_child", lambda *_args, **_kw: SimpleNamespace(pid=next(pids))
         )
         nobody: Any = SimpleNamespace(
             watch=lambda *_: None,
@@ -91,11 +90,10 @@ class _Lmx:
         )
         ledger = Ledger(1000)
         in_force = Settings(make_config({"a": 100, "b": 100}))
-        self.actions = _Processes(
-            in_force, self.home, "1", self.records, nobody, nobody, nobody, nobody,
-            self.events, Pins(self.home.pins), Holds(self.home.holds), self.retry, nobody,
-            Measured.load(self.home.measured), ledger, self._left, "key", nobody,
-            lambda *_: None, lambda *_: None, lambda _: None,
+        self.actions = _Workers(
+            in_force, self.home, launcher.Launcher(self.home, nobody, lambda _text: None), nobody,
+            nobody, nobody, nobody, files, Measured.load(self.home.measured), ledger, self.events,
+            lambda *_: None, self._left,
         )  # fmt: skip
         fake = FakeActions({"a": 100, "b": 100})
         for name in (

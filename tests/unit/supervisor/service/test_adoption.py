@@ -49,7 +49,7 @@ def _adoption(rig: CoreRig, records: Records, folder: Path) -> Adoption:
     guard = RouterGuard(_NoRouters(), rig.settings)
     return Adoption(
         rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None,
-        change_once, lambda _instance, _what: None,
+        lambda _pid: None, change_once, lambda _instance, _what: None,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -13,6 +13,14 @@ from lmx.protocol.messages.control import Event, EventList
 _KEPT: Final = 2000
 
 log = structlog.get_logger()
+
+
+class Events(Protocol):
+    """Takes note of what people may want to know."""
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        """Keep an event. ``name`` is ``subject.what_happened``, ``detail`` a sentence for people.
+        ``data``: plain values, with units in their names."""
 
 
 class EventLog:
@@ -25,7 +33,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=_KEPT)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        """Keep an event, and write it to the log. ``data``: plain values, units in names."""
+        """Keep an event, and write it to the log."""
         self._seq += 1
         self._events.append(Event(self._seq, time.time(), name, model_id, detail, data))
         log.info(name, model=model_id, detail=detail or None, **data)

@@ -1,0 +1,68 @@
+"""Starts the processes of lmx and has their ends reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.host.set_aside import clear_for_file
+from lmx.supervisor.processes.child import start_child
+from lmx.supervisor.processes.exit_watch import ExitWatch
+from lmx.supervisor.state.home import Home
+
+log = structlog.get_logger()
+
+_WATCH_AGAIN_S: Final = 1.0
+
+Exited = Callable[[int, int | None], None]
+"""``exited(pid, status)`` is called on the event loop when a process has ended; ``status`` is as in
+``Popen.returncode``, None where it can't be known."""
+
+
+class Launcher:
+    """Owner of nothing but the way to start a process: no process is left that nobody watches.
+    ``say`` tells people what is not as it should be."""
+
+    def __init__(self, home: Home, exits: ExitWatch, say: Callable[[str], None]) -> None:
+        self._home = home
+        self._exits = exits
+        self._say = say
+
+    def start(
+        self,
+        module: str,
+        names: tuple[str, ...],
+        spec: Any,
+        log_path: Path,
+        exited: Exited,
+        pass_fds: tuple[int, ...] = (),
+    ) -> int:
+        """Start a process and watch it, as :func:`start_child` does; returns its pid. Raises what
+        that raises."""
+        aside = clear_for_file(log_path)
+        if aside is not None:
+            self._say(f"{log_path} was no file: it was set aside as {aside.name}")
+        child = start_child(module, names, spec, self._home, log_path, pass_fds)
+        try:
+            self._exits.watch(child.pid, child, partial(exited, child.pid))
+        except OSError:
+            # Out of descriptors, most likely. A process that nobody watches must not stay.
+            child.kill()
+            child.wait()
+            raise
+        return child.pid
+
+    def watch(self, pid: int, exited: Exited) -> None:
+        """Have the end of a process reported that an earlier supervisor started."""
+        try:
+            self._exits.watch(pid, None, partial(exited, pid))
+        except OSError as error:
+            # Out of descriptors, most likely. It serves: its end is seen later.
+            log.error("process.not_watched", watched_pid=pid, error=str(error))
+            loop = asyncio.get_running_loop()
+            loop.call_later(_WATCH_AGAIN_S, self.watch, pid, exited)

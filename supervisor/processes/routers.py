@@ -1,0 +1,70 @@
+"""What the router's guard has done for it: a router's process, its signals, its record."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from lmx.protocol.wire.endpoints import new_instance_id
+from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.events import Events
+from lmx.supervisor.processes.child import signal_group
+from lmx.supervisor.processes.handover import Invocation
+from lmx.supervisor.processes.launcher import Exited, Launcher
+from lmx.supervisor.processes.specs import router_spec
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import Records, RouterRecord
+
+
+class RouterProcesses:
+    """:class:`lmx.supervisor.router.actions.RouterActions`, for real. ``exited`` is told of
+    the end of each router. ``admin_key`` is for routers for which the configuration names none."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: Home,
+        launcher: Launcher,
+        records: Records,
+        events: Events,
+        version: str,
+        admin_key: str,
+        invocation: Invocation,
+        exited: Exited,
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._launcher = launcher
+        self._records = records
+        self._events = events
+        self._version = version
+        self._admin_key = admin_key
+        self._invocation = invocation
+        self._exited = exited
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self._events.note(name, model_id, detail, **data)
+
+    def spawn_router(self, listener: socket.socket) -> RouterRecord:
+        router_id = new_instance_id()
+        config = self._settings.current
+        spec = router_spec(
+            config, self._home, router_id, listener, self._version, self._admin_key,
+            self._invocation.rescue(config.timing.beat_timeout_s, os.environ),
+        )  # fmt: skip
+        pid = self._launcher.start(
+            "lmx.router", (router_id,), spec, self._home.router_log, self._exited,
+            (listener.fileno(),),
+        )  # fmt: skip
+        return RouterRecord(pid, router_id, config.server.host, listener.getsockname()[1])
+
+    def watch(self, pid: int) -> None:
+        """Have the end of a router reported that an earlier supervisor started."""
+        self._launcher.watch(pid, self._exited)
+
+    def signal_router(self, pid: int, number: int) -> None:
+        signal_group(pid, number)
+
+    def save_routers(self, records: list[RouterRecord]) -> None:
+        self._records.save_routers(records)

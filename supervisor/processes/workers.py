@@ -1,0 +1,147 @@
+"""What the core has done for it: workers' processes, their signals, files, sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
+from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.events import Events
+from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
+from lmx.supervisor.processes.child import signal_group
+from lmx.supervisor.processes.descendants import Descendants
+from lmx.supervisor.processes.fetching import Fetching
+from lmx.supervisor.processes.inspector import Inspections
+from lmx.supervisor.processes.launcher import Launcher
+from lmx.supervisor.processes.specs import worker_spec
+from lmx.supervisor.sockets.server import ControlServer
+from lmx.supervisor.state.files import StateFiles
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import WorkerRecord
+
+
+class WorkerProcesses:
+    """:class:`lmx.supervisor.core.actions.Actions`, for real. ``exited(instance, status)`` is
+    called on the event loop when a worker has ended; ``left(worker, reserved_bytes)`` has what it
+    held measured back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: Home,
+        launcher: Launcher,
+        server: ControlServer,
+        fetching: Fetching,
+        inspections: Inspections,
+        descendants: Descendants,
+        files: StateFiles,
+        measured: Measured,
+        ledger: Ledger,
+        events: Events,
+        exited: Callable[[str, int | None], None],
+        left: Callable[[Worker, int], None],
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._launcher = launcher
+        self._server = server
+        self._fetching = fetching
+        self._inspections = inspections
+        self._descendants = descendants
+        self._files = files
+        self._measured = measured
+        self._ledger = ledger
+        self._events = events
+        self._exited = exited
+        self._left = left
+
+    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
+        self._events.note(name, model_id, detail, **data)
+
+    def save_pins(self, pins: Mapping[str, bool]) -> str | None:
+        return self._files.pins.save(pins)
+
+    def save_holds(self, held: Collection[str]) -> None:
+        self._files.disk.change(self._files.holds.path, lambda: self._files.holds.save(held))
+
+    def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
+        self._left(worker, reserved_bytes)
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def local_path(self, model: ModelConfig) -> Path | None:
+        source = parse_source(model.source)
+        if isinstance(source, FolderSource):
+            return folder_path(source.path)
+        return None
+
+    def inspect(self, model_id: str, question: Question) -> Inspection | None:
+        self._inspections.ask(model_id, question)
+        return None
+
+    def start_fetch(self, model: ModelConfig) -> None:
+        self._fetching.start(model)
+
+    def stop_fetch(self, model_id: str) -> None:
+        self._fetching.stop(model_id)
+
+    def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
+        kind, files = model.kind or found.kind, found.files
+        if found.problem is not None or files is None or kind is None:
+            problem = found.problem or f"{model.source} is not whole: {found.missing} is missing"
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+        budget_bytes = self._ledger.budget_bytes
+        return plan_memory(model, kind, files, found.draft_files, budget_bytes, self._measured)
+
+    def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
+        self._measured.record(plan.settings_key, static_bytes, peak_bytes)
+
+    def spawn(
+        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+    ) -> int:
+        spec = worker_spec(self._settings.current, self._home, model, instance, path, kind, plan)
+        pid = self._launcher.start(
+            "lmx.worker", (model.id, instance), spec, self._home.worker_log(model.id),
+            lambda _pid, status: self._exited(instance, status),
+        )  # fmt: skip
+        self._files.records.save_worker(WorkerRecord(pid, instance, model.id, plan.reserve_bytes))
+        return pid
+
+    def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:
+        self._files.records.save_worker(
+            WorkerRecord(worker.pid, worker.instance, worker.model_id, reserved_bytes)
+        )
+
+    def signal(self, worker: Worker, number: int) -> None:
+        signal_group(worker.pid, number)
+
+    def send(self, worker: Worker, message: Any) -> None:
+        self._server.send(f"w:{worker.instance}".encode(), message)
+
+    def forget(self, worker: Worker) -> None:
+        self._files.records.forget_worker(worker.instance)
+        self._descendants.end(worker.instance, f"worker of {worker.model_id}")
+        socket_path = self._home.run.worker_socket(worker.instance)
+        self._files.disk.change(socket_path, lambda: socket_path.unlink(missing_ok=True))
+
+    def reply(self, asker: Asker, message: Any) -> None:
+        self._server.send(asker.identity, message, asker.correlation)
+
+    def publish(self, message: Any) -> None:
+        self._server.publish(message)
+
+    def watch(self, instance: str, pid: int) -> None:
+        """Have the end of a worker reported that an earlier supervisor started."""
+        self._launcher.watch(pid, lambda _pid, status: self._exited(instance, status))

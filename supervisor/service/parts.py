@@ -1,0 +1,225 @@
+"""The parts of a running supervisor, and how they are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmx.protocol.messages.counts import ReportCounts
+from lmx.protocol.wire.endpoints import new_epoch
+from lmx.supervisor.config.schema import Config, LogConfig
+from lmx.supervisor.config.settings import Change, Settings
+from lmx.supervisor.control.handlers import Handlers
+from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
+from lmx.supervisor.control.loading import Loading
+from lmx.supervisor.control.models import ModelCommands
+from lmx.supervisor.control.reload import Reloader, tell_routing_gaps
+from lmx.supervisor.control.service import ServiceActions, ServiceCommands
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.decisions.ledger import Ledger, budget_bytes
+from lmx.supervisor.events import EventLog
+from lmx.supervisor.inventory.added import AddedModels, with_added
+from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.deletion import Deletion
+from lmx.supervisor.inventory.download_records import Download, DownloadFile
+from lmx.supervisor.inventory.downloaded import serve_download
+from lmx.supervisor.inventory.downloads import Downloads
+from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.memory.system import read_memory
+from lmx.supervisor.memory.watch import MemoryWatch
+from lmx.supervisor.processes.descendants import Descendants
+from lmx.supervisor.processes.exit_watch import ExitWatch
+from lmx.supervisor.processes.fetching import Fetching, FetchProgram
+from lmx.supervisor.processes.handover import Invocation
+from lmx.supervisor.processes.inspector import Inspections, Inspector
+from lmx.supervisor.processes.launcher import Launcher
+from lmx.supervisor.processes.routers import RouterProcesses
+from lmx.supervisor.processes.workers import WorkerProcesses
+from lmx.supervisor.router.counts import RouterCounts
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.service.adoption import Adoption
+from lmx.supervisor.service.clock import Tick
+from lmx.supervisor.service.inbox import Inbox
+from lmx.supervisor.service.reports import Reports
+from lmx.supervisor.service.shutdown import Shutdown
+from lmx.supervisor.sockets import listening
+from lmx.supervisor.sockets.server import ControlServer
+from lmx.supervisor.state.admin_key import read_admin_key
+from lmx.supervisor.state.files import StateFiles
+from lmx.supervisor.state.home import Home
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a running supervisor asks something of. Parts that only other parts know are not
+    here."""
+
+    settings: Settings
+    core: Core
+    guard: RouterGuard
+    memory: MemoryWatch
+    events: EventLog
+    files: StateFiles
+    descendants: Descendants
+    downloads: Downloads
+    adoption: Adoption
+    reloader: Reloader
+    handlers: Handlers
+    server: ControlServer
+    inbox: Inbox
+    shutdown: Shutdown
+    exits: ExitWatch
+    inspections: Inspections
+    inspector: Inspector
+    fetching: Fetching
+
+    @property
+    def ticks(self) -> dict[str, Tick]:
+        """The parts that time passes for, in the order in which they hear of it."""
+        return {
+            "memory": lambda now_s, _paused_s: self.memory.tick(now_s),
+            "core": self.core.tick,
+            "router": self.guard.tick,
+            "disk": self.files.disk.tick,
+            "snapshot": lambda now_s, _paused_s: self.core.flush(now_s),
+        }
+
+    async def close_fetches(self, *, goes_on: bool = False) -> None:
+        """End every fetch and download. ``goes_on``: another program of this supervisor is to go
+        on with the downloads."""
+        await asyncio.gather(self.fetching.close(), self.downloads.close(goes_on=goes_on))
+
+    async def close(self) -> None:
+        """Close what this process holds. Processes that run go on."""
+        self.handlers.close()
+        self.inspections.close()
+        self.guard.close()
+        self.exits.close()
+        await self.inspector.wait_closed()
+        await self.server.close()
+
+
+def wire(
+    config: Config,
+    home: Home,
+    version: str,
+    invocation: Invocation,
+    started_s: float,
+    service: ServiceActions,
+    logs_changed: Callable[[LogConfig], None],
+    say: Callable[[str], None],
+) -> Parts:
+    """Put a supervisor together, on the running event loop; nothing has begun yet, but for the
+    reading of models' files. The home's lock must be held: its files are read, and repaired."""
+    epoch = new_epoch()
+    events = EventLog(epoch)
+    files = StateFiles.of(home, events, say)
+    added_file = AddedFile(home.added_models, say)
+    added_models = added_file.load()
+    settings = Settings(with_added(config, added_models))
+    ledger = Ledger(_budget_bytes(config))
+
+    # What a process or a reader reports comes from the event loop, and so when `reports` is there.
+    exits = ExitWatch(asyncio.get_running_loop())
+    launcher = Launcher(home, exits, say)
+    server = ControlServer(home.run)
+    descendants = Descendants(home)
+    inspector = Inspector(home)
+    inspections = Inspections(inspector, lambda *report: reports.inspected(*report))
+    program = FetchProgram.of(home)
+    fetching = Fetching(
+        program,
+        lambda *report: reports.fetch_advanced(*report),
+        lambda *report: reports.fetch_ended(*report),
+    )
+    workers = WorkerProcesses(
+        settings, home, launcher, server, fetching, inspections, descendants, files,
+        Measured.load(home.measured, say), ledger, events,
+        lambda *report: reports.worker_exited(*report),
+        lambda *report: reports.worker_left(*report),
+    )  # fmt: skip
+    routers = RouterProcesses(
+        settings, home, launcher, files.records, events, version,
+        read_admin_key(home.admin_key, say), invocation,
+        lambda *report: reports.router_exited(*report),
+    )  # fmt: skip
+
+    core = Core(settings, ledger, workers, epoch, files.pins.load(), files.holds.load())
+    guard = RouterGuard(routers, settings)
+    if invocation.handover is not None:
+        guard.listener = listening.inherited(invocation.handover.listen_fd, config.server)
+    memory = MemoryWatch(core, settings, workers.send, events)
+    counts = RouterCounts(started_s, guard.knows)
+
+    def set_budget(change: Change, _now_s: float) -> None:
+        if change.new.memory != change.old.memory:
+            ledger.budget_bytes = _budget_bytes(change.new)
+
+    def follow_logs(change: Change, _now_s: float) -> None:
+        if change.new.logs != change.old.logs:
+            logs_changed(change.new.logs)
+
+    # Only the router can refuse a change, and the core places models by the new budget.
+    settings.on_change(guard.reconfigured, set_budget, core.reconfigured, follow_logs)
+
+    inspect = inspector.inspect_soon
+    added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
+    added.tell_shadowed(config, events)
+    tell_routing_gaps(settings.current, events)
+
+    async def serve(download: Download, path: Path) -> str | None:
+        model_id = await serve_download(added, download, path)
+        if model_id is not None:
+            core.files_changed(model_id)
+        core.flush(time.monotonic())
+        return model_id
+
+    async def is_whole(download: Download) -> bool:
+        if download.path is None:
+            return False
+        file = download.filename is not None
+        return await inspector.is_whole(Path(download.path), file=file)
+
+    downloads = Downloads(DownloadFile(home.downloads, say), program, serve, is_whole, events)
+    shutdown = Shutdown(core, guard, lambda: parts.close_fetches())
+    reports = Reports(core, guard, memory, counts, downloads, shutdown)
+
+    reloader = Reloader(invocation.read_config, added, core, settings, events)
+    handlers = Handlers(workers.reply)
+    handlers.add(ModelCommands(core, Loading(core, added, inspect, time.monotonic)).handlers)
+    handlers.add(AddedCommands(added).handlers)
+    handlers.add(DiskCommands(downloads, Deletion(core, added, downloads, home, events)).handlers)
+    handlers.add({ReportCounts: counts.take_report})
+    handlers.add(ServiceCommands(service, core, guard, events, reloader, invocation).handlers)
+    adoption = Adoption(
+        core, guard, files.records, home.run, workers.watch, routers.watch, files.disk.change,
+        descendants.end,
+    )  # fmt: skip
+    parts = Parts(
+        settings=settings,
+        core=core,
+        guard=guard,
+        memory=memory,
+        events=events,
+        files=files,
+        descendants=descendants,
+        downloads=downloads,
+        adoption=adoption,
+        reloader=reloader,
+        handlers=handlers,
+        server=server,
+        inbox=Inbox(core, guard, handlers, adoption, server.send, settings),
+        shutdown=shutdown,
+        exits=exits,
+        inspections=inspections,
+        inspector=inspector,
+        fetching=fetching,
+    )
+    return parts
+
+
+def _budget_bytes(config: Config) -> int:
+    return budget_bytes(config.memory, read_memory().total_bytes)

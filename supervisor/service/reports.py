@@ -1,0 +1,81 @@
+"""What is seen of processes and of models' files, taken to all whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.states import LoadPhase
+from lmx.supervisor.config.sources import HubSource, parse_source
+from lmx.supervisor.core.core import Core
+from lmx.supervisor.decisions.worker import Worker
+from lmx.supervisor.inventory.downloads import Downloads
+from lmx.supervisor.memory.inspection import Inspection
+from lmx.supervisor.memory.watch import MemoryWatch
+from lmx.supervisor.router.counts import RouterCounts
+from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.service.shutdown import Shutdown
+
+
+class Reports:
+    """Each method takes one report to its end, and has what follows from it published."""
+
+    def __init__(
+        self,
+        core: Core,
+        guard: RouterGuard,
+        memory: MemoryWatch,
+        counts: RouterCounts,
+        downloads: Downloads,
+        shutdown: Shutdown,
+    ) -> None:
+        self._core = core
+        self._guard = guard
+        self._memory = memory
+        self._counts = counts
+        self._downloads = downloads
+        self._shutdown = shutdown
+        self._came: set[asyncio.Task[None]] = set()
+
+    def worker_exited(self, instance: str, status: int | None) -> None:
+        """A worker's process has ended; ``status`` as in ``Popen.returncode``."""
+        now_s = time.monotonic()
+        by_system = self._memory.killed_by_system(status, now_s)
+        self._core.worker_exited(instance, status, now_s, out_of_memory=by_system)
+        self._core.flush(now_s)
+        self._shutdown.exited()
+
+    def worker_left(self, worker: Worker, reserved_bytes: int) -> None:
+        """A worker is gone: what it held is to be measured back."""
+        self._memory.left(worker, reserved_bytes, time.monotonic())
+
+    def router_exited(self, pid: int, status: int | None) -> None:
+        """A router's process has ended; ``status`` as in ``Popen.returncode``."""
+        self._guard.exited(pid, time.monotonic(), status)
+        self._counts.router_ended(pid)
+        self._shutdown.exited()
+
+    def inspected(self, model_id: str, found: Inspection) -> None:
+        """A model's files have been read."""
+        now_s = time.monotonic()
+        self._core.inspected(model_id, found, now_s)
+        self._core.flush(now_s)
+
+    def fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
+        """A load's fetch has come so far."""
+        self._core.fetch_advanced(model_id, phase, fraction)
+
+    def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
+        """A load's fetch has ended: the model's folder, or why there is none."""
+        now_s = time.monotonic()
+        slot = self._core.slots.get(model_id)
+        source = None if slot is None else parse_source(slot.model.source)
+        if isinstance(outcome, Path) and isinstance(source, HubSource):
+            came = self._downloads.completed_elsewhere(source.repo_id, source.revision, outcome)
+            task = asyncio.get_running_loop().create_task(came)
+            self._came.add(task)
+            task.add_done_callback(self._came.discard)
+        self._core.fetch_ended(model_id, outcome, now_s)
+        self._core.flush(now_s)
