@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.host.regular_file import open_regular, parse_json, read_regular
+from lmx.protocol.models.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    CheckpointConfig,
+    read_checkpoint_config,
+)
 from lmx.protocol.states import ModelKind
 
 _ENCODERS: Final = frozenset(
@@ -27,7 +32,6 @@ _CARDS: Final = {
 """What a model card calls a model for."""
 
 _CARD_LIMIT_BYTES: Final = 64 * 1024
-_CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
 _PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
 
 
@@ -39,14 +43,22 @@ def read_kind(folder: Path) -> ModelKind:
     config.json of a chat model: only the files beside it tell. Files that are missing or
     broken say nothing here; loading the model says what is wrong with them.
     """
-    config = _read_object(folder / "config.json")
-    if any(name.endswith("ForSequenceClassification") for name in _architectures(config)):
+    try:
+        config = read_checkpoint_config(folder)
+    except OperationError:
+        config = None
+    if config is not None and is_classifier(config):
         return ModelKind.RERANK
     if (kind := _sentence_transformers_kind(folder)) is not None:
         return kind
-    if _is_encoder(config):
+    if config is not None and _is_encoder(config):
         return ModelKind.EMBEDDING
     return _card_kind(folder / "README.md") or ModelKind.CHAT
+
+
+def is_classifier(config: CheckpointConfig) -> bool:
+    """Whether a model gives scores in place of text, by its architecture."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures)
 
 
 def _sentence_transformers_kind(folder: Path) -> ModelKind | None:
@@ -60,15 +72,10 @@ def _sentence_transformers_kind(folder: Path) -> ModelKind | None:
     return ModelKind.EMBEDDING if settings or embeds else None
 
 
-def _architectures(config: Mapping[str, Any]) -> list[str]:
-    names = config.get("architectures")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _is_encoder(config: Mapping[str, Any]) -> bool:
-    model_type = str(config.get("model_type", "")).lower().replace("-", "_")
+def _is_encoder(config: CheckpointConfig) -> bool:
+    model_type = config.model_type.replace("-", "_")
     # EmbeddingGemma is a gemma3_text whose attention looks both ways.
-    return model_type in _ENCODERS or config.get("use_bidirectional_attention") is True
+    return model_type in _ENCODERS or config.whole.get("use_bidirectional_attention") is True
 
 
 def _card_kind(path: Path) -> ModelKind | None:
@@ -85,7 +92,7 @@ def _card_kind(path: Path) -> ModelKind | None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = parse_json(read_regular(path, _CONFIG_LIMIT_BYTES))
+        value = parse_json(read_regular(path, CONFIG_LIMIT_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

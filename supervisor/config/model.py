@@ -20,7 +20,7 @@ from lmx.supervisor.config.sources import (
 )
 from lmx.supervisor.config.values import KeepAlive, Name, Seconds, Section, Size
 
-_MLX_ENGINE = "lmx.worker.mlx.factory:create"
+MLX_ENGINE = "lmx.worker.mlx.factory:create"
 
 
 def _check_home(path: str) -> None:
@@ -171,7 +171,7 @@ class ModelConfig(Section):
     load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = None
     """Its own, instead of `timing.load_stall_timeout_s`."""
     engine: Annotated[str, Needs.WORKER] = Field(
-        _MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+        MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
     )
     """`module:function` of the engine: for tests, and for an engine of your own."""
     engine_options: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)

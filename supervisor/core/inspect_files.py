@@ -7,8 +7,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.slot import Slot
-from lmx.supervisor.memory.facts import ModelFacts
-from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.inspection import Inspection, ModelFacts, Question
 
 
 def question_of(model: ModelConfig, path: str | None = None) -> Question:
@@ -17,7 +16,11 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
     speculation = model.speculation
     draft = speculation.draft if speculation is not None else None
     return Question(
-        model.source, path, None if draft is None else str(folder_path(draft)), model.kind
+        model.source,
+        path,
+        None if draft is None else str(folder_path(draft)),
+        model.kind,
+        model.engine,
     )
 
 

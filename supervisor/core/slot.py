@@ -14,8 +14,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.restart import FailureRecord
 from lmx.supervisor.decisions.worker import Worker
-from lmx.supervisor.memory.facts import ModelFacts
-from lmx.supervisor.memory.inspection import Inspection
+from lmx.supervisor.memory.inspection import Inspection, ModelFacts
 from lmx.supervisor.memory.plan import MemoryPlan
 
 MAX_WAITERS: Final = 1000

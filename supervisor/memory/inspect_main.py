@@ -3,16 +3,18 @@
     python -m lmx.supervisor.memory.inspect_main
 
 It is a program of its own because the files may come from anywhere, on a disk that may never
-answer: whatever it trips over costs the one answer. It ends with its stdin.
+answer: whatever it trips over costs the one answer. It ends with its stdin. It is also the only
+one beside the worker that imports an engine's module, to ask it what a model takes.
 
 A line is JSON: `{"model": <Question>}` is answered with `{"inspection": <Inspection>}`,
 `{"whole": path, "file": bool}` with `{"whole": bool}`: whether a folder is a whole model, or a
-file is there. `{"error": text}` is what a bug here makes of either.
+file is there. `{"error": text}` is what a bug here, or in an engine, makes of either.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -21,7 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lmx.protocol.errors import LmxError, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.models.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    CheckpointConfig,
+    read_checkpoint_config,
+    weight_files,
+)
+from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire import codec
@@ -32,10 +42,16 @@ from lmx.supervisor.config.sources import (
     folder_path,
     parse_source,
 )
-from lmx.supervisor.memory.facts import facts_of
 from lmx.supervisor.memory.fetched import fetched_folder
-from lmx.supervisor.memory.files import missing_part, read_config, read_model_files
-from lmx.supervisor.memory.inspection import Inspection, Question, shown
+from lmx.supervisor.memory.files import missing_part
+from lmx.supervisor.memory.inspection import (
+    Inspection,
+    ModelFacts,
+    ModelFiles,
+    Question,
+    figures_problem,
+    shown,
+)
 from lmx.supervisor.state.home import Home
 
 _MOST_MEMORY_BYTES: Final = 4 * 1024**3
@@ -100,20 +116,70 @@ def _read(found: Inspection) -> Inspection:
     folder = Path(found.path)
     kind = question.kind or read_kind(folder)
     found = replace(found, kind=kind)
-    files = read_model_files(folder, kind)
-    config = read_config(folder)
+    config = read_checkpoint_config(_model_folder(folder))
+    files = read_model_files(folder, kind, question.engine, config)
     created_s = max(0, int((folder / "config.json").stat().st_mtime))
-    try:
-        facts = facts_of(config, created_s)
-    except ValueError as error:
-        return replace(found, problem=shown(f"{folder / 'config.json'} makes no sense: {error}"))
+    facts = ModelFacts(config.family, config.context_tokens, created_s)
     found = replace(found, facts=facts, files=files)
     if question.draft is None:
         return found
     try:
-        return replace(found, draft_files=read_model_files(Path(question.draft), ModelKind.CHAT))
+        draft = read_model_files(Path(question.draft), ModelKind.CHAT, question.engine)
     except OperationError as error:
         return replace(found, problem=shown(f"speculation.draft: {error.message}"))
+    return replace(found, draft_files=draft)
+
+
+def read_model_files(
+    folder: Path, kind: ModelKind, engine: str, config: CheckpointConfig | None = None
+) -> ModelFiles:
+    """Read a model folder, and ask the engine what the model takes. ``config``: what the folder's
+    config.json says, where it was read before.
+
+    Blocks for as long as the folder's disk does. Raises :class:`OperationError` when it is no
+    model folder, whatever is wrong with it, and when the engine can't tell.
+    """
+    try:
+        estimate = estimate_function(engine)
+        config = config or read_checkpoint_config(_model_folder(folder))
+        memory = estimate(folder, config, kind)
+        problem = figures_problem(memory)
+        if problem is not None:
+            raise _refused(f"{folder / 'config.json'} makes no sense: {problem}")
+        revision = _revision(folder, weight_files(folder, kind))
+        return ModelFiles(memory, config.context_tokens, revision)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+        raise _refused(f"{folder} can't be read as a model ({why}): fetch it again") from error
+
+
+def _model_folder(folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    raise _refused(
+        f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: "
+        "give a folder with config.json and *.safetensors, "
+        "a .gguf file, or a Hugging Face repo id"
+    )
+
+
+def _refused(message: str) -> OperationError:
+    return OperationError(ErrorCode.MODEL_SOURCE_INVALID, message)
+
+
+def _revision(folder: Path, shards: list[Path]) -> str:
+    config = hashlib.sha256(read_regular(folder / "config.json", CONFIG_LIMIT_BYTES)).hexdigest()
+    files = [(file.name, file.stat()) for file in shards]
+    if folder.parent.name == "snapshots":
+        # Of the hub's cache: the folder's name is the revision, and holds links, whose files
+        # another download may have made anew.
+        parts = [folder.name, config, [(name, stat.st_size) for name, stat in files]]
+    else:
+        sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        parts = [str(folder), config, sizes]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _is_whole(path: Path, *, file: bool) -> bool:

@@ -7,18 +7,23 @@ figure and every text in it is within bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.models.memory import MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire import codec
-from lmx.supervisor.memory.facts import ModelFacts
-from lmx.supervisor.memory.files import MOST_BYTES, ModelFiles
+from lmx.supervisor.config.model import MLX_ENGINE
 
-_MOST_FIGURE: Final = 2**31
+MOST_BYTES: Final = 2**50
+"""More than any model has: a petabyte."""
+
+_MOST_LAYER_BYTES: Final = 2**40
+"""Of a layer's cache, for one token."""
+
 _MOST_LAYERS: Final = 8192
-_MOST_TOKEN_BYTES: Final = 2**41
+_MOST_TOKENS: Final = 2**31
 _LONGEST_PATH: Final = 4096
 _LONGEST_TEXT: Final = 2000
 _LONGEST_FAMILY: Final = 80
@@ -26,40 +31,80 @@ _LONGEST_FAMILY: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which model to read. ``path``: its folder, None where it is to be looked for as an earlier
-    fetch left it. ``draft``: the folder of its draft model. ``kind`` None: as the files tell."""
+    """Which model to read."""
 
     source: str
+    """As the configuration names it."""
+
     path: str | None = None
+    """The model's folder. None: it is to be looked for where an earlier fetch left it."""
+
     draft: str | None = None
+    """The folder of the model's draft model, if it has one."""
+
     kind: ModelKind | None = None
+    """What the model is for. None: as its files tell."""
+
+    engine: str = MLX_ENGINE
+    """Whose estimate of the model's memory is asked for."""
 
     def same_model(self, other: Question) -> bool:
-        """Whether both ask of one model, wherever its folder is."""
-        mine, others = (self.source, self.draft, self.kind), (other.source, other.draft, other.kind)
-        return mine == others
+        """Whether both ask the same of one model, wherever its folder is."""
+        return replace(self, path=None) == replace(other, path=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model folder's config.json says of the model to people. None: it doesn't say, or it
+    was not read yet."""
+
+    family: str | None = None
+    """The architecture's name: ``qwen3``."""
+
+    context_tokens: int | None = None
+    """The longest context that the model was made for."""
+
+    created_s: int | None = None
+    """The time of day when the file was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a model folder's files say of the memory that its worker takes."""
+
+    memory: MemoryModel
+    """As the model's engine estimates it."""
+
+    context_tokens: int | None
+    """The longest context that the model was made for. None: the configuration doesn't say."""
+
+    revision: str
+    """A hash that changes when the files do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a model's files say.
-
-    ``path`` None: no folder of it is on this machine. ``missing``: what of a fetched one is still
-    to come; nothing else is read then. ``gguf_path``: of a model that is made from a GGUF file,
-    the file, links followed. ``problem``: why it can't be loaded, for people; None: it can.
-    ``source_problem``: why its source can't be one.
-    """
+    """What a model's files say."""
 
     question: Question
     path: str | None = None
+    """The model's folder. None: there is none on this machine."""
+
     missing: str | None = None
+    """What of a fetched folder is still to come; nothing else is read then."""
+
     gguf_path: str | None = None
+    """The GGUF file that the model is made from, links followed."""
+
     kind: ModelKind | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     files: ModelFiles | None = None
     draft_files: ModelFiles | None = None
     problem: str | None = None
+    """Why the model can't be loaded, for people. None: it can."""
+
     source_problem: str | None = None
+    """Why its source can't be one, for people."""
 
     @property
     def whole(self) -> bool:
@@ -86,7 +131,7 @@ def read_answer(question: Question, answer: Any) -> Inspection:
         _check(text is None or text == shown(text), "text")
     family = found.facts.family
     _check(family is None or family == shown(family, _LONGEST_FAMILY), "family")
-    _check(0 < (found.facts.context_tokens or 1) < _MOST_FIGURE, "context_tokens")
+    _check(0 < (found.facts.context_tokens or 1) < _MOST_TOKENS, "context_tokens")
     _check(0 <= (found.facts.created_s or 0) < MOST_BYTES, "created_s")
     for files in (found.files, found.draft_files):
         if files is not None:
@@ -94,20 +139,51 @@ def read_answer(question: Question, answer: Any) -> Inspection:
     return found
 
 
+def figures_problem(memory: MemoryModel) -> str | None:
+    """Return which figure of an estimate no model has, for people; None: all are possible. Pure."""
+    work = memory.activations
+    sizes = {
+        "weights_bytes": memory.weights_bytes,
+        "process_bytes": memory.process_bytes,
+        "buffers_bytes": memory.buffers_bytes,
+        "activations.token_bytes": work.token_bytes,
+        "activations.pair_bytes": work.pair_bytes,
+        "activations.row_bytes": work.row_bytes,
+    }
+    for name, size in sizes.items():
+        if not 0 <= size <= MOST_BYTES:
+            return f"{name} would be {_figure(size)}"
+    counts = {
+        "activations.chunk_tokens": work.chunk_tokens,
+        "activations.depth_tokens": work.depth_tokens,
+    }
+    for name, tokens in counts.items():
+        if not 0 < tokens < _MOST_TOKENS:
+            return f"{name} would be {_figure(tokens)}"
+    if len(memory.kv_layers) > _MOST_LAYERS:
+        return f"it has more than {_MOST_LAYERS} kinds of layers"
+    for part in memory.kv_layers:
+        if not 0 < part.layers <= _MOST_LAYERS:
+            return f"it has {part.layers} layers that are alike"
+        if min(part.token_bytes, part.fixed_bytes) < 0:
+            return "a layer's cache is less than nothing"
+        if part.token_bytes + part.fixed_bytes > _MOST_LAYER_BYTES:
+            return "a layer's cache is beyond any memory"
+        if not (
+            0 < part.step_tokens < _MOST_TOKENS and 0 < (part.window_tokens or 1) < _MOST_TOKENS
+        ):
+            return "a layer's cache has no possible number of tokens"
+    return None
+
+
+def _figure(number: int) -> str:
+    return str(number) if abs(number) < 2**63 else "beyond 64 bits"
+
+
 def _check_files(files: ModelFiles) -> None:
-    widths = files.widths
-    _check(0 <= files.weights_bytes <= MOST_BYTES, "weights_bytes")
-    _check(files.element_bytes in (1, 2, 4), "element_bytes")
-    _check(0 < (files.context_tokens or 1) < _MOST_FIGURE, "context_tokens")
-    for width in (widths.hidden, widths.heads, widths.vocabulary):
-        _check(0 <= width < _MOST_FIGURE, "widths")
-    _check(0 <= widths.inner < _MOST_FIGURE**2, "widths")
-    _check(len(files.kv_layers) <= _MOST_LAYERS, "kv_layers")
-    for part in files.kv_layers:
-        _check(0 < part.layers <= _MOST_LAYERS, "kv_layers.layers")
-        _check(0 <= part.token_bytes < _MOST_TOKEN_BYTES, "kv_layers.token_bytes")
-        _check(0 < (part.window_tokens or 1) < _MOST_FIGURE, "kv_layers.window_tokens")
-        _check(0 <= part.fixed_bytes < MOST_BYTES, "kv_layers.fixed_bytes")
+    problem = figures_problem(files.memory)
+    _check(problem is None, f"memory ({problem})")
+    _check(0 < (files.context_tokens or 1) < _MOST_TOKENS, "context_tokens")
     _check(len(files.revision) == 64 and files.revision.isalnum(), "revision")
 
 

@@ -1,5 +1,6 @@
-"""How much memory a model's worker gets, by what it is for: before it is loaded, from its files
-and from what it was measured at before.
+"""How much memory a model's worker gets, by what it is for: before it is loaded, from what its
+engine estimates (:mod:`lmx.protocol.models.memory`) and from what it was measured at before.
+Arithmetic alone: where the figures come from is the engine's to know.
 
 The name under which a worker's measured memory is remembered.
 """
@@ -13,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
+from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.memory.estimate import Estimate, activation_bytes, buffers_bytes, process_bytes
-from lmx.supervisor.memory.files import MOST_BYTES, ModelFiles
+from lmx.supervisor.memory.inspection import MOST_BYTES, ModelFiles
 from lmx.supervisor.memory.measured import Measured
 
 _KEY_CHARACTERS: Final = 32
@@ -81,27 +81,70 @@ _ENCODER_CONTEXT_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """What a model's worker gets, in bytes, by what it is for.
+class Estimate:
+    """Bytes by what they are for, for one context length."""
 
-    ``static_bytes``: there once it is loaded (weights, a draft model, the process).
-    ``kv_cache_bytes``, ``prefix_cache_bytes`` and ``activation_bytes``: come with work.
-    ``peak_bytes``: the most that a worker with these settings was ever measured at, 0 if none
-    was. ``set_bytes``: the share that was set by hand, which goes before all of it.
-    ``context_tokens`` None: the model's own. ``settings_key`` names model, revision and
-    settings, for what is remembered of them. ``weights_bytes``: a part of ``static_bytes``.
-    """
+    weights_bytes: int
+    draft_bytes: int
+    """The weights of the draft model."""
+
+    process_bytes: int
+    kv_layers: tuple[KvLayers, ...]
+    """Of the model and of its draft model."""
+
+    context_tokens: int | None
+    """None: the worker finds it out."""
+
+    kv_cache_bytes: int
+    prefix_cache_bytes: int
+    activation_bytes: int
+    buffers_bytes: int
+    """Freed memory that the engine keeps for reuse."""
+
+    @property
+    def static_bytes(self) -> int:
+        """What is there once the model is loaded."""
+        return self.weights_bytes + self.draft_bytes + self.process_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, at work."""
+        return (
+            self.static_bytes
+            + self.kv_cache_bytes
+            + self.prefix_cache_bytes
+            + self.activation_bytes
+            + self.buffers_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a model's worker gets, in bytes, by what it is for."""
 
     static_bytes: int
+    """There once the model is loaded: weights, a draft model, the process."""
+
     prefix_cache_bytes: int = 0
+    """Comes with work, as do the next two."""
+
     kv_cache_bytes: int | None = None
     activation_bytes: int = 0
     peak_bytes: int = 0
+    """The most that a worker with these settings was ever measured at; 0: none was."""
+
     set_bytes: int | None = None
+    """The share that was set by hand, which goes before all of it."""
+
     context_tokens: int | None = None
+    """None: the model's own."""
+
     kv_layers: tuple[KvLayers, ...] = ()
     settings_key: str = ""
+    """Names model, revision and settings, for what is remembered of them."""
+
     weights_bytes: int = 0
+    """A part of ``static_bytes``."""
 
     @property
     def working_bytes(self) -> int:
@@ -216,7 +259,7 @@ def _fitted(
     configured = model.context_length
     if kind is not ModelKind.CHAT:
         longest = native or _ENCODER_CONTEXT_TOKENS
-        return _encoder(model, kind, files, min(configured or longest, longest))
+        return _encoder(model, files, min(configured or longest, longest))
 
     def with_context(tokens: int) -> Estimate:
         return _writer(model, files, draft, tokens, room_bytes)
@@ -250,27 +293,26 @@ def _writer(
     context_tokens: int,
     room_bytes: int,
 ) -> Estimate:
-    layers = files.kv_layers
+    memory = files.memory
+    layers = memory.kv_layers
     if draft is not None:
         # It keeps its own keys and values of the same tokens.
-        layers += draft.kv_layers
+        layers += draft.memory.kv_layers
     row_bytes = kv_bytes(layers, context_tokens)
-    weights = files.weights_bytes
     bare = Estimate(
-        weights_bytes=weights,
-        draft_bytes=0 if draft is None else draft.weights_bytes,
-        process_bytes=process_bytes(files.widths, ModelKind.CHAT),
+        weights_bytes=memory.weights_bytes,
+        draft_bytes=0 if draft is None else draft.memory.weights_bytes,
+        process_bytes=memory.process_bytes,
         kv_layers=layers,
         context_tokens=context_tokens,
         kv_cache_bytes=0,
         prefix_cache_bytes=_prefix_cache_bytes(model, row_bytes, room_bytes),
         activation_bytes=activation_bytes(
-            files.widths, ModelKind.CHAT, files.element_bytes, context_tokens,
-            model.kept_rows, layers,
+            memory.activations, context_tokens, model.kept_rows, layers
         )
         + _growth_bytes(model, layers, context_tokens),
-        buffers_bytes=buffers_bytes(weights),
-    )  # fmt: skip
+        buffers_bytes=memory.buffers_bytes,
+    )
     full_bytes = model.kept_rows * row_bytes
     left_bytes = max(0, room_bytes - bare.total_bytes)
     floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
@@ -289,24 +331,21 @@ def _growth_bytes(model: ModelConfig, layers: tuple[KvLayers, ...], context_toke
     """
     rows = max(model.kept_rows, 2, _LEAST_KV_TOKENS // context_tokens)
     growing = [part for part in layers if part.window_tokens is None]
-    return rows * sum(part.layers * part.token_bytes for part in growing) * STEP_TOKENS
+    return rows * sum(part.layers * part.token_bytes * part.step_tokens for part in growing)
 
 
-def _encoder(
-    model: ModelConfig, kind: ModelKind, files: ModelFiles, context_tokens: int
-) -> Estimate:
+def _encoder(model: ModelConfig, files: ModelFiles, context_tokens: int) -> Estimate:
+    memory = files.memory
     return Estimate(
-        weights_bytes=files.weights_bytes,
+        weights_bytes=memory.weights_bytes,
         draft_bytes=0,
-        process_bytes=process_bytes(files.widths, kind),
+        process_bytes=memory.process_bytes,
         kv_layers=(),
         context_tokens=model.context_length,
         kv_cache_bytes=0,
         prefix_cache_bytes=0,
-        activation_bytes=activation_bytes(
-            files.widths, kind, files.element_bytes, context_tokens, 0, ()
-        ),
-        buffers_bytes=buffers_bytes(files.weights_bytes),
+        activation_bytes=activation_bytes(memory.activations, context_tokens, 0, ()),
+        buffers_bytes=memory.buffers_bytes,
     )
 
 

@@ -22,7 +22,7 @@ from lmx.protocol.models.kind import read_kind
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.memory.files import read_model_files
+from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 from lmx.worker.service.heartbeat import parse_status
 
@@ -62,7 +62,8 @@ class Measured:
 
 
 def _plan(model: ModelConfig, kind: ModelKind, folder: Path) -> MemoryPlan:
-    return plan_memory(model, kind, read_model_files(folder, kind), None, BUDGET_BYTES, None)
+    files = read_model_files(folder, kind, model.engine)
+    return plan_memory(model, kind, files, None, BUDGET_BYTES, None)
 
 
 def memory(worker: BenchWorker, name: str) -> int:

@@ -53,7 +53,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
             scripted("narrow", max_rows=1, max_queue=0),
             scripted("stumbling", preload=False, options={"bad_loads": [1]}),
             scripted("tripping", preload=False, options={"bad_loads": [1]}),
-            scripted("good", preload=False, engine="good_model:create"),
+            scripted("good", preload=False, engine="good_engine:create"),
             {"id": "minilm", "source": str(minilm_dir), "preload": False},
         ],
         "timing": {"load_stall_timeout_s": 60.0, "beat_timeout_s": 6.0},

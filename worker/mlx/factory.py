@@ -1,13 +1,22 @@
-"""The factory of the MLX engines: ``engine="lmx.worker.mlx.factory:create"`` in a worker's spec."""
+"""The factory of the MLX engines: ``engine="lmx.worker.mlx.factory:create"`` in a worker's spec.
+
+``estimate`` says what a model takes before it is loaded (:mod:`lmx.protocol.models.engine`). For
+its sake nothing of MLX is imported before ``create`` is called.
+"""
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import ModelKind
-from lmx.worker.engine import Engine, LoadReporter
-from lmx.worker.mlx.model.guard import prefer_openblas
+from lmx.worker.mlx.memory.estimate import estimate
+
+if TYPE_CHECKING:
+    # They would be half of what an estimate imports.
+    from lmx.protocol.messages.specs import WorkerSpec
+    from lmx.worker.engine import Engine, LoadReporter
+
+__all__ = ["create", "estimate"]
 
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
@@ -15,6 +24,8 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     Imports MLX: that takes seconds. ``engine_options`` holds nothing for these.
     """
+    from lmx.worker.mlx.model.guard import prefer_openblas
+
     prefer_openblas()
     match spec.kind:
         case ModelKind.CHAT:

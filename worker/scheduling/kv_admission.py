@@ -9,12 +9,13 @@ it is counted at the longest. A beam search has a batch of its own, of its width
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
+from lmx.protocol.models.memory import KvLayers, kv_bytes
 from lmx.worker.engine import RowRequest
 
 ANSWER_TOKENS: Final = 1024
@@ -49,6 +50,8 @@ class KvAdmission:
 
     def __init__(self, layers: Sequence[KvLayers], limit_bytes: int | None) -> None:
         self._layers = layers
+        # Caches grow by whole steps; of layers with different ones, the sum by what all divide.
+        self._step_tokens = math.gcd(*(part.step_tokens for part in layers))
         self._limit_bytes = limit_bytes
         self._rows: dict[int, _Counted] = {}
         self._total_bytes: int | None = 0
@@ -76,7 +79,9 @@ class KvAdmission:
         counted = self._rows[row_id]
         counted.made_tokens += 1
         # For every token of every row: only one that begins a step of a cache changes the sum.
-        if counted.made_tokens > _FIRST_TOKENS and counted.tokens % STEP_TOKENS == 1:
+        if not self._step_tokens or counted.made_tokens <= _FIRST_TOKENS:
+            return
+        if (counted.tokens - 1) % self._step_tokens == 0:
             self._total_bytes = None
 
     def end(self, row_id: int) -> None:

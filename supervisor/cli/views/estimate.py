@@ -19,10 +19,9 @@ from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
-from lmx.supervisor.memory.estimate import Estimate
 from lmx.supervisor.memory.fetched import not_fetched
 from lmx.supervisor.memory.measured import Measured
-from lmx.supervisor.memory.plan import MemoryPlan, estimate_memory, plan_of
+from lmx.supervisor.memory.plan import Estimate, MemoryPlan, estimate_memory, plan_of
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 PROMPTS = (40, 700, 300)
 MAX_TOKENS = 400
 # Of the tiny model: keys and values, of 2 heads of 16 float32 each.
-LAYERS = (KvLayers(3, 2 * 2 * 16 * 4),)
+LAYERS = (KvLayers(3, 2 * 2 * 16 * 4, step_tokens=256),)
 
 
 def held_bytes(prompt_cache: list[Any]) -> int:

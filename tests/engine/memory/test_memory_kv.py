@@ -10,9 +10,10 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load
 from tiny_models import CONFIGS, make_tiny_model
 
+from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.memory.files import read_model_files
+from lmx.worker.mlx.memory.estimate import estimate
 
 pytestmark = pytest.mark.engine
 
@@ -31,8 +32,8 @@ def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
     mx.eval(cast)
     mx.save_safetensors(str(shard), cast, {"format": "mlx"})
 
-    files = read_model_files(folder, ModelKind.CHAT)
-    counted = kv_bytes(files.kv_layers, TOKENS)
+    found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
+    counted = kv_bytes(found.kv_layers, TOKENS)
     assert counted == pytest.approx(_held(folder), rel=0.02)
 
 

@@ -14,7 +14,7 @@ from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.worker.engine import ModelFacts, PromptSource
-from lmx.worker.mlx.model.folder import declared_context, effective_context, read_folder
+from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.templates.renderer import Renderer
@@ -228,13 +228,6 @@ def test_generation_defaults_are_read(tmp_path: Path) -> None:
     config = read_folder(tmp_path)
     assert config.context_tokens == 99
     assert config.sampling == SamplingParameters(temperature=0.6)
-
-
-def test_context_of_text_and_of_vision_models() -> None:
-    nested = {"text_config": {"max_position_embeddings": 5}, "max_position_embeddings": 9}
-    assert declared_context(nested) == 5
-    assert declared_context({"n_positions": 7, "text_config": None}) == 7
-    assert declared_context({}) is None
 
 
 def test_context_is_the_smaller_of_both() -> None:

@@ -395,7 +395,7 @@ def test_a_step_without_memory_ends_the_process_with_a_status_of_its_own(start: 
 
 def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Start) -> None:
     options = {"memory_bytes": 1 << 40, "grow_bytes_per_token": 1 << 40}
-    layers = (KvLayers(1, 1),)
+    layers = (KvLayers(1, 1, step_tokens=256),)
     worker = start(engine_options=options, kv_layers=layers, kv_cache_bytes=1 << 20)
     peer = worker.loaded()
     peer.say(ask(1, tokens=1000, step_s=0.01))

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.worker import Worker
-from lmx.supervisor.memory.estimate import Widths
-from lmx.supervisor.memory.facts import ModelFacts
-from lmx.supervisor.memory.files import ModelFiles
-from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.inspection import Inspection, ModelFacts, ModelFiles, Question
 from lmx.supervisor.memory.plan import MemoryPlan
 
-FILES = ModelFiles(100, 2, (), None, Widths(0, 0, 0, 0), "0" * 64)
+FILES = ModelFiles(MemoryModel(100, 0, 0, (), Activations(1, False, 0, 0, 1, 0)), None, "0" * 64)
 """Of a model that says nothing."""
 
 

@@ -1,6 +1,6 @@
 """An engine that writes what a good model would: the calls and the JSON that a request asks for.
 
-``engine="good_model:create"`` in a worker's spec, with this folder on PYTHONPATH. All but the
+Specs name it by :mod:`good_engine`. All but the
 model is real: tokenizer (a token for each byte), grammars, output parser. Each token that
 it writes must be one that the request's grammar allows, EOS too, else its row fails.
 

@@ -1,8 +1,9 @@
 """An engine that does what its options and requests say: for tests of everything around it.
 
 ``engine="scripted_engine:create"`` in a worker's spec, with this folder on PYTHONPATH. Standard
-library only. Deterministic: a step advances every row by one token, and takes the longest
-``step_s`` of the rows that it advances.
+library only. It is estimated to take what the MLX engine would for the same model folder: what
+is hostile in a folder then meets the real reader. Deterministic: a step advances every row by one
+token, and takes the longest ``step_s`` of the rows that it advances.
 
 Options (``engine_options``), all optional:
     load_s            the load takes so long, with progress in ten parts
@@ -89,7 +90,10 @@ from lmx.worker.engine import (
     StepOutput,
     TokenScores,
 )
+from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.schemas.form import schema_forms
+
+__all__ = ["ScriptedEngine", "create", "estimate"]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 

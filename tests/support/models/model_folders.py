@@ -10,7 +10,8 @@ from typing import Any
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import folder_path
-from lmx.supervisor.memory.files import ModelFiles, read_model_files
+from lmx.supervisor.memory.inspect_main import read_model_files
+from lmx.supervisor.memory.inspection import ModelFiles
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 
@@ -66,6 +67,6 @@ def read_folder(
     """Return what the files of a folder say, and those of the model's draft."""
     speculation = model.speculation
     if speculation is None or speculation.draft is None:
-        return read_model_files(folder, kind), None
-    draft = read_model_files(folder_path(speculation.draft), ModelKind.CHAT)
-    return read_model_files(folder, kind), draft
+        return read_model_files(folder, kind, model.engine), None
+    draft = read_model_files(folder_path(speculation.draft), ModelKind.CHAT, model.engine)
+    return read_model_files(folder, kind, model.engine), draft

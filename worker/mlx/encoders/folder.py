@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.worker.mlx.model.folder import declared_context
+from lmx.protocol.models.checkpoint import (
+    CheckpointConfig,
+    Section,
+    count,
+    read_checkpoint_config,
+)
 
 _COUNTS_FROM_PADDING: Final = frozenset({"camembert", "roberta", "xlm_roberta"})
 """Their first position is the padding token's id + 1: of 514 positions 512 can be used."""
@@ -17,20 +21,28 @@ _COUNTS_FROM_PADDING: Final = frozenset({"camembert", "roberta", "xlm_roberta"})
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """``position_tokens``: the longest input that the weights allow, ``context_tokens`` the one
-    that the model was trained for; None where it isn't said. ``pooling``: as in 1_Pooling, None:
-    the architecture's own. ``sigmoid``: scores are squeezed into 0 to 1."""
+    """How an encoder is to be used."""
 
     position_tokens: int | None
+    """The longest input that the weights allow. None: it isn't said."""
+
     context_tokens: int | None
+    """The longest input that the model was trained for. None: it isn't said."""
+
     pooling: dict[str, Any] | None
+    """As in 1_Pooling; None: the architecture's own."""
+
     normalize: bool
+    """Whether vectors are scaled to length 1."""
+
     sigmoid: bool
+    """Whether scores are squeezed into 0 to 1."""
 
 
 def read_encoder_settings(folder: Path) -> EncoderSettings:
-    """Read a folder's files. Raises :class:`OperationError` for one that is not JSON."""
-    config = _read(folder / "config.json") or {}
+    """Read a folder's files. Raises :class:`OperationError` for one that is not JSON, and where
+    there is no config.json."""
+    config = read_checkpoint_config(folder)
     positions = _positions(config)
     trained = (_read(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
     limits = [value for value in (positions, trained) if isinstance(value, int) and value > 0]
@@ -39,16 +51,16 @@ def read_encoder_settings(folder: Path) -> EncoderSettings:
         context_tokens=min(limits, default=None),
         pooling=_read(folder / "1_Pooling" / "config.json"),
         normalize=_normalizes(_read(folder / "modules.json")),
-        sigmoid=_activation(config) != "Identity",
+        sigmoid=_activation(config.whole) != "Identity",
     )
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
-    declared = declared_context(config)
+def _positions(config: CheckpointConfig) -> int | None:
+    declared = config.context_tokens
     if declared is None:
         return None
-    if str(config.get("model_type", "")).replace("-", "_") in _COUNTS_FROM_PADDING:
-        return declared - int(config.get("pad_token_id") or 0) - 1
+    if config.model_type.replace("-", "_") in _COUNTS_FROM_PADDING:
+        return declared - count(config.whole, "pad_token_id") - 1
     return declared
 
 
@@ -60,7 +72,7 @@ def _normalizes(modules: Any) -> bool:
     return any(kind.endswith(".Normalize") for kind in kinds)
 
 
-def _activation(config: Mapping[str, Any]) -> str:
+def _activation(config: Section) -> str:
     """Return the name of the function that the scores go through, after sentence-transformers'
     newer key or its older one; one label without either: a sigmoid."""
     newer = config.get("sentence_transformers")

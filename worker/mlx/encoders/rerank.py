@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from mlx_vlm.utils import load
 
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Task, TaskReply
+from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.models.kind import is_classifier
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
 from lmx.worker.mlx.encoders.encoder import (
@@ -78,9 +79,7 @@ def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
 
 def _is_judge(folder: Path) -> bool:
-    config = json.loads((folder / "config.json").read_bytes())
-    names = config.get("architectures") or []
-    return not any(str(name).endswith("ForSequenceClassification") for name in names)
+    return not is_classifier(read_checkpoint_config(folder))
 
 
 def _read_model(folder: Path, settings: EncoderSettings) -> Any:

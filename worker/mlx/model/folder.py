@@ -1,4 +1,4 @@
-"""What a model folder's configuration files say. Pure but for reading them."""
+"""What a model folder's configuration files say of how the model is served."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
-
-_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,8 @@ def read_folder(folder: Path) -> FolderConfig:
     mlx-vlm executes that without asking. (Code that transformers would run is
     :mod:`lmx.worker.mlx.model.guard`'s matter.)
     """
-    config = _read_json(folder / "config.json")
-    if not config:
-        raise OperationError(
-            ErrorCode.MODEL_SOURCE_INVALID, f"{folder} has no config.json: not a model folder."
-        )
-    if "model_file" in config:
+    config = read_checkpoint_config(folder)
+    if config.names_code:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"{folder / 'config.json'} names code of its own to run (model_file), which "
@@ -43,7 +38,7 @@ def read_folder(folder: Path) -> FolderConfig:
         )
     generation = _read_json(folder / "generation_config.json")
     return FolderConfig(
-        context_tokens=declared_context(config),
+        context_tokens=config.context_tokens,
         sampling=_sampling(generation),
     )
 
@@ -56,17 +51,6 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
         # A checkpoint that asks for no sampling asks for greedy decoding.
         given["temperature"] = 0.0
     return SamplingParameters(**given)
-
-
-def declared_context(config: Mapping[str, Any]) -> int | None:
-    """Return the context length in tokens that a config.json declares, None if it doesn't."""
-    text_config = config.get("text_config")
-    for section in (text_config if isinstance(text_config, dict) else {}, config):
-        for key in _CONTEXT_KEYS:
-            value = section.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
 
 
 def effective_context(declared: int | None, configured: int | None) -> int:

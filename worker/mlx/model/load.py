@@ -17,12 +17,12 @@ from mlx_vlm.utils import load
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.models.memory import buffer_cache_bytes
 from lmx.protocol.states import LoadPhase
 from lmx.worker.constraints.vocabulary import takes_grammars
 from lmx.worker.engine import LoadReporter, ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
+from lmx.worker.mlx.memory.estimate import buffers_bytes
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
@@ -37,7 +37,7 @@ def read_weights(model: Any, advanced: LoadReporter) -> None:
     """Evaluate all parameters, and limit the buffers that mlx keeps for reuse."""
     weights = [array for _, array in tree_flatten(model.parameters())]
     total_bytes = sum(array.nbytes for array in weights)
-    mx.set_cache_limit(buffer_cache_bytes(total_bytes))
+    mx.set_cache_limit(buffers_bytes(total_bytes))
     done_bytes = 0
     for group in _groups(weights):
         mx.eval(group)

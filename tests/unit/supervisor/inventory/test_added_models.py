@@ -21,7 +21,7 @@ from lmx.supervisor.config.schema import Config
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.added_file import AddedFile
-from lmx.supervisor.memory.facts import ModelFacts
+from lmx.supervisor.memory.inspection import ModelFacts
 from lmx.supervisor.memory.plan import MemoryPlan
 
 
@@ -510,7 +510,10 @@ def test_the_status_tells_what_full_contexts_take_without_the_room_for_short_one
 ) -> None:
     rig = CoreRig({"a": 100}, models={"a": {"concurrency": 2}})
     rig.slot("a").needs = MemoryPlan(
-        100, kv_cache_bytes=8_192_000, context_tokens=tokens, kv_layers=(KvLayers(10, 100),)
+        100,
+        kv_cache_bytes=8_192_000,
+        context_tokens=tokens,
+        kv_layers=(KvLayers(10, 100, step_tokens=256),),
     )
     line = rig.core.status(0.0)[0]
     assert (line["context_bytes"], line["kv_capacity_bytes"]) == (shown_bytes, 8_192_000)

@@ -12,8 +12,9 @@ import structlog
 from model_folders import write_model
 
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.model import MLX_ENGINE
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.memory.files import read_model_files
+from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import settings_key
 
@@ -80,7 +81,7 @@ def test_a_file_that_cannot_be_written_costs_a_log_line(tmp_path: Path) -> None:
 
 def key(folder: Path, context_tokens: int | None = 10, **model: Any) -> str:
     config = ModelConfig.model_validate({"id": "m", "source": str(folder), **model})
-    files = read_model_files(folder, ModelKind.CHAT)
+    files = read_model_files(folder, ModelKind.CHAT, MLX_ENGINE)
     return settings_key(config, ModelKind.CHAT, files, context_tokens, None)
 
 

@@ -13,9 +13,8 @@ from model_folders import plan_folder, write_model
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.memory.facts import ModelFacts
 from lmx.supervisor.memory.inspect_main import inspect
-from lmx.supervisor.memory.inspection import Question
+from lmx.supervisor.memory.inspection import ModelFacts, Question
 from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.state.home import Home
 

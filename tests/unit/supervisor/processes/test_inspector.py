@@ -12,12 +12,16 @@ import pytest
 from model_folders import write_model
 
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.models.memory import Activations, KvLayers, MemoryModel
 from lmx.protocol.wire import codec
-from lmx.supervisor.memory.estimate import Widths
-from lmx.supervisor.memory.facts import ModelFacts
-from lmx.supervisor.memory.files import ModelFiles
-from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
+from lmx.supervisor.memory.inspection import (
+    Inspection,
+    ModelFacts,
+    ModelFiles,
+    Question,
+    read_answer,
+    shown,
+)
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.state.home import Home
 
@@ -103,10 +107,15 @@ async def test_a_model_gets_the_answer_to_its_latest_question(tmp_path: Path) ->
 
 QUESTION = Question("/m", "/m")
 WHOLE = Inspection(
-    QUESTION, "/m",
+    QUESTION,
+    "/m",
     facts=ModelFacts("qwen3", 4096, 5),
-    files=ModelFiles(10, 2, (KvLayers(2, 4),), 4096, Widths(1, 2, 3, 4), "a" * 64),
-)  # fmt: skip
+    files=ModelFiles(
+        MemoryModel(10, 20, 30, (KvLayers(2, 4),), Activations(256, False, 1, 2, 3, 4)),
+        4096,
+        "a" * 64,
+    ),
+)
 
 
 def test_an_answer_is_what_was_sent() -> None:
@@ -129,17 +138,25 @@ def test_an_answer_is_what_was_sent() -> None:
         (["facts", "context_tokens"], 2**70),
         (["facts", "context_tokens"], -1),
         (["facts", "created_s"], -5),
-        (["files", "weights_bytes"], 2**64),
-        (["files", "weights_bytes"], -1),
-        (["files", "weights_bytes"], 1.5),
-        (["files", "weights_bytes"], True),
-        (["files", "element_bytes"], 2**33),
+        (["files", "memory", "weights_bytes"], 2**64),
+        (["files", "memory", "weights_bytes"], -1),
+        (["files", "memory", "weights_bytes"], 1.5),
+        (["files", "memory", "weights_bytes"], True),
+        (["files", "memory", "process_bytes"], 2**51),
+        (["files", "memory", "buffers_bytes"], -1),
+        (["files", "memory", "activations", "chunk_tokens"], 0),
+        (["files", "memory", "activations", "chunk_tokens"], 2**31),
+        (["files", "memory", "activations", "whole_texts"], 1),
+        (["files", "memory", "activations", "token_bytes"], 2**63),
+        (["files", "memory", "activations", "pair_bytes"], -1),
+        (["files", "memory", "activations", "depth_tokens"], 0),
+        (["files", "memory", "activations", "row_bytes"], -1),
+        (["files", "memory", "kv_layers"], [{"layers": 2**40, "token_bytes": 1}]),
+        (["files", "memory", "kv_layers"], [{"layers": 1, "token_bytes": 2**60}]),
+        (["files", "memory", "kv_layers"], [{"layers": 1, "token_bytes": -1}]),
+        (["files", "memory", "kv_layers"], [{"layers": 1, "token_bytes": 1, "step_tokens": 0}]),
+        (["files", "memory", "kv_layers"], [[]]),
         (["files", "context_tokens"], 2**40),
-        (["files", "widths", "hidden"], 2**63),
-        (["files", "widths", "vocabulary"], -1),
-        (["files", "kv_layers"], [{"layers": 2**40, "token_bytes": 1}]),
-        (["files", "kv_layers"], [{"layers": 1, "token_bytes": 2**60}]),
-        (["files", "kv_layers"], [[]]),
         (["files", "revision"], "short"),
     ],
 )

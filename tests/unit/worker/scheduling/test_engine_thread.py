@@ -145,7 +145,7 @@ async def start() -> AsyncIterator[Start]:
     async def begin(
         max_rows: int = 2, max_queue_s: float = 300.0, kv_tokens: int | None = None, **options: Any
     ) -> Recorder:
-        limits = BatchLimits(max_rows, max_queue_s, kv_tokens, [KvLayers(1, 1)])
+        limits = BatchLimits(max_rows, max_queue_s, kv_tokens, [KvLayers(1, 1, step_tokens=256)])
         recorder = Recorder(limits, options)
         recorders.append(recorder)
         recorder.thread.start()

@@ -21,11 +21,12 @@ from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, Job
 from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
 from lmx.worker.scheduling.prepare import prepare
 
-PLAIN = (KvLayers(2, 4),)
+PLAIN = (KvLayers(2, 4, step_tokens=256),)
 LAYERS = [
     PLAIN,
-    (KvLayers(1, 8, window_tokens=512), KvLayers(1, 2)),
-    (KvLayers(3, 4), KvLayers(2, 0, fixed_bytes=1000)),
+    (KvLayers(1, 8, window_tokens=512, step_tokens=256), KvLayers(1, 2, step_tokens=256)),
+    (KvLayers(3, 4, step_tokens=96), KvLayers(2, 0, fixed_bytes=1000, step_tokens=64)),
+    (KvLayers(2, 4),),
 ]
 
 

@@ -13,12 +13,12 @@ from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_setting
 
 
 def settings(folder: Path, **files: Any) -> EncoderSettings:
-    for name, content in files.items():
+    for name, content in {"config": {}, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return read_encoder_settings(folder)
 
 
-def test_without_any_file_everything_has_a_default(tmp_path: Path) -> None:
+def test_without_other_files_everything_has_a_default(tmp_path: Path) -> None:
     assert settings(tmp_path) == EncoderSettings(None, None, None, normalize=True, sigmoid=True)
 
 
@@ -76,6 +76,7 @@ def test_scores(tmp_path: Path, config: Any, sigmoid: bool) -> None:
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(OperationError, match=r"modules\.json is not JSON") as caught:
         read_encoder_settings(tmp_path)

@@ -1,27 +1,25 @@
-"""What a model keeps for each token of a sequence, read from its config.json. Pure.
+"""What mlx-vlm's caches keep for each token of a sequence, by a model's config.json. Pure.
 
 Follows what mlx-vlm 0.7.10 does with such a configuration, which is not always what the
-configuration says: a window that it doesn't keep to is none.
+configuration says: a window that mlx-vlm doesn't keep to is none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
+from lmx.protocol.models.checkpoint import CheckpointConfig, Section, count
 from lmx.protocol.models.memory import KvLayers
 
-Section = Mapping[str, Any]
+STEP_TOKENS: Final = 256
+"""mlx-vlm's caches grow by whole steps."""
 
 _MOST_LAYERS: Final = 4096
-_MOST: Final = 2**31
 _STATE_NUMBER_BYTES: Final = 4
 """Recurrent states are float32 whatever the weights are."""
-
-_SECTIONS: Final = ("thinker_config", "text_config", "language_config", "llm_config")
-_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 _SLIDE: Final = frozenset(
     {
@@ -59,79 +57,60 @@ class _Holds(Enum):
     NOTHING = auto()
 
 
-def text_section(config: Section) -> Section:
-    """Return the part that describes the language model; the whole where it isn't nested."""
-    for name in _SECTIONS:
-        part = config.get(name)
-        if isinstance(part, dict) and part:
-            return text_section(part)
-    return config
-
-
-def count(section: Section, *names: str) -> int:
-    """Return the first of these that is a number above 0, else 0."""
-    for name in names:
-        value = section.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
-            return value
-    return 0
-
-
-def native_context(config: Section) -> int | None:
-    """Return the context length in tokens that a configuration declares."""
-    return count(text_section(config), *_CONTEXT_KEYS) or count(config, *_CONTEXT_KEYS) or None
-
-
-def kv_layers(config: Section, element_bytes: int) -> tuple[KvLayers, ...]:
+def kv_layers(config: CheckpointConfig, element_bytes: int) -> tuple[KvLayers, ...]:
     """Return what each sequence takes in each layer; empty where the configuration says nothing.
 
-    ``element_bytes``: of the activations, whose type the caches have. Raises ``ValueError`` for
-    numbers that no model has.
+    ``element_bytes``: of one number of the activations, whose type the caches have. Raises
+    ``ValueError`` for numbers that no model has.
     """
-    text = text_section(config)
-    types = {str(part.get("model_type", "")).lower() for part in (config, text)}
+    types = {config.model_type, config.text_model_type}
     shapes = Counter(
-        _layer(text, types, index, holds, element_bytes)
-        for index, holds in enumerate(_holdings(text, types))
+        _layer(config, types, index, holds, element_bytes)
+        for index, holds in enumerate(_holdings(config, types))
         if holds is not _Holds.NOTHING
     )
-    return tuple(KvLayers(number, *shape) for shape, number in shapes.items() if any(shape))
+    return tuple(
+        KvLayers(number, *shape, STEP_TOKENS) for shape, number in shapes.items() if any(shape)
+    )
 
 
 def _layer(
-    text: Section, types: set[str], index: int, holds: _Holds, element_bytes: int
+    config: CheckpointConfig, types: set[str], index: int, holds: _Holds, element_bytes: int
 ) -> tuple[int, int | None, int]:
-    """Return bytes a token, window and fixed bytes."""
-    state_bytes = _state_bytes(text, element_bytes)
+    """Return bytes for each token, the window in tokens, and fixed bytes."""
+
+    def token_bytes(*, all_tokens: bool) -> int:
+        return _token_numbers(config, types, index, all_tokens) * element_bytes
+
     match holds:
         case _Holds.STATE:
-            return 0, None, state_bytes
+            return 0, None, _state_bytes(config, element_bytes)
         case _Holds.STATE_AND_ALL:
-            return _token_numbers(text, types, index, True) * element_bytes, None, state_bytes
+            return token_bytes(all_tokens=True), None, _state_bytes(config, element_bytes)
         case _Holds.WINDOW:
             window = count(
-                text, "sliding_window", "sliding_window_size", "attention_window_size",
+                config.text, "sliding_window", "sliding_window_size", "attention_window_size",
                 "attention_chunk_size",
             )  # fmt: skip
-            return _token_numbers(text, types, index, False) * element_bytes, window or None, 0
+            return token_bytes(all_tokens=False), window or None, 0
         case _:
-            return _token_numbers(text, types, index, True) * element_bytes, None, 0
+            return token_bytes(all_tokens=True), None, 0
 
 
-def _holdings(text: Section, types: set[str]) -> Sequence[_Holds]:
-    layers = count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+def _holdings(config: CheckpointConfig, types: set[str]) -> Sequence[_Holds]:
+    layers, text = config.layers, config.text
     if layers > _MOST_LAYERS:
         raise ValueError(f"{layers} layers")
     named = _named(text, layers) or [_by_rule(text, types, index) for index in range(layers)]
     if not types & (_SLIDE | _CHUNKED):
         named = [_Holds.ALL if holds is _Holds.WINDOW else holds for holds in named]
-    # The last ones use the caches of others.
+    # The last layers use the caches of others.
     shared = count(text, "num_kv_shared_layers")
     return named[: len(named) - shared] if shared < len(named) else named
 
 
 def _named(text: Section, layers: int) -> list[_Holds]:
-    """What layers are where the configuration names each of them."""
+    """Return what each layer holds, where the configuration names each; else nothing."""
     pattern = text.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
         letters = {"M": _Holds.STATE, "*": _Holds.ALL}
@@ -155,7 +134,7 @@ def _by_name(name: str) -> _Holds:
 
 
 def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
-    """What a layer is where a number or the model's type tells."""
+    """Return what a layer holds, where a number or the model's type tells."""
     linear = text.get("linear_attn_config")
     if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
         return _Holds.ALL if index + 1 in linear["full_attn_layers"] else _Holds.STATE
@@ -180,9 +159,9 @@ def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
     return _Holds.ALL
 
 
-def _token_numbers(text: Section, types: set[str], index: int, whole: bool) -> int:
-    """Return how many numbers a layer keeps of a token; ``whole``: of all tokens."""
-    heads = count(text, "num_attention_heads", "n_head", "n_heads")
+def _token_numbers(config: CheckpointConfig, types: set[str], index: int, all_tokens: bool) -> int:
+    """Return how many numbers a layer keeps of a token. ``all_tokens``: it has no window."""
+    text, heads = config.text, config.attention_heads
     rank = count(text, "kv_lora_rank")
     rope = count(text, "qk_rope_head_dim")
     if rank and not types & _EXPAND:
@@ -191,8 +170,8 @@ def _token_numbers(text: Section, types: set[str], index: int, whole: bool) -> i
         nope = count(text, "qk_nope_head_dim")
         return heads * (nope + rope + (count(text, "v_head_dim") or nope))
     kv_heads = _kv_heads(text, index) or heads
-    width = count(text, "head_dim") or (count(text, "hidden_size", "n_embd") // max(1, heads))
-    if whole and (wider := count(text, "global_head_dim")):
+    width = count(text, "head_dim") or (config.hidden_size // max(1, heads))
+    if all_tokens and (wider := count(text, "global_head_dim")):
         width = wider
         if text.get("attention_k_eq_v") is True:
             kv_heads = count(text, "num_global_key_value_heads") or kv_heads
@@ -208,9 +187,10 @@ def _kv_heads(text: Section, index: int) -> int:
     return count(text, "num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 
-def _state_bytes(text: Section, element_bytes: int) -> int:
+def _state_bytes(config: CheckpointConfig, element_bytes: int) -> int:
     """Return what a recurrent layer keeps of a sequence: the last inputs of its convolution,
     and its state."""
+    text = config.text
     if heads := count(text, "linear_num_value_heads"):
         keys = count(text, "linear_num_key_heads") * count(text, "linear_key_head_dim")
         values = heads * count(text, "linear_value_head_dim")
@@ -221,7 +201,7 @@ def _state_bytes(text: Section, element_bytes: int) -> int:
         last = 3 * width * (count(linear, "short_conv_kernel_size") - 1)
         state = width * count(linear, "head_dim")
     elif kernel := count(text, "conv_L_cache"):
-        last, state = (kernel - 1) * count(text, "hidden_size"), 0
+        last, state = (kernel - 1) * config.hidden_size, 0
     elif heads := count(text, "mamba_n_heads", "mamba_num_heads", "num_heads"):
         size = count(text, "mamba_d_state", "ssm_state_size", "state_size")
         width = heads * count(text, "mamba_d_head", "mamba_head_dim", "head_dim")
@@ -229,5 +209,5 @@ def _state_bytes(text: Section, element_bytes: int) -> int:
         kernel = count(text, "mamba_d_conv", "conv_kernel")
         last, state = (kernel - 1) * (width + 2 * groups * size), width * size
     else:
-        last, state = 0, _UNKNOWN_STATE * count(text, "hidden_size", "n_embd")
+        last, state = 0, _UNKNOWN_STATE * config.hidden_size
     return max(0, last) * element_bytes + state * _STATE_NUMBER_BYTES

@@ -1,9 +1,11 @@
-"""What is read from config.json and headers, and what follows from it."""
+"""What a worker with an MLX engine takes, as config.json and the headers of its weights tell."""
 
 from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 from model_folders import PLAIN, PLAIN_TOKEN_BYTES, write_model, write_shard
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.models.memory import KvLayers, kv_bytes
+from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
+from lmx.protocol.models.engine import estimate_function
+from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.memory.estimate import activation_bytes, process_bytes, widths
-from lmx.supervisor.memory.files import read_model_files, tensor_bytes
-from lmx.supervisor.memory.kv import kv_layers, native_context
+from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes
+from lmx.worker.mlx.memory.kv import STEP_TOKENS, kv_layers
+from lmx.worker.mlx.memory.weights import read_weights, tensor_bytes
 
 LLAMA_8B = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -34,29 +38,36 @@ GEMMA = {
 }  # fmt: skip
 GEMMA_TOKEN = 2 * 256 * 2
 
+
+def layers(
+    number: int, token_bytes: int, window_tokens: int | None = None, fixed_bytes: int = 0
+) -> KvLayers:
+    return KvLayers(number, token_bytes, window_tokens, fixed_bytes, STEP_TOKENS)
+
+
 SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
-    ("grouped heads", LLAMA_8B, (KvLayers(32, 4096),)),
-    ("nested", {"model_type": "llava", "text_config": LLAMA_8B}, (KvLayers(32, 4096),)),
+    ("grouped heads", LLAMA_8B, (layers(32, 4096),)),
+    ("nested", {"model_type": "llava", "text_config": LLAMA_8B}, (layers(32, 4096),)),
     (
         "nested twice",
         {"thinker_config": {"text_config": LLAMA_8B}},
-        (KvLayers(32, 4096),),
+        (layers(32, 4096),),
     ),
-    ("latent", {**MLA, "model_type": "deepseek_v3"}, (KvLayers(61, 576 * 2),)),
+    ("latent", {**MLA, "model_type": "deepseek_v3"}, (layers(61, 576 * 2),)),
     (
         "latent, kept whole",
         {**MLA, "model_type": "deepseek_v2"},
-        (KvLayers(61, 128 * (128 + 64 + 128) * 2),),
+        (layers(61, 128 * (128 + 64 + 128) * 2),),
     ),
     (
         "windows by a default",
         {**GEMMA, "model_type": "gemma3_text"},
-        (KvLayers(22, GEMMA_TOKEN, 512), KvLayers(4, GEMMA_TOKEN)),
+        (layers(22, GEMMA_TOKEN, 512), layers(4, GEMMA_TOKEN)),
     ),
     (
         "windows by a number",
         {**GEMMA, "model_type": "gemma3_text", "sliding_window_pattern": 2},
-        (KvLayers(13, GEMMA_TOKEN, 512), KvLayers(13, GEMMA_TOKEN)),
+        (layers(13, GEMMA_TOKEN, 512), layers(13, GEMMA_TOKEN)),
     ),
     (
         "windows by name",
@@ -65,7 +76,7 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
             "model_type": "gpt_oss",
             "layer_types": ["sliding_attention", "full_attention"] * 13,
         },
-        (KvLayers(13, GEMMA_TOKEN, 512), KvLayers(13, GEMMA_TOKEN)),
+        (layers(13, GEMMA_TOKEN, 512), layers(13, GEMMA_TOKEN)),
     ),
     (
         "windows that mlx-vlm doesn't keep to",
@@ -74,24 +85,24 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
             "model_type": "gemma2",
             "layer_types": ["sliding_attention", "full_attention"] * 13,
         },
-        (KvLayers(26, GEMMA_TOKEN),),
+        (layers(26, GEMMA_TOKEN),),
     ),
     (
         "a window that only some weights have",
         {**GEMMA, "model_type": "qwen2", "use_sliding_window": False},
-        (KvLayers(26, GEMMA_TOKEN),),
+        (layers(26, GEMMA_TOKEN),),
     ),
     (
         "layers that share",
         {**GEMMA, "model_type": "gemma3n_text", "num_kv_shared_layers": 10,
          "layer_types": ["full_attention"] * 26},
-        (KvLayers(16, GEMMA_TOKEN),),
+        (layers(16, GEMMA_TOKEN),),
     ),
     (
         "letters for layers",
         {**GEMMA, "model_type": "nemotron_h", "hybrid_override_pattern": "M-*-", "n_groups": 2,
          "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "conv_kernel": 4},
-        (KvLayers(1, 0, None, 3 * (32 + 64) * 2 + 32 * 16 * 4), KvLayers(1, GEMMA_TOKEN)),
+        (layers(1, 0, None, 3 * (32 + 64) * 2 + 32 * 16 * 4), layers(1, GEMMA_TOKEN)),
     ),
     ("nothing", {}, ()),
 ]  # fmt: skip
@@ -100,13 +111,7 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[KvLayers, ...]]] = [
 @pytest.mark.parametrize(("config", "shape"), [case[1:] for case in SHAPES],
                          ids=[case[0] for case in SHAPES])  # fmt: skip
 def test_layers(config: dict[str, Any], shape: tuple[KvLayers, ...]) -> None:
-    assert kv_layers(config, 2) == shape
-
-
-def test_a_window_is_full_and_a_state_is_constant() -> None:
-    layers = (KvLayers(2, 10, 512), KvLayers(1, 10), KvLayers(3, 0, None, 7))
-    assert kv_bytes(layers, 300) == 3 * 5120 + 21, "whole steps of 256 tokens"
-    assert kv_bytes(layers, 2048) == 2 * 5120 + 20_480 + 21
+    assert kv_layers(parse_checkpoint_config(config), 2) == shape
 
 
 NONSENSE = st.recursive(
@@ -130,69 +135,88 @@ KEYS = sorted(
 @given(st.dictionaries(st.sampled_from(KEYS), NONSENSE, max_size=8))
 def test_nonsense_is_an_error_or_a_size(config: dict[str, Any]) -> None:
     try:
-        layers = kv_layers(config, 2)
+        parsed = parse_checkpoint_config(config)
+        found = kv_layers(parsed, 2)
     except ValueError:
         return
-    assert kv_bytes(layers, 1024) >= 0
-    assert all(part.layers > 0 for part in layers)
-    assert (native_context(config) or 1) > 0
+    assert kv_bytes(found, 1024) >= 0
+    assert all(part.layers > 0 for part in found)
     for kind in ModelKind:
-        assert process_bytes(widths(config), kind) > 0
-        assert activation_bytes(widths(config), kind, 2, 1024, 2, layers) >= 0
+        assert process_bytes(parsed, kind) > 0
+        assert activation_bytes(activations(parsed, kind, 2), 1024, 2, found) >= 0
 
 
 def test_weights_and_their_type_come_from_headers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     write_shard(tmp_path / "a.safetensors", w=("U32", 10**12), s=("BF16", 300), n=("F32", 40))
     write_shard(tmp_path / "b.safetensors", s=("BF16", 500))
-    found = read_model_files(tmp_path, ModelKind.CHAT)
-    assert found.weights_bytes == 10**12 + 840
+    found = read_weights(tmp_path, ModelKind.CHAT)
+    assert found.total_bytes == 10**12 + 840
     assert found.element_bytes == 2, "of the scales, not of a few norms"
     write_shard(tmp_path / "c.safetensors", s=("F32", 900))
-    assert read_model_files(tmp_path, ModelKind.CHAT).element_bytes == 4
+    assert read_weights(tmp_path, ModelKind.CHAT).element_bytes == 4
 
 
 def test_encoders_have_weights_in_folders_below(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     write_model(folder / "2_Dense")
-    assert read_model_files(folder, ModelKind.CHAT).weights_bytes == 4000
-    assert read_model_files(folder, ModelKind.EMBEDDING).weights_bytes == 8000
+    assert read_weights(folder, ModelKind.CHAT).total_bytes == 4000
+    assert read_weights(folder, ModelKind.EMBEDDING).total_bytes == 8000
 
 
 def test_activations_grow_with_what_makes_them() -> None:
+    config = parse_checkpoint_config(LLAMA_8B)
+
     def at_work(tokens: int = 1024, rows: int = 1, platform: str = "linux") -> int:
-        layers = kv_layers(LLAMA_8B, 2)
-        of = widths(LLAMA_8B)
-        return activation_bytes(of, ModelKind.CHAT, 2, tokens, rows, layers, platform)
+        work = activations(config, ModelKind.CHAT, 2, platform)
+        return activation_bytes(work, tokens, rows, kv_layers(config, 2))
 
     assert at_work(2048) > at_work(1024)
     assert at_work(rows=2) - at_work() >= 128_256 * 4, "another row's logits"
     assert at_work(4096, platform="darwin") == at_work(2048, platform="darwin"), "no scores there"
 
 
-def test_what_is_not_a_model_is_said_so(tmp_path: Path) -> None:
-    def read() -> None:
-        read_model_files(tmp_path, ModelKind.CHAT)
+GRID = Path(__file__).with_name("figures.json")
+"""What models of many kinds were estimated at when the estimates were compared with measured
+figures. A change here is a change of what models are given, and wants ``make bench-memory``."""
 
-    with pytest.raises(LmxError, match="does not exist"):
-        read_model_files(tmp_path / "none", ModelKind.CHAT)
-    (tmp_path / "file").touch()
-    with pytest.raises(LmxError, match="is not a folder"):
-        read_model_files(tmp_path / "file", ModelKind.CHAT)
-    with pytest.raises(LmxError, match=r"no config\.json"):
-        read()
-    for wrong in ("[]", '"x"', "null"):
-        (tmp_path / "config.json").write_text(wrong)
-        with pytest.raises(LmxError, match="is no object"):
-            read()
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(LmxError, match=r"dangling\.safetensors can't be read"):
-        read()
-    (tmp_path / "dangling.safetensors").unlink()
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(LmxError, match="not JSON"):
-        read()
+
+def test_the_figures_are_those_that_were_measured(tmp_path: Path) -> None:
+    told = {}
+    for name, case in json.loads(GRID.read_text()).items():
+        found = figures(case["config"], tmp_path)
+        if found != case["figures"]:
+            told[name] = found
+    assert told == {}
+
+
+def figures(config: dict[str, Any], folder: Path) -> dict[str, list[int]]:
+    """Return bytes for a context and rows of each kind of model on each platform."""
+    (folder / "config.json").write_text(json.dumps(config))
+    write_shard(folder / "model.safetensors", w=("U32", 3 << 30), s=("BF16", 1 << 30))
+    parsed = read_checkpoint_config(folder)
+    found: dict[str, list[int]] = {}
+    for platform in ("linux", "darwin"):
+        for kind in ModelKind:
+            memory = estimate(folder, parsed, kind, platform)
+            work = activation_bytes(memory.activations, 3000, 2, memory.kv_layers)
+            kept = kv_bytes(memory.kv_layers, 3000)
+            static = memory.weights_bytes + memory.process_bytes + memory.buffers_bytes
+            found |= {f"{platform} {kind}": [static, kept, work]}
+    return found
+
+
+def test_it_is_found_by_the_engines_name() -> None:
+    assert estimate_function("lmx.worker.mlx.factory:create") is estimate
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from lmx.protocol.models.engine import estimate_function;"
+        "estimate_function('lmx.worker.mlx.factory:create');"
+        "sys.exit(not {'mlx', 'mlx_vlm', 'numpy', 'transformers'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -215,5 +239,6 @@ def test_a_broken_shard_is_said_so(tmp_path: Path, content: bytes) -> None:
 
 
 def test_plain_folders_are_what_other_tests_count_with(tmp_path: Path) -> None:
-    files = read_model_files(write_model(tmp_path), ModelKind.CHAT)
-    assert kv_bytes(files.kv_layers, 256) == 256 * PLAIN_TOKEN_BYTES
+    folder = write_model(tmp_path)
+    found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
+    assert kv_bytes(found.kv_layers, 256) == 256 * PLAIN_TOKEN_BYTES

@@ -1,0 +1,190 @@
+"""What a model folder's config.json says: the one reader of that file, for all processes. And which
+of the folder's files hold the weights.
+
+Nobody else parses config.json, or knows where in it the language model is described. What only one
+engine or one kind of model asks for is looked up in :attr:`CheckpointConfig.text` and
+:attr:`CheckpointConfig.whole`, with :func:`count` for numbers.
+
+The file may come from anywhere: it has a largest size and a deepest nesting, and a number that no
+model has counts as absent, or is an error where absent would mean little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.states import ModelKind
+
+CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
+"""No more is read of a config.json; those of real models have some kilobytes."""
+
+Section = Mapping[str, Any]
+"""An object of the file, as it was parsed."""
+
+_MOST: Final = 2**31
+_LONGEST_NAME: Final = 80
+
+_SECTIONS: Final = ("thinker_config", "text_config", "language_config", "llm_config")
+"""Where models of several parts describe their language model."""
+
+_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_LAYERS_KEYS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN_KEYS: Final = ("hidden_size", "n_embd", "d_model")
+_HEADS_KEYS: Final = ("num_attention_heads", "n_head", "n_heads")
+
+_MOST_WEIGHT_FILES: Final = 4096
+
+_SIZES: Final = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "vocab_size"),
+)
+"""Of the language model; ones that no model has would count as absent, which is little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """A model folder's config.json. A number is 0, and a name empty, where the file doesn't say."""
+
+    model_type: str
+    """The whole model's type in lower case: ``gemma3``."""
+
+    text_model_type: str
+    """The language model's type in lower case: ``gemma3_text``. That of the whole where the
+    language model is not described apart."""
+
+    family: str | None
+    """The type of the language model as people are shown it, else that of the whole."""
+
+    architectures: tuple[str, ...]
+    """The names of the classes that the model was trained with."""
+
+    context_tokens: int | None
+    """The longest context that the model was made for. None: the file doesn't say."""
+
+    layers: int
+    hidden_size: int
+    """How many numbers a layer passes on for each token."""
+
+    attention_heads: int
+    vocabulary_tokens: int
+
+    names_code: bool
+    """Whether the file names Python code of its own to run (``model_file``)."""
+
+    text: Section = field(repr=False)
+    """The part that describes the language model; the whole where it is not nested."""
+
+    whole: Section = field(repr=False)
+
+
+def read_checkpoint_config(folder: Path) -> CheckpointConfig:
+    """Read a model folder's config.json. Blocks for as long as its disk does.
+
+    Raises :class:`OperationError` with MODEL_SOURCE_INVALID when there is none, and for one that
+    can't be read, is no JSON object, or says what no model can be.
+    """
+    file = folder / "config.json"
+    try:
+        return parse_checkpoint_config(parse_json(read_regular(file, CONFIG_LIMIT_BYTES)))
+    except FileNotFoundError as error:
+        raise _refused(f"{folder} has no config.json: not a model folder") from error
+    except OSError as error:
+        raise _refused(f"{file} can't be read: {error.strerror or error}") from error
+    except _NonsenseError as error:
+        raise _refused(f"{file} {error}") from error
+    except ValueError as error:
+        raise _refused(f"{file} is not JSON: {error}") from error
+
+
+def parse_checkpoint_config(content: Any) -> CheckpointConfig:
+    """Return what the parsed content of a config.json says. Pure. Raises ``ValueError`` for what
+    no model's file says, and nothing else, whatever the content is."""
+    if not isinstance(content, dict):
+        raise _NonsenseError("is no object: fetch the model again")
+    whole: Section = content
+    text = _text_section(whole)
+    _refuse_sizes(text)
+    model_type = _name(whole.get("model_type"))
+    return CheckpointConfig(
+        model_type=model_type.lower(),
+        text_model_type=(_name(text.get("model_type")) or model_type).lower(),
+        family=_family(text.get("model_type") or whole.get("model_type")),
+        architectures=_names(whole.get("architectures")),
+        context_tokens=count(text, *_CONTEXT_KEYS) or count(whole, *_CONTEXT_KEYS) or None,
+        layers=count(text, *_LAYERS_KEYS),
+        hidden_size=count(text, *_HIDDEN_KEYS),
+        attention_heads=count(text, *_HEADS_KEYS),
+        vocabulary_tokens=count(text, "vocab_size") or count(whole, "vocab_size"),
+        names_code="model_file" in whole,
+        text=text,
+        whole=whole,
+    )
+
+
+def weight_files(folder: Path, kind: ModelKind) -> list[Path]:
+    """Return the files that hold a model's weights, by name. Raises ``OSError``, and
+    :class:`OperationError` when they are more than any model has."""
+    found = sorted(folder.glob("*.safetensors"))
+    if kind is not ModelKind.CHAT:
+        # The dense layers of sentence-transformers lie in folders of their own.
+        found += sorted(folder.glob("*/*.safetensors"))
+    if len(found) > _MOST_WEIGHT_FILES:
+        raise _refused(f"{folder} has {len(found)} files of weights: fetch the model again")
+    return found
+
+
+def count(section: Section, *names: str) -> int:
+    """Return the first of these that is a number above 0, and one that a model can have; else 0."""
+    for name in names:
+        value = section.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
+            return value
+    return 0
+
+
+class _NonsenseError(ValueError):
+    """The file is JSON, and says what no model's file says."""
+
+
+def _refused(message: str) -> OperationError:
+    return OperationError(ErrorCode.MODEL_SOURCE_INVALID, message)
+
+
+def _text_section(section: Section) -> Section:
+    while True:
+        inner = next(
+            (part for name in _SECTIONS if isinstance(part := section.get(name), dict) and part),
+            None,
+        )
+        if inner is None:
+            return section
+        section = inner
+
+
+def _refuse_sizes(text: Section) -> None:
+    for key in _SIZES:
+        value = text.get(key)
+        if isinstance(value, int) and not 0 <= value < _MOST:
+            said = value if abs(value) < 2**63 else "beyond 64 bits"
+            raise _NonsenseError(f"makes no sense: {key} is {said}")
+
+
+def _family(value: Any) -> str | None:
+    if not value:
+        return None
+    if isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_NAME:
+        return value
+    raise _NonsenseError("makes no sense: model_type is no name")
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

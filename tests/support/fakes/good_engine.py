@@ -1,0 +1,17 @@
+"""The engine of :mod:`good_model`: ``engine="good_engine:create"`` in a worker's spec, with this
+folder on PYTHONPATH. Its libraries are imported when it is made, and not for an estimate."""
+
+from __future__ import annotations
+
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.worker.engine import Engine
+from lmx.worker.mlx.memory.estimate import estimate
+
+__all__ = ["create", "estimate"]
+
+
+def create(spec: WorkerSpec) -> Engine:
+    """The factory that a spec names."""
+    import good_model
+
+    return good_model.create(spec)

@@ -1,0 +1,123 @@
+"""What a worker with an MLX engine takes in memory. The constants are measured
+(``docs/memory.md``, written by ``make bench-memory``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.checkpoint import CheckpointConfig, count
+from lmx.protocol.models.memory import Activations, MemoryModel
+from lmx.protocol.states import ModelKind
+from lmx.worker.mlx.memory.kv import kv_layers
+from lmx.worker.mlx.memory.weights import read_weights
+
+_MIB: Final = 1024**2
+
+_PROCESS_BYTES: Final = {
+    ModelKind.CHAT: 88 * _MIB,
+    ModelKind.EMBEDDING: 76 * _MIB,
+    ModelKind.RERANK: 76 * _MIB,
+}
+"""Python, mlx, mlx-vlm and transformers, resident once a model is loaded, without its tokenizer."""
+
+_TOKEN_BYTES: Final = 1650
+"""Of a tokenizer, for each token of the vocabulary, in each of the two that a worker has: byte
+pair encodings of 49 and 152 thousand tokens took 77 and 245 MiB."""
+
+_CHUNK_TOKENS: Final = 256
+_METAL_CHUNK_TOKENS: Final = 2048
+"""Of a prompt or of encoders' texts computed at a time. On a CPU a chunk takes a second, which is
+some hundred tokens of a small model and fewer of a large one."""
+
+_DEPTH_TOKENS: Final = 4096
+"""Behind so many tokens a chunk on a CPU is half as long, for it takes as much time."""
+
+_METAL_PIECE_TOKENS: Final = 8192
+
+_HIDDEN_COPIES: Final = 4
+_INNER_COPIES: Final = 3
+_SCORE_COPIES: Final = 2
+"""Of a layer's intermediate results so many are there at once: of the hidden size, of the inner
+one, and, where attention isn't one kernel as on Metal, scores before and after their softmax."""
+
+_LOGIT_COPIES: Final = 6
+"""In float32: of each row in a step, with filters and probabilities."""
+
+
+_LEAST_BUFFERS_BYTES: Final = 64 * _MIB
+"""Without any, each step would allocate all its buffers anew."""
+
+_MOST_BUFFERS_BYTES: Final = 1024 * _MIB
+"""On Metal mlx's own limit is that of all memory."""
+
+_BUFFERS_SHARE: Final = 16
+"""Of the weights one part in so many: larger models have larger buffers."""
+
+
+def estimate(
+    folder: Path, config: CheckpointConfig, kind: ModelKind, platform: str = sys.platform
+) -> MemoryModel:
+    """Return what a worker of the model in a folder takes. Reads the headers of its weights.
+
+    Raises :class:`OperationError` for weights that can't be read, and for a configuration that no
+    model has.
+    """
+    weights = read_weights(folder, kind)
+    try:
+        layers = kv_layers(config, weights.element_bytes) if kind is ModelKind.CHAT else ()
+    except ValueError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{folder / 'config.json'} makes no sense: {error}"
+        ) from error
+    return MemoryModel(
+        weights_bytes=weights.total_bytes,
+        process_bytes=process_bytes(config, kind),
+        buffers_bytes=buffers_bytes(weights.total_bytes),
+        kv_layers=layers,
+        activations=activations(config, kind, weights.element_bytes, platform),
+    )
+
+
+def process_bytes(config: CheckpointConfig, kind: ModelKind) -> int:
+    """Return what a worker takes besides weights and caches, once the model is loaded."""
+    return _PROCESS_BYTES[kind] + _TOKEN_BYTES * config.vocabulary_tokens
+
+
+def activations(
+    config: CheckpointConfig, kind: ModelKind, element_bytes: int, platform: str = sys.platform
+) -> Activations:
+    """Return what intermediate results take."""
+    metal = platform == "darwin"
+    writes = kind is ModelKind.CHAT
+    numbers = _HIDDEN_COPIES * config.hidden_size + _INNER_COPIES * _inner_size(config)
+    scores = 0 if metal else _SCORE_COPIES * config.attention_heads
+    if writes:
+        chunk_tokens = _METAL_CHUNK_TOKENS if metal else _CHUNK_TOKENS
+    else:
+        chunk_tokens = _METAL_PIECE_TOKENS if metal else _CHUNK_TOKENS
+    return Activations(
+        chunk_tokens=chunk_tokens,
+        # A text for an encoder that is longer than a piece is computed alone, in one piece.
+        whole_texts=not writes,
+        token_bytes=numbers * element_bytes,
+        pair_bytes=scores * element_bytes,
+        depth_tokens=_DEPTH_TOKENS,
+        row_bytes=_LOGIT_COPIES * config.vocabulary_tokens * 4 if writes else 0,
+    )
+
+
+def buffers_bytes(weights_bytes: int) -> int:
+    """Return how much of freed memory mlx may keep for reuse, beside weights of that size."""
+    return max(_LEAST_BUFFERS_BYTES, min(weights_bytes // _BUFFERS_SHARE, _MOST_BUFFERS_BYTES))
+
+
+def _inner_size(config: CheckpointConfig) -> int:
+    """Return how many numbers a feed-forward layer makes of a token, of all experts together."""
+    text = config.text
+    experts = count(text, "num_experts_per_tok", "moe_topk", "num_experts_per_token")
+    routed = experts * count(text, "moe_intermediate_size", "expert_dim")
+    dense = count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * config.hidden_size
+    return max(routed, dense)
