@@ -18,6 +18,7 @@ from report import Section, section_lines
 from worker_bench import BenchWorker, Trace, bench_worker, sampling
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
@@ -73,13 +74,13 @@ def memory(worker: BenchWorker, name: str) -> int:
     return found
 
 
-def fill(worker: BenchWorker, rows: int, context_tokens: int) -> None:
+def fill(worker: BenchWorker, rows: int, context_tokens: int, vocabulary: range) -> None:
     """Have so many rows at a time grow to the whole context, until the caches are full."""
     prompts = []
     for number in range(PROMPTS):
         chosen = random.Random(number)
         length = context_tokens - ANSWER_TOKENS
-        prompts.append(tuple(chosen.randrange(300, 5000) for _ in range(length)))
+        prompts.append(tuple(chosen.choice(vocabulary) for _ in range(length)))
     for prompt in prompts:
         worker.wait([start(worker, prompt, 1)])
     # Begins where the prefix cache ends: all are there together before the first one ends.
@@ -113,7 +114,9 @@ def measure_writer(folder: Path, context_tokens: int, concurrency: int) -> Measu
     }  # fmt: skip
     with bench_worker(folder, **settings) as worker:
         static_bytes = memory(worker, "VmRSS")
-        fill(worker, rows, context_tokens)
+        # Neither special tokens nor rare ones.
+        known = read_checkpoint_config(folder).vocabulary_tokens
+        fill(worker, rows, context_tokens, range(known // 10, known // 2))
         return found(plan, context_tokens, rows, static_bytes, memory(worker, "VmHWM"))
 
 

@@ -1,4 +1,4 @@
-"""A real model that is evicted and loaded again, three times: the machine has its memory back."""
+"""A real model that is evicted and loaded again: the machine has its memory back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ TOLERANCE_BYTES = WEIGHTS_BYTES // 4
 that tests run on come and go with."""
 
 SUPERVISOR_GROWTH_BYTES = 8 * MIB
-ROUNDS = 3
 LOAD_S = 150
 PATIENT = {
     "beat_timeout_s": 60, "stall_timeout_s": 60, "start_timeout_s": 60,
@@ -50,7 +49,9 @@ def load(lmx: Rig, model: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_evicted_and_loaded_again(smollm2_dir: Path, minilm_dir: Path) -> None:
+# A worker that stays is four times the tolerance; what grows slowly wants more rounds.
+@pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.soak)])
+def test_evicted_and_loaded_again(rounds: int, smollm2_dir: Path, minilm_dir: Path) -> None:
     common = {"preload": False, "prefix_cache": {"enabled": False}}
     config = {
         # Room for either, not for both.
@@ -67,7 +68,7 @@ def test_evicted_and_loaded_again(smollm2_dir: Path, minilm_dir: Path) -> None:
         idle_bytes = used_bytes(lmx)
         small_bytes: list[int] = []
         supervisor_bytes: list[int] = []
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, rounds + 1):
             load(lmx, "large")
             large_pid = lmx.worker("large")["pid"]
             load(lmx, "small")

@@ -109,11 +109,24 @@ UNBATCHED_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Little to compute, and caches as wide as those of a model of some billion weights.
+CACHING_CONFIGS: dict[str, dict[str, Any]] = {
+    "wide": _COMMON
+    | {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+}
+
 
 def make_tiny_model(folder: Path, kind: str) -> Path:
     """Write the model ``kind`` (a key of the configs) into ``folder``, and return that."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = (CONFIGS | UNBATCHED_CONFIGS)[kind] | {"eos_token_id": 256}
+    config = (CONFIGS | UNBATCHED_CONFIGS | CACHING_CONFIGS)[kind] | {"eos_token_id": 256}
     (folder / "config.json").write_text(json.dumps(config))
     module, _ = get_model_and_args(dict(config))
     model = module.Model(module.ModelConfig.from_dict(dict(config)))
