@@ -1,7 +1,7 @@
 """What the name of an engine stands for: ``module:function``.
 
-The function loads a model (:class:`lmx.worker.engine.EngineFactory`). Its module has another one named
-``estimate``, of the type :data:`Estimate`, which must need no library of the engine's: it is
+The function loads a model (:class:`lmx.worker.engine.EngineFactory`). Its module has another one
+named ``estimate``, of the type :data:`Estimate`, which must need no library of the engine's: it is
 called in a process of its own, before the model is loaded, and people wait for it.
 """
 

@@ -173,7 +173,8 @@ class ModelConfig(Section):
     engine: Annotated[str, Needs.WORKER] = Field(
         MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
     )
-    """`module:function` of the engine: for tests, and for an engine of your own."""
+    """`module:function` of the engine: for tests, and for an engine of your own. The module also
+    has `estimate`, which says what a model takes of the memory."""
     engine_options: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
     """Values that are handed to the engine."""
 

@@ -4,14 +4,14 @@ folder on PYTHONPATH. Its libraries are imported when it is made, and not for an
 from __future__ import annotations
 
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.worker.engine import Engine
+from lmx.worker.engine import Engine, LoadReporter
 from lmx.worker.mlx.memory.estimate import estimate
 
 __all__ = ["create", "estimate"]
 
 
-def create(spec: WorkerSpec) -> Engine:
+def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     """The factory that a spec names."""
     import good_model
 
-    return good_model.create(spec)
+    return good_model.create(spec, advanced)

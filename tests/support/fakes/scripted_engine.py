@@ -93,7 +93,7 @@ from lmx.worker.engine import (
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.schemas.form import schema_forms
 
-__all__ = ["ScriptedEngine", "create", "estimate"]
+__all__ = ["ScriptedEngine", "create", "estimate", "load"]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
