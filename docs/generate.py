@@ -7,6 +7,7 @@ The meaning, range and default of a field of a request stand on the field
 - in ``docs/parameters.md`` and ``docs/configuration.md`` the tables between marks. A mark names
   what comes below it, ``<!-- fields of ChatRequest: model stream -->`` or
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
+- ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
 
 With ``--check`` nothing is written: the exit status is 1 when something would be.
@@ -17,10 +18,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, get_args
 
+import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
@@ -35,11 +39,24 @@ from lmx.supervisor.config.values import Section
 ROOT: Final = Path(__file__).parents[1]
 PARAMETERS: Final = ROOT / "docs" / "parameters.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
+EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
 
 _MARKED: Final = re.compile(r"(<!-- (fields of|keys of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _UNBOUNDED: Final = 2**31 - 1
 """A bound as large as this is there for machines: no person comes near it."""
+
+_ENDLESS: Final = 10_000
+"""Columns: no value is broken into lines."""
+
+_EXAMPLE_HEAD: Final = """\
+# yaml-language-server: $schema=lmx.schema.json
+# lmx.yaml with every key. To set one that is commented out, remove the # directly before it.
+# Put the file in $LMX_HOME (default ~/.lmx), or name it with --config or LMX_CONFIG. Check it with
+# `lmx-supervisor config check`; `lmx-supervisor reload` has a running lmx take it.
+# Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds.
+# docs/configuration.md has the ranges, what follows from a change, and the variables that go over
+# the file. This file is made from the code by `make docs`."""
 
 Schema = Mapping[str, Any]
 
@@ -49,6 +66,7 @@ def documents() -> dict[Path, str]:
     return {
         PARAMETERS: _with_tables(PARAMETERS.read_text(), _request_table),
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
+        EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
     }
 
@@ -276,15 +294,113 @@ def _default(name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value is None or isinstance(value, Section):
+    if value is None or value == "" or isinstance(value, Section):
         return ""
+    return f"`{_yaml(name, value)}`"
+
+
+def _yaml(name: str, value: Any) -> str:
+    """Return a value as a person writes it in lmx.yaml."""
     if isinstance(value, ByteSize):
-        return f"`{value.human_readable().replace('.0', '')}`"
-    if name == "keep_alive":
-        return f"`{keep_alive_text(value)}`"
-    if isinstance(value, float):
-        return f"`{value:g}`" if value < 10_000 else f"`{value:.0f}`"
-    return f"`{json.dumps(value)}`" if value != "" else ""
+        return value.human_readable().replace(".0", "")
+    if name == "keep_alive" and isinstance(value, float):
+        return keep_alive_text(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, tuple):
+        value = list(value)
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=_ENDLESS, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+class _Keys(Enum):
+    """Which keys of the example are not commented out."""
+
+    NEEDED = auto()
+    """Those that must be given."""
+    DEFAULTS = auto()
+    """Those that are at their default, too."""
+    ALL = auto()
+    """All of a section, which is commented out as a whole."""
+
+
+def example() -> str:
+    """Return a lmx.yaml with every key."""
+    lines = [_EXAMPLE_HEAD]
+    for name, field in Config.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            lines += ["", *_comment(kind.__doc__, "")]
+            its = [f"{name}:", *_keys_in_yaml(kind, "  ", _Keys.DEFAULTS)]
+            if all(line.strip().startswith("#") for line in its[1:]):
+                its = [f"{name}:", *_keys_in_yaml(kind, "  ", _Keys.ALL)]
+                its = _commented_out(its, "")
+            lines += its
+        elif inner := [one for one, _ in _within(kind)]:
+            keys = _Keys.NEEDED if name == "models" else _Keys.ALL
+            item = _as_item(_keys_in_yaml(inner[0], "    ", keys))
+            its = [*_comment(field.description, ""), f"{name}:", *item]
+            # Without a model nothing is served; groups are for those who have several.
+            lines += ["", *(its if name == "models" else _commented_out(its, ""))]
+        else:
+            lines += ["", *_key_in_yaml(name, field, "", _Keys.DEFAULTS)]
+    return "\n".join(lines) + "\n"
+
+
+def _keys_in_yaml(section: type[Section], indent: str, keys: _Keys) -> list[str]:
+    lines: list[str] = []
+    for name, field in section.model_fields.items():
+        inner = [one for one, steps in _within(field.annotation) if not steps]
+        if inner:
+            its = [
+                *_comment(field.description, indent),
+                f"{indent}{name}:",
+                *_keys_in_yaml(inner[0], indent + "  ", _Keys.ALL),
+            ]
+            lines += its if keys is _Keys.ALL else _commented_out(its, indent)
+        else:
+            lines += _key_in_yaml(name, field, indent, keys)
+    return lines
+
+
+def _key_in_yaml(name: str, field: FieldInfo, indent: str, keys: _Keys) -> list[str]:
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    value = field.examples[0] if field.examples else default
+    line = [f"{indent}{name}: {_yaml(name, value)}"]
+    if field.is_required() or keys is _Keys.ALL:
+        on = True
+    elif field.examples:
+        # An example of what is not set by default would change what lmx does.
+        on = default == ()
+    else:
+        on = keys is _Keys.DEFAULTS
+    comment = _comment(field.description, indent)
+    return comment + (line if on else _commented_out(line, indent))
+
+
+def _as_item(lines: list[str]) -> list[str]:
+    """Return the keys of a section as those of the first item of a list."""
+    first = next(index for index, line in enumerate(lines) if not line.strip().startswith("#"))
+    comment = [line.removeprefix("  ") for line in lines[:first]]
+    return [*comment, lines[first].replace("    ", "  - ", 1), *lines[first + 1 :]]
+
+
+def _comment(docstring: str | None, indent: str) -> list[str]:
+    text = _line(docstring or "").replace("`", "")
+    return textwrap.wrap(
+        text,
+        96,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_on_hyphens=False,
+    )
+
+
+def _commented_out(lines: list[str], indent: str) -> list[str]:
+    return [
+        line if line.startswith(f"{indent}#") else f"{indent}#{line.removeprefix(indent)}"
+        for line in lines
+    ]
 
 
 def main(arguments: list[str]) -> int:

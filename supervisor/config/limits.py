@@ -14,11 +14,11 @@ from lmx.supervisor.config.values import Section
 class LimitsConfig(Section):
     """Limits of requests to models. What is not said is not limited."""
 
-    requests_per_minute: int | None = Field(None, ge=1, le=10_000_000)
+    requests_per_minute: int | None = Field(None, ge=1, le=10_000_000, examples=[60])
     """So many requests a minute."""
-    tokens_per_minute: int | None = Field(None, ge=1, le=100_000_000_000)
+    tokens_per_minute: int | None = Field(None, ge=1, le=100_000_000_000, examples=[100_000])
     """So many tokens a minute, of prompts and answers together."""
-    concurrent_requests: int | None = Field(None, ge=1, le=100_000)
+    concurrent_requests: int | None = Field(None, ge=1, le=100_000, examples=[8])
     """So many requests at a time."""
 
     @property

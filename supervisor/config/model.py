@@ -39,6 +39,7 @@ def _parameter(name: str) -> Any:
         ge=None if known.above_least else known.least,
         gt=known.least if known.above_least else None,
         le=known.most,
+        examples=[known.default],
         description=f"{known.meaning} For requests that name none; else the model's own, else "
         f"{known.default:g}.",
     )
@@ -49,7 +50,7 @@ class PrefixCacheConfig(Section):
 
     enabled: bool = True
     """Whether prompts are kept at all."""
-    memory_bytes: Size | None = None
+    memory_bytes: Size | None = Field(None, examples=["1GiB"])
     """The memory that they may take. Without it: what one full context takes, from 256 MiB to 2
     GiB."""
     disk: bool = True
@@ -61,14 +62,16 @@ class PrefixCacheConfig(Section):
 class SpeculationConfig(Section):
     """Tokens are guessed ahead and checked together; the answers stay the same."""
 
-    method: Literal["draft_model", "prompt_lookup"]
+    method: Literal["draft_model", "prompt_lookup"] = Field(examples=["prompt_lookup"])
     """Who guesses: a small model with the same tokenizer, or what came after the last tokens when
     they came before."""
-    draft: str | None = None
+    draft: str | None = Field(None, examples=["/models/draft"])
     """The folder of the model that guesses, in MLX form. The method `draft_model` needs it."""
     num_assistant_tokens: int = Field(4, ge=1, le=MAX_ASSISTANT_TOKENS)
     """So many tokens are guessed at a time, where a request does not say."""
-    assistant_confidence_threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    assistant_confidence_threshold: float | None = Field(
+        None, ge=0, le=1, allow_inf_nan=False, examples=[0.4]
+    )
     """For `draft_model`: the model stops guessing when it is less sure than this. Without it, it
     guesses as many as it may."""
     max_ngram_size: int = Field(3, ge=1, le=MAX_NGRAM)
@@ -113,20 +116,22 @@ class SpeculationConfig(Section):
 class ModelConfig(Section):
     """One model."""
 
-    id: Name
+    id: Name = Field(examples=["smollm2-135m-instruct"])
     """The name that the model is served under. It says which model the other keys are about."""
-    source: Annotated[str, Needs.WORKER] = Field(min_length=1)
+    source: Annotated[str, Needs.WORKER] = Field(
+        min_length=1, examples=["./SmolLM2-135M-Instruct.Q4_1.gguf"]
+    )
     """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub."""
-    aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = ()
+    aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = Field((), examples=[["smollm2"]])
     """Other names that requests may use."""
     preload: Annotated[bool, Needs.NOTHING] = True
     """Whether the model is loaded at the start. Otherwise its first request loads it, or
     `lmx-supervisor load`."""
     pinned: Annotated[bool, Needs.NOTHING] = False
     """Whether it is never unloaded to make room, nor because it is idle."""
-    keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = None
+    keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = Field(None, examples=["30m"])
     """It stays loaded for so long when it is idle, instead of `memory.keep_alive`."""
-    context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16)
+    context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16, examples=[8192])
     """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
     model's own."""
     concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
@@ -139,9 +144,9 @@ class ModelConfig(Section):
     """So many requests wait for a row. One more gets a 429."""
     max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
     """A request that has waited so long for a row gets a 503."""
-    default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1)
+    default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[1024])
     """The limit of an answer where a request names none. Without it, up to the context."""
-    max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(None, ge=1)
+    max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[4096])
     """A request for a longer answer is capped to this."""
     temperature: Annotated[float | None, Needs.WORKER] = _parameter("temperature")
     top_p: Annotated[float | None, Needs.WORKER] = _parameter("top_p")
@@ -151,11 +156,13 @@ class ModelConfig(Section):
     repetition_penalty: Annotated[float | None, Needs.WORKER] = _parameter("repetition_penalty")
     presence_penalty: Annotated[float | None, Needs.WORKER] = _parameter("presence_penalty")
     frequency_penalty: Annotated[float | None, Needs.WORKER] = _parameter("frequency_penalty")
-    kind: Annotated[ModelKind | None, Needs.WORKER] = None
+    kind: Annotated[ModelKind | None, Needs.WORKER] = Field(None, examples=["chat"])
     """What the model is for. Without it, what its files tell."""
     chat_template_kwargs: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
     """Values for its chat template, where a request does not name them."""
-    tool_parser: Annotated[str | None, Needs.WORKER] = Field(None, pattern=r"^[a-z0-9_]+$")
+    tool_parser: Annotated[str | None, Needs.WORKER] = Field(
+        None, pattern=r"^[a-z0-9_]+$", examples=["json_tools"]
+    )
     """The form in which it calls tools, where its template does not tell. A name that is none makes
     loading fail with a list of them."""
     max_decode_stall_s: Annotated[Seconds, Needs.WORKER] = 1.0
@@ -164,11 +171,11 @@ class ModelConfig(Section):
     """Prompts that were computed before are not computed again."""
     speculation: Annotated[SpeculationConfig | None, Needs.WORKER] = None
     """Tokens are guessed ahead and checked together. Without it, none are."""
-    memory_bytes: Annotated[Size | None, Needs.WORKER] = None
+    memory_bytes: Annotated[Size | None, Needs.WORKER] = Field(None, examples=["2GiB"])
     """The memory to reserve for it, instead of what is estimated."""
-    stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = None
+    stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[300])
     """Its own, instead of `timing.stall_timeout_s`."""
-    load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = None
+    load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[600])
     """Its own, instead of `timing.load_stall_timeout_s`."""
     engine: Annotated[str, Needs.WORKER] = Field(
         MLX_ENGINE, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"

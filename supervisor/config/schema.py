@@ -84,7 +84,7 @@ class JobsConfig(Section):
 class MemoryConfig(Section):
     """The memory that all workers share, and who gives way to whom."""
 
-    budget_bytes: Annotated[Size | None, Needs.NOTHING] = None
+    budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
     """All workers together may take so much, as far as `os_reserve_bytes` leaves it. Without it
     they may take `budget_fraction`."""
     budget_fraction: Annotated[float, Needs.NOTHING] = Field(0.75, gt=0, le=1, allow_inf_nan=False)
@@ -122,9 +122,9 @@ class GroupConfig(Section):
     """Models with a rule about what may be loaded beside them. A model is in one group at most;
     models without a group are a group of their own, without a rule."""
 
-    name: Name
+    name: Name = Field(examples=["coders"])
     """The name of the group."""
-    models: tuple[Name, ...] = Field(min_length=1)
+    models: tuple[Name, ...] = Field(min_length=1, examples=[["qwen-coder", "devstral"]])
     """The ids of its models."""
     swap: bool = False
     """Whether one of its models is loaded at a time."""
@@ -212,12 +212,15 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
-    routing: Annotated[dict[Name, Names], Needs.NOTHING] = Field(default_factory=dict)
+    routing: Annotated[dict[Name, Names], Needs.NOTHING] = Field(
+        default_factory=dict,
+        examples=[{"auto": ["qwen", "smollm2"], "code": ["qwen-coder", "qwen"]}],
+    )
     """Names that stand for the first of several models that is loaded, else for the first that
     there is room for. `auto`, `code`, `reasoning` and `chat` are all chat models, the default
     first, unless they are listed here. A name of no model is left out until one is added or
     downloaded."""
-    default_model: Annotated[str | None, Needs.NOTHING] = None
+    default_model: Annotated[str | None, Needs.NOTHING] = Field(None, examples=["smollm2"])
     """The id or an alias of the model that answers requests that name none. Without it the first
     model does."""
     groups: Annotated[tuple[GroupConfig, ...], Needs.NOTHING] = ()

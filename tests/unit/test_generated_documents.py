@@ -4,6 +4,7 @@ what lmx takes."""
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
-from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.schema import Config, ModelConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def documents() -> dict[Path, str]:
 
 
 def test_the_documents_are_as_the_code_says(documents: dict[Path, str]) -> None:
-    assert len(documents) == 3
+    assert len(documents) == 4
     for path, text in documents.items():
         assert path.read_text() == text, f"{path.name} is stale: run `make docs`"
 
@@ -85,6 +86,24 @@ def test_the_example_fits_its_schema_which_it_names(validator: Draft202012Valida
     first, _, _ = path.read_text().partition("\n")
     assert (path.parent / first.rpartition("$schema=")[2]).resolve() == generate.SCHEMA
     validator.validate(yaml.safe_load(path.read_text()))
+
+
+def test_the_example_is_as_good_with_every_key_switched_on(
+    validator: Draft202012Validator,
+) -> None:
+    """As its head says: without the # directly before it, a key is set."""
+    text = re.sub(r"^( *)#(?! )(.*)$", r"\1\2", generate.EXAMPLE.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^( *)#(?=  )", r"\1", text, flags=re.MULTILINE)
+    # A draft model guesses, or prompt lookup does.
+    text = text.replace("draft: /models/draft", "")
+    text = text.replace("admin_key: KEY", f"admin_key: {KEY}a")
+    text = text.replace("metrics_key: KEY", f"metrics_key: {KEY}m")
+    text = text.replace("[qwen-coder, devstral]", "[smollm2-135m-instruct]")
+    values = yaml.safe_load(text)
+    validator.validate(values)
+    config = Config.model_validate(values)
+    assert config.models[0].model_fields_set == set(ModelConfig.model_fields)
+    assert config.model_fields_set == set(Config.model_fields)
 
 
 KEY = "k" * 16

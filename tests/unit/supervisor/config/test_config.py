@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -206,9 +207,9 @@ def test_the_example_documents_every_key_with_its_default() -> None:
     default = Config()
     for section in [name for name, value in default if isinstance(value, Section)]:
         assert getattr(example, section) == getattr(default, section), section
-        documented = set(values[section])
+        documented = set(values.get(section, ()))
         missing = set(type(getattr(default, section)).model_fields) - documented
-        assert all(f"# {key}:" in text for key in missing), missing
+        assert all(re.search(rf"^ *# *{key}:", text, re.MULTILINE) for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
     fields = set(type(example.models[0]).model_fields) | set(Config.model_fields)
     for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig, LimitsConfig):
@@ -382,11 +383,11 @@ def test_routes_may_name_what_is_added_later(tmp_path: Path) -> None:
 
 def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
     lines = [
-        line.removeprefix("# ")
+        line.removeprefix("#")
         for line in EXAMPLE.read_text().splitlines()
-        if line.startswith(("# routing:", "#   auto:", "#   code:"))
+        if line.startswith("#routing:")
     ]
-    assert len(lines) == 3
+    assert len(lines) == 1
     text = "\n".join(lines)
     names = {name for models in yaml.safe_load(text)["routing"].values() for name in models}
     models = [{"id": name, "source": "/x"} for name in sorted(names)]
