@@ -93,7 +93,8 @@ class CallGrammar(NamedTuple):
     between: str = ""
     """What stands between two calls."""
     close: str = ""
-    """What stands behind the last call. "": nothing encloses the calls."""
+    """What stands behind the last call. "": nothing encloses the calls. It doesn't begin as
+    ``between`` and a call do: a grammar takes the longest text that may be meant."""
     several: bool = True
     """Whether an answer may have more than one call."""
 

@@ -34,11 +34,11 @@ class OutputParser:
     dropped, but for what was given out of it. A call that is malformed or of an unknown tool
     becomes content, marks and all; when its arguments go wrong only after the first of them was
     given out, the rest follows as it is. Without ``parallel`` all that follows the first call is
-    dropped. A model whose form is JSON may also begin its content with bare or fenced JSON
-    that names one of the tools. With ``calls_only``, as where a grammar enforces a call, there
-    is no content: what is neither reasoning nor a call is a call that was cut off, or what an
-    answer ended with, and dropped. ``either``: an answer is content or calls, and what follows
-    calls is dropped.
+    dropped. Where the family writes such, content may also begin with calls without marks: JSON or
+    Python, bare or fenced, that names one of the tools. With ``calls_only``, as where a grammar
+    enforces a call, there is no content: what is neither reasoning nor a call is a call that was
+    cut off, or what an answer ended with, and dropped. ``either``: an answer is content or calls,
+    and what follows calls is dropped.
     """
 
     __slots__ = (

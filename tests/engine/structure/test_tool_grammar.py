@@ -138,12 +138,95 @@ FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{",
     ),
     "minimax_m3": ("minimax_m3", [], '<tool_call>\n{"name": "'),
+    "apertus": (
+        "apertus",
+        ["<|tools_prefix|>", "<|tools_suffix|>"],
+        '<|tools_prefix|>[{"weather": {',
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        [
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        ],
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{",
+    ),
+    "deepseek_v31": (
+        "deepseek_v31",
+        [
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+            *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        ],
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{",
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        ["｜DSML｜"],
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">',
+    ),
+    "functiongemma": (
+        "functiongemma",
+        ["<start_function_call>", "<end_function_call>", "<escape>"],
+        "<start_function_call>call:weather{city:<escape>",
+    ),
+    "glm4": ("glm4", [], "weather\n{"),
+    "granite": ("granite", ["<|tool_call|>"], '<|tool_call|>[{"name": "weather", "arguments": {'),
+    "hunyuan": (
+        "hunyuan",
+        ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"],
+        "<tool_calls>\n<tool_call>weather\n```json\n{",
+    ),
+    "internlm": (
+        "internlm",
+        ["<|action_start|>", "<|plugin|>", "<|action_end|>"],
+        '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {',
+    ),
+    "jamba": ("jamba", [], '<tool_calls>[{"name": "weather", "arguments": {'),
+    "llama4": (
+        "llama4",
+        ["<|python_start|>", "<|python_end|>"],
+        '<|python_start|>[weather(city="',
+    ),
+    "nemotron": ("nemotron", [], '<TOOLCALL>[{"name": "weather", "arguments": {'),
+    "olmo3": ("olmo3", [], '<function_calls>\nweather(city="'),
+    "phi4": (
+        "phi4",
+        ["<|tool_call|>", "<|/tool_call|>"],
+        '<|tool_call|>[{"name": "weather", "arguments": {',
+    ),
+    "seed_oss": (
+        "seed_oss",
+        ["<seed:tool_call>", "</seed:tool_call>"],
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>",
+    ),
+    "step3": (
+        "step3",
+        [
+            *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>"),
+            *("<｜tool_call_end｜>", "<｜tool_sep｜>"),
+        ],
+        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="weather"><steptml:parameter name="city">',
+    ),
 }
 # What ends a text where no token does.
-PHRASES = ["\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"]
+PHRASES = [
+    *("\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"),
+    *("</｜DSML｜parameter>\n", "</steptml:parameter>"),
+]
 # How another call begins in the forms in which nothing encloses them: the special token, else
 # what all of them begin with.
-NEXT = {"longcat": "<longcat_tool_call>", "mistral": "[TOOL_CALLS]", "gemma4": "<|tool_call>"}
+NEXT = {
+    "longcat": "<longcat_tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "gemma4": "<|tool_call>",
+    "functiongemma": "<start_function_call>",
+    "internlm": "\n<|action_start|>",
+    "seed_oss": "\n<seed:tool_call>",
+}
+# Whose answers have one call.
+SINGLE = {"harmony", "glm4"}
 
 
 class Family:
@@ -220,7 +303,7 @@ def test_without_parallel_there_is_one_call(family: str) -> None:
         assert len(it.calls(it.draw(use, seed), use.tools)) == 1
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"harmony"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - SINGLE))
 def test_with_parallel_there_may_be_more(family: str) -> None:
     it = Family(family)
     use = required(["typed", "nothing"])
@@ -302,6 +385,18 @@ def test_a_text_argument_keeps_what_looks_like_tags() -> None:
     assert it.calls(text, [TOOLS["weather"]]) == [
         ("weather", {"city": "A <b>\nC</b> <function=x>"})
     ]
+
+
+@pytest.mark.parametrize("special", [[], ["｜DSML｜"]])
+def test_a_text_argument_keeps_what_looks_like_an_end(special: list[str]) -> None:
+    it = Family("deepseek_v32")
+    it.tokenizer = make_tokenizer()
+    it.tokenizer.add_tokens([AddedToken(one, special=True) for one in special])
+    it.compiler = ConstraintCompiler(it.tokenizer, len(it.tokenizer), it.eos, None, "deepseek_v32")
+    ends = "".join(f"</｜DSML｜{one}>\n" for one in ("parameter", "invoke", "function_calls"))
+    text = f"{it.begins}A </b> and </{ends}".removesuffix("\n")
+    feed(it.constraint(required(["weather"])), it.tokens(text))
+    assert it.calls(text, [TOOLS["weather"]]) == [("weather", {"city": "A </b> and </"})]
 
 
 def test_a_tag_inside_json_is_not_for_the_grammar_to_write() -> None:

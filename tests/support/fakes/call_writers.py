@@ -1,4 +1,8 @@
-"""Tool calls as the models of each family write them."""
+"""Tool calls as the models of each family write them: what their chat templates make of a history.
+
+The templates are those that the makers publish with the models, and for models that have none, the
+parsers that servers have for them.
+"""
 
 import json
 from collections.abc import Callable
@@ -152,6 +156,116 @@ def atem(calls: Calls) -> str:
     return f"<atem:function_calls>{''.join(one(*c) for c in calls)}</atem:function_calls>"
 
 
+def array(start: str, end: str) -> Callable[[Calls], str]:
+    def render(calls: Calls) -> str:
+        return start + dumps([{"name": name, "arguments": args} for name, args in calls]) + end
+
+    return render
+
+
+def internlm(calls: Calls) -> str:
+    return "\n".join(
+        f"<|action_start|><|plugin|>\n{dumps({'name': name, 'parameters': args})}<|action_end|>"
+        for name, args in calls
+    )
+
+
+def apertus(calls: Calls) -> str:
+    return f"<|tools_prefix|>{dumps([{name: args} for name, args in calls])}<|tools_suffix|>"
+
+
+def deepseek_v3(calls: Calls) -> str:
+    inner = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```"
+        "<｜tool▁call▁end｜>"
+        for name, args in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(calls: Calls) -> str:
+    inner = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>"
+        for name, args in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v32(calls: Calls) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        inner = "".join(
+            f'<｜DSML｜parameter name="{key}" string="{dumps(isinstance(value, str))}">'
+            f"{text_of(value)}</｜DSML｜parameter>\n"
+            for key, value in arguments.items()
+        )
+        return f'<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>\n'
+
+    inner = "".join(one(*call) for call in calls)
+    return f"<｜DSML｜function_calls>\n{inner}</｜DSML｜function_calls>"
+
+
+def hunyuan(calls: Calls) -> str:
+    inner = "".join(
+        f"<tool_call>{name}\n```json\n{dumps(args)}\n```\n</tool_call>\n" for name, args in calls
+    )
+    return f"<tool_calls>\n{inner}</tool_calls>"
+
+
+def glm4(calls: Calls) -> str:
+    ((name, args),) = calls
+    return f"{name}\n{dumps(args)}"
+
+
+def seed_oss(calls: Calls) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        inner = "".join(
+            f"<parameter={key}>{text_of(value)}</parameter>\n" for key, value in arguments.items()
+        )
+        return f"<seed:tool_call>\n<function={name}>\n{inner}</function>\n</seed:tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def step3(calls: Calls) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        inner = "".join(
+            f'<steptml:parameter name="{key}">{text_of(value)}</steptml:parameter>'
+            for key, value in arguments.items()
+        )
+        return (
+            f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">{inner}'
+            "</steptml:invoke><｜tool_call_end｜>"
+        )
+
+    return f"<｜tool_calls_begin｜>{''.join(one(*c) for c in calls)}<｜tool_calls_end｜>"
+
+
+def functiongemma(calls: Calls) -> str:
+    text = gemma4(calls).replace("<|tool_call>", "<start_function_call>")
+    return text.replace("<tool_call|>", "<end_function_call>").replace('<|"|>', "<escape>")
+
+
+def python_list(calls: Calls) -> str:
+    return pythonic(calls).removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>")
+
+
+def llama4(calls: Calls) -> str:
+    return f"<|python_start|>{python_list(calls)}<|python_end|>"
+
+
+def olmo3(calls: Calls) -> str:
+    lines = (
+        f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
+    return "<function_calls>\n" + "\n".join(lines) + "\n</function_calls>"
+
+
+def tool_code(calls: Calls) -> str:
+    lines = (python_list([call])[1:-1] for call in calls)
+    return "```tool_code\n" + "\n".join(lines) + "\n```"
+
+
 WRITERS: list[tuple[str, Callable[[Calls], str]]] = [
     ("json_tools", json_tools),
     ("mistral", mistral),
@@ -171,4 +285,28 @@ WRITERS: list[tuple[str, Callable[[Calls], str]]] = [
     ("gemma4", json_tools),
     ("pythonic", pythonic),
     ("atem", atem),
+    ("apertus", apertus),
+    ("deepseek_v3", deepseek_v3),
+    ("deepseek_v31", deepseek_v31),
+    ("deepseek_v32", deepseek_v32),
+    ("functiongemma", functiongemma),
+    ("granite", array("<|tool_call|>", "")),
+    ("hunyuan", hunyuan),
+    ("hunyuan", array("<tool_calls>", "</tool_calls>")),
+    ("internlm", internlm),
+    ("jamba", array("<tool_calls>", "</tool_calls>")),
+    ("llama4", llama4),
+    ("nemotron", array("<TOOLCALL>", "</TOOLCALL>")),
+    ("olmo3", olmo3),
+    ("phi4", array("<|tool_call|>", "<|/tool_call|>")),
+    ("seed_oss", seed_oss),
+    ("step3", step3),
 ]
+
+BARE_WRITERS: list[tuple[str | None, Callable[[Calls], str]]] = [
+    (None, python_list),
+    (None, tool_code),
+    ("llama4", python_list),
+    ("glm4", glm4),
+]
+"""Those whose calls have no mark, with which an answer begins."""

@@ -10,54 +10,88 @@ import structlog
 
 from lmx.worker.engine import ReasoningMarkers
 from lmx.worker.formats.families.harmony import HARMONY, THINKING
+from lmx.worker.formats.families.json.apertus import APERTUS
 from lmx.worker.formats.families.json.cohere2_moe import COHERE2_MOE
+from lmx.worker.formats.families.json.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
+from lmx.worker.formats.families.json.glm4 import GLM4
+from lmx.worker.formats.families.json.granite import GRANITE
+from lmx.worker.formats.families.json.hunyuan import HUNYUAN
+from lmx.worker.formats.families.json.internlm import INTERNLM
+from lmx.worker.formats.families.json.jamba import JAMBA
 from lmx.worker.formats.families.json.json_tools import JSON_TOOLS
 from lmx.worker.formats.families.json.kimi_k2 import KIMI_K2
 from lmx.worker.formats.families.json.mistral import MISTRAL
+from lmx.worker.formats.families.json.nemotron import NEMOTRON
+from lmx.worker.formats.families.json.phi4 import PHI4
 from lmx.worker.formats.families.library import library_family
+from lmx.worker.formats.families.literals.functiongemma import FUNCTIONGEMMA
 from lmx.worker.formats.families.literals.gemma4 import GEMMA4
+from lmx.worker.formats.families.literals.llama4 import LLAMA4
+from lmx.worker.formats.families.literals.olmo3 import OLMO3
 from lmx.worker.formats.families.literals.pythonic import PYTHONIC
 from lmx.worker.formats.families.tags.atem import ATEM
+from lmx.worker.formats.families.tags.deepseek_v32 import DEEPSEEK_V32
 from lmx.worker.formats.families.tags.glm47 import GLM47
 from lmx.worker.formats.families.tags.longcat import LONGCAT
 from lmx.worker.formats.families.tags.minicpm5 import MINICPM5
 from lmx.worker.formats.families.tags.minimax_m2 import MINIMAX_M2
 from lmx.worker.formats.families.tags.minimax_m3 import MINIMAX_M3
 from lmx.worker.formats.families.tags.qwen3_coder import QWEN3_CODER
+from lmx.worker.formats.families.tags.seed_oss import SEED_OSS
+from lmx.worker.formats.families.tags.step3 import STEP3
 from lmx.worker.formats.family import CallForm, Family
 from lmx.worker.formats.registry import family_registry
 
 log = structlog.get_logger()
 
+# Of those that tell themselves by the template, the first that fits counts: the particular ones
+# stand before the general ones.
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
         JSON_TOOLS,
+        APERTUS,
         ATEM,
         COHERE2_MOE,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        DEEPSEEK_V32,
+        FUNCTIONGEMMA,
         GEMMA4,
+        GLM4,
         GLM47,
         HARMONY,
+        HUNYUAN,
+        INTERNLM,
+        JAMBA,
         KIMI_K2,
+        LLAMA4,
         LONGCAT,
         MINICPM5,
         MINIMAX_M2,
         MINIMAX_M3,
         MISTRAL,
+        NEMOTRON,
+        OLMO3,
+        PHI4,
+        GRANITE,
         PYTHONIC,
         QWEN3_CODER,
+        SEED_OSS,
+        STEP3,
     )
 }
 
 # An added token " " or "name" is a part of some mark, and is none.
-_MARK_BEGINS: Final = ("<", "[", "]", "◁")
+_MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
 
 
 def parser_for(chat_template: Any, override: str | None) -> str | None:
     """Return the name of the family that a chat template shows, or ``override``.
 
-    None when it shows none of them. A family of ours that mlx-vlm's registry doesn't know goes
-    before those that it knows. Raises ``ValueError`` for an unknown ``override``.
+    None when it shows none of them. The families that mlx-vlm's registry tells go before those
+    that tell themselves, and its general one in JSON behind them. Raises ``ValueError`` for an
+    unknown ``override``.
     """
     specs = family_registry().SPECS
     if override is not None:
@@ -66,11 +100,14 @@ def parser_for(chat_template: Any, override: str | None) -> str | None:
             raise ValueError(f"{override!r} is no tool parser: use one of {', '.join(names)}")
         return override
     text = _template_text(chat_template)
+    matching = [spec for spec in specs if spec.matches(text)]
+    best = max(matching, key=lambda spec: spec.priority, default=None)
+    if best is not None and best.name != JSON_TOOLS.name:
+        return str(best.name)
     for family in FAMILIES.values():
         if any(all(mark in text for mark in group) for group in family.template_marks):
             return family.name
-    matching = [spec for spec in specs if spec.matches(text)]
-    return str(max(matching, key=lambda spec: spec.priority).name) if matching else None
+    return str(best.name) if best is not None else None
 
 
 def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None) -> Family:

@@ -94,7 +94,8 @@ class TagForm:
 
     ``closing``: the text at which the parser ends a value, wherever it is. ``strips``: it takes
     white space around a value away. ``any_json``: what is no string is read as JSON, else only
-    by one of the plain types.
+    by one of the plain types. ``open_json``: what stands before a value that is no string, where
+    that is not ``open``.
     """
 
     open: str
@@ -102,6 +103,7 @@ class TagForm:
     closing: str
     strips: bool
     any_json: bool
+    open_json: str | None = None
 
 
 def tagged_arguments(
@@ -118,7 +120,10 @@ def tagged_arguments(
         value = _tagged_value(rules, one.schema, form, text)
         if value is None:
             return None
-        body = f"{text(form.open.format(one.name))} {value}"
+        opening = form.open
+        if form.open_json is not None and one.schema.get("type") != "string":
+            opening = form.open_json
+        body = f"{text(opening.format(one.name))} {value}"
         bodies.append(body if one.required else f"({body})?")
     return " ".join(bodies)
 
@@ -190,7 +195,15 @@ def text_value(
     if not close.startswith('"'):
         # A special token ends it, which is no text.
         return f"{content} {close}"
-    return rules.rule(rules.terminal(f"{content} {close}"), "[lazy]")
+    # Up to a special token in it, if there is one: no terminal can have that.
+    begins, special, rest = close.partition(" <[")
+    if not special:
+        return rules.rule(rules.terminal(f"{content} {close}"), "[lazy]")
+    if least or most:
+        return f"{rules.rule(rules.terminal(f'{content} {begins}'), '[lazy]')}{special}{rest}"
+    # Where the token does not follow, what looked like the end was text.
+    part = rules.rule(rules.terminal(f"/(?s:.*)/ {begins}"), "[lazy]")
+    return f"{part}+{special}{rest}"
 
 
 def _sayable(choices: Any, form: TagForm) -> bool:
@@ -205,7 +218,7 @@ def _sayable(choices: Any, form: TagForm) -> bool:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([^\w])", r"\\\1", text).replace("\\<", "<").replace("\\>", ">")
+    return re.sub(r"([!-;=?@\[-`{-~])", r"\\\1", text)
 
 
 def is_bare(schema: Schema) -> bool:

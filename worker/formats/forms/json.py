@@ -7,10 +7,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import Enum, auto
+from functools import partial
 from string import Template
 from typing import Any, Final, NamedTuple
 
-from lmx.worker.formats.family import CallWriter, Rules, SpecialTokens, Tool
+from lmx.worker.formats.family import (
+    CallForm,
+    CallGrammar,
+    CallWriter,
+    Rules,
+    SpecialTokens,
+    Tool,
+)
 from lmx.worker.schemas.grammar import guided
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
 from lmx.worker.text.json_scan import read_json, read_json_text
@@ -91,6 +99,16 @@ def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
             return False
         end = _FENCE
     return (yield from read_json_calls(feed, sink, end, bare=True))
+
+
+def json_array(start: str, end: str) -> tuple[CallForm, CallGrammar]:
+    """Return how calls are read and written as one array of objects with a name and arguments,
+    between two marks. ``end`` "": the array ends by itself."""
+    call = json_call('{"name": $json_name, "arguments": ', "}")
+    return (
+        CallForm(start, end, partial(read_json_calls, end=end)),
+        CallGrammar(call, open=f"{start}[", between=", ", close=f"]{end}"),
+    )
 
 
 def json_call(before: str, after: str = "") -> CallWriter:

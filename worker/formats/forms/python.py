@@ -1,9 +1,12 @@
-"""The grammar of calls as Python writes them. Pure."""
+"""Tool calls as Python writes them: read when they are whole, and their grammar."""
 
 from __future__ import annotations
 
+import ast
 import json
 import keyword
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from lmx.worker.formats.family import Rules, SpecialTokens, Tool
@@ -15,10 +18,122 @@ from lmx.worker.formats.forms.arguments import (
     members,
     separated,
 )
+from lmx.worker.formats.forms.json import json_text
 from lmx.worker.schemas.grammar import guided, quoted
+from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 # Backslash and u stands for another character in Python, where it is half of a pair.
 _PYTHON_ESCAPES: Final = 'nrbtf\\"'
+
+_FENCE: Final = "```"
+# Models that are told of JSON write these for values.
+_JSON_WORDS: Final = {"true": True, "false": False, "null": None}
+_CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
+
+
+def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
+    """Read calls up to and including the mark ``end``: a list of them, or one after the other.
+
+    They are given out when all are there: what is cut off is no call. Returns False when it is
+    none, or one of no known tool.
+    """
+    text: list[str] = []
+    if not (yield from feed.until((end,), text.append)):
+        return False
+    return _give("".join(text), sink)
+
+
+def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read a list of calls without any mark, or calls in a fence ``tool_code``."""
+    yield from feed.skip()
+    opening = yield from feed.starts((f"{_FENCE}tool_code", "["))
+    if opening is None:
+        return False
+    if opening != "[":
+        return (yield from read_python_calls(feed, sink, _FENCE))
+    yield from feed.skip()
+    name = yield from feed.starts([f"{name}(" for name in sink.names])
+    if name is None:
+        return False
+    text = yield from _balanced(feed, ["]", ")"])
+    return text is not None and _give(f"[{name}{text}", sink)
+
+
+def _balanced(feed: TextFeed, awaited: list[str]) -> Steps[str | None]:
+    """Read up to and including the bracket that closes the first of those that are open, whose
+    closing ones are ``awaited``. None: there is none, or another comes in its place."""
+    text: list[str] = []
+    while awaited:
+        char = yield from feed.char()
+        if not char:
+            return None
+        text.append(feed.take(1))
+        if char in "\"'":
+            if not (yield from _string(feed, char, text.append)):
+                return None
+        elif char in _CLOSING:
+            awaited.append(_CLOSING[char])
+        elif char in ")]}" and char != awaited.pop():
+            return None
+    return "".join(text)
+
+
+def _string(feed: TextFeed, quote: str, give: Callable[[str], Any]) -> Steps[bool]:
+    while True:
+        mark = yield from feed.until((quote, "\\", "\n"), give)
+        if mark is None or mark == "\n":
+            return False
+        give(mark)
+        if mark == quote:
+            return True
+        yield from feed.char()
+        give(feed.take(min(1, len(feed.rest))))
+
+
+def _give(text: str, sink: PartSink) -> bool:
+    try:
+        found = list(_calls(text))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return False  # The last two are what Python's parser says of deep nesting.
+    if not found or any(name not in sink.names for name, _ in found):
+        return False
+    for name, arguments in found:
+        sink.begin_call(name)
+        sink.arguments(arguments)
+    return True
+
+
+def _calls(text: str) -> Iterator[tuple[str, str]]:
+    """Give the name and the arguments of each call. Raises for what is none."""
+    with warnings.catch_warnings():
+        # Of escapes that Python doesn't know: models write them.
+        warnings.simplefilter("ignore")
+        lines = ast.parse(text.strip()).body
+    for line in lines:
+        if not isinstance(line, ast.Expr):
+            raise TypeError("a line that is no expression")
+        listed = line.value.elts if isinstance(line.value, ast.List | ast.Tuple) else [line.value]
+        for call in listed:
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+                raise TypeError("no call with keywords alone")
+            arguments = {str(one.arg): _value(one.value) for one in call.keywords}
+            if len(arguments) < len(call.keywords) or "None" in arguments:
+                raise TypeError("an argument twice, or without a name")
+            yield call.func.id, json_text(arguments)
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=word) if word in _JSON_WORDS:
+            return _JSON_WORDS[word]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value(one) for one in elements]
+        case ast.Dict(keys=keys, values=values):
+            names = [ast.literal_eval(key) if key else None for key in keys]
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError("a key that is no text")
+            return dict(zip(names, map(_value, values), strict=True))
+    return ast.literal_eval(node)
 
 
 def python_call(rules: Rules, tool: Tool, special: SpecialTokens) -> str | None:

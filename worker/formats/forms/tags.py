@@ -6,15 +6,20 @@ as they come, the others when they are whole, converted by the family's own pars
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lmx.worker.formats.family import CallWriter, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.arguments import TagForm, tagged_arguments
 from lmx.worker.formats.forms.json import json_text, read_json_calls
 from lmx.worker.formats.registry import parse_call
 from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
+
+# A parameter's name, and whether its value is text.
+_TYPED: Final = re.compile(r'"([^"]*)"\s+string="(true|false)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,9 @@ class XmlForm:
 
     ``function``: what comes before the name, "" for nothing. ``key_end`` may be two tags with
     white space between. ``function_end`` "": the call ends with ``end``. ``strip``: white
-    space around a value doesn't belong to it, else one line break on either side.
+    space around a value doesn't belong to it, else one line break on either side. ``like``: the
+    form that ``parser`` knows, where it is not this one. ``typed``: behind a parameter's name
+    stands whether its value is text (``string="true"``) or JSON, and ``parser`` is not asked.
     """
 
     parser: str
@@ -35,6 +42,8 @@ class XmlForm:
     parameter_end: str
     function_end: str
     strip: bool
+    like: XmlForm | None = None
+    typed: bool = False
 
     def example(self, name: str, key: str, value: str) -> str:
         """Return a call with this one parameter, as the family's parser takes it."""
@@ -111,7 +120,7 @@ def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -
             if not (yield from feed.until((part,), give)):
                 return None
             give = discard
-        value = _Value(sink, form, name, _unquoted("".join(key)), separator)
+        value = _Value(sink, form, name, "".join(key).strip(), separator)
         if not (yield from feed.until((form.parameter_end,), value.add, whole=False)):
             return None
         value.close()
@@ -134,15 +143,23 @@ class _Value:
         self._sink = sink
         self._form = form
         self._name = name
-        self._key = key
         self._separator = separator
-        self._streams = _is_string(sink, name, key)
         self._opened = False
         self._held = ""
+        typed = _TYPED.fullmatch(key) if form.typed else None
+        self._key = typed[1] if typed else _unquoted(key)
+        self._streams = typed[2] == "true" if typed else _is_string(sink, name, self._key)
+        if form.typed and self._streams:
+            # Text as it stands, also when it is empty or the word "null".
+            self._open()
 
     def add(self, text: str) -> None:
         self._held += text
         if not self._streams:
+            return
+        if self._form.typed:
+            self._sink.arguments(json_text(self._held)[1:-1])
+            self._held = ""
             return
         if not self._opened:
             # "null" is no string to some of the parsers.
@@ -150,11 +167,14 @@ class _Value:
             if "null".startswith(begins.strip().lower()):
                 return
             self._held = self._held.lstrip() if self._form.strip else begins
-            self._sink.arguments(f'{self._separator}{json_text(self._key)}: "')
-            self._opened = True
+            self._open()
         kept = self._held.rstrip() if self._form.strip else self._held.removesuffix("\n")
         self._sink.arguments(json_text(kept)[1:-1])
         self._held = self._held[len(kept) :]
+
+    def _open(self) -> None:
+        self._sink.arguments(f'{self._separator}{json_text(self._key)}: "')
+        self._opened = True
 
     def close(self) -> None:
         if self._opened:
@@ -165,13 +185,19 @@ class _Value:
 
     def _converted(self) -> str:
         """Return the value as JSON: a string when the parser can't make anything else of it."""
-        example = self._form.example(self._name, self._key, self._held)
+        example = (self._form.like or self._form).example(self._name, self._key, self._held)
         try:
+            if self._form.typed:
+                return json_text(json.loads(self._held, parse_constant=_no_constant))
             call = parse_call(self._form.parser, example, self._sink.tools)[0]
             return json_text(call["arguments"][self._key])
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, RecursionError):
             text = self._held
             return json_text(text.strip() if self._form.strip else text.strip("\n"))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _is_string(sink: PartSink, name: str, key: str) -> bool:

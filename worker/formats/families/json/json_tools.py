@@ -8,7 +8,8 @@ from functools import partial
 from typing import Final
 
 from lmx.worker.formats.family import CallForm, CallGrammar, Family
-from lmx.worker.formats.forms.json import json_call, read_bare_json_calls, read_json_calls
+from lmx.worker.formats.forms.bare import read_bare_calls
+from lmx.worker.formats.forms.json import json_call, read_json_calls
 
 _END: Final = "</tool_call>"
 
@@ -20,5 +21,5 @@ JSON_TOOLS: Final = Family(
     name="json_tools",
     calls=(CallForm("<tool_call>", _END, partial(read_json_calls, end=_END)),),
     grammar=JSON_CALLS,
-    read_bare=read_bare_json_calls,
+    read_bare=read_bare_calls,
 )

@@ -10,7 +10,7 @@ from lmx.worker.formats.forms.arguments import TagForm
 from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
 
 _START: Final = "<minimax:tool_call>"
-_FORM: Final = XmlForm(
+MINIMAX_M2_FORM: Final = XmlForm(
     parser="minimax_m2",
     end="</minimax:tool_call>",
     function="<invoke name=",
@@ -31,11 +31,11 @@ _ARGUMENT: Final = TagForm(
 
 MINIMAX_M2: Final = Family(
     name="minimax_m2",
-    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM)),),
+    calls=(CallForm(_START, MINIMAX_M2_FORM.end, partial(read_xml_calls, form=MINIMAX_M2_FORM)),),
     grammar=CallGrammar(
         tagged_call('<invoke name="{}">\n', _ARGUMENT, "</invoke>"),
         open=f"{_START}\n",
         between="\n",
-        close=f"\n{_FORM.end}",
+        close=f"\n{MINIMAX_M2_FORM.end}",
     ),
 )

@@ -1,0 +1,44 @@
+"""Seed-OSS: Qwen3-Coder's form with a mark of its own, and values without line breaks around them.
+Source: its chat template.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.formats.forms.arguments import TagForm
+from lmx.worker.formats.forms.bare import read_bare_calls
+from lmx.worker.formats.forms.tags import XmlForm, read_xml_calls, tagged_call
+
+_START: Final = "<seed:tool_call>"
+_FORM: Final = XmlForm(
+    parser="qwen3_coder",
+    end="</seed:tool_call>",
+    function="<function=",
+    name_end=">",
+    parameter="<parameter=",
+    key_end=(">",),
+    parameter_end="</parameter>",
+    function_end="</function>",
+    strip=False,
+)
+_ARGUMENT: Final = TagForm(
+    open="<parameter={}>",
+    close="</parameter>\n",
+    closing="</parameter>",
+    strips=False,
+    any_json=False,
+)
+
+SEED_OSS: Final = Family(
+    name="seed_oss",
+    calls=(CallForm(_START, _FORM.end, partial(read_xml_calls, form=_FORM)),),
+    grammar=CallGrammar(
+        tagged_call(f"{_START}\n<function={{}}>\n", _ARGUMENT, f"</function>\n{_FORM.end}"),
+        between="\n",
+    ),
+    read_bare=read_bare_calls,
+    template_marks=((_START,),),
+)

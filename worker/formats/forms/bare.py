@@ -1,0 +1,21 @@
+"""Tool calls without any mark, with which an answer begins: JSON, or Python as Llama 3.2 and 4 and
+Gemma 3 write it. Only what names a tool is one.
+"""
+
+from __future__ import annotations
+
+from lmx.worker.formats.forms.json import read_bare_json_calls
+from lmx.worker.formats.forms.python import read_bare_python_calls
+from lmx.worker.text.feed import PartSink, Steps, TextFeed
+
+
+def read_bare_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
+    """Read calls in either form. The feed must be marked. Returns False when there are none."""
+    begun = sink.calls
+    if (yield from read_bare_json_calls(feed, sink)):
+        return True
+    if sink.calls > begun:
+        return False
+    feed.rewind()
+    feed.mark()
+    return (yield from read_bare_python_calls(feed, sink))

@@ -1,0 +1,63 @@
+"""Tool calls in a section: each between marks of its own, its name before a JSON object that may be
+fenced with backticks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from lmx.worker.formats.forms.json import read_arguments
+from lmx.worker.text.feed import PartSink, Steps, TextFeed, discard
+
+_FENCE: Final = "```"
+
+
+class SectionForm(NamedTuple):
+    """The marks of a family."""
+
+    end: str
+    """The mark that ends the section."""
+    call: str
+    """The mark that begins a call."""
+    call_end: str
+    """The mark that ends a call."""
+    separator: str = ""
+    """The mark behind the name, or behind the word "function" that stands before the name. "": a
+    line break is behind the name."""
+
+
+def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Steps[bool]:
+    """Read calls up to and including the section's end. The feed must be marked; what is marked at
+    the end is what turned out to be no call. Returns False when all of it is none."""
+    begun = sink.calls
+    while True:
+        yield from feed.skip()
+        if (yield from feed.starts((form.call, form.end))) != form.call:
+            return sink.calls > begun
+        name = yield from _read_name(feed, form)
+        yield from feed.skip()
+        if (yield from feed.starts((_FENCE,))):
+            # The language.
+            mark = yield from feed.until(("\n", "{", form.call_end), discard)
+            feed.untake(0 if mark == "\n" else len(mark or ""))
+        if not (yield from read_arguments(feed, sink, name, form.call_end)):
+            return False
+        yield from feed.skip()
+        yield from feed.starts((_FENCE,))
+        yield from feed.skip()
+        yield from feed.starts((form.call_end,))
+        feed.mark()
+
+
+def _read_name(feed: TextFeed, form: SectionForm) -> Steps[str]:
+    name: list[str] = []
+    if form.separator:
+        found = yield from feed.until((form.separator, form.call_end), name.append)
+        yield from feed.skip()
+        if found == form.call_end or (yield from feed.char()) == "{":
+            return "".join(name).strip()
+        name.clear()
+    mark = yield from feed.until(("\n", "{", _FENCE, form.call_end), name.append)
+    if mark in ("{", _FENCE):
+        feed.untake(len(mark or ""))
+    return "".join(name).strip()
