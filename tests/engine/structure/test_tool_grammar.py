@@ -16,6 +16,7 @@ from lmx.protocol.messages.data import Structure, Thinking, ToolUse
 from lmx.protocol.states import DeltaKind, StructureKind, ToolChoice
 from lmx.worker.constraints.compiler import ConstraintCompiler
 from lmx.worker.engine import Constraint, ConstraintSource
+from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.formats.parser import OutputParser
 
 _STRING = {"type": "string"}
@@ -293,6 +294,13 @@ def test_whatever_is_drawn_is_a_call_with_valid_arguments(family: str, names: li
 def test_calls_are_in_the_family_s_own_form(family: str) -> None:
     it = Family(family)
     feed(it.constraint(required(["weather", "typed"])), it.tokens(it.begins))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_special_tokens_of_calls_stay_text(family: str) -> None:
+    it = Family(family)
+    special = it.tokenizer.convert_tokens_to_ids(FAMILIES[family][1])
+    assert marker_ids(it.tokenizer, it.parser, None) >= set(special)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
