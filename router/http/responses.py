@@ -19,7 +19,9 @@ class Answer(BaseModel):
     None may be left out. It has these fields and no other, which tests see to; clients are told
     that more may come."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
 
 _GIB: Final = 1024**3

@@ -14,10 +14,10 @@ from lmx.router.http.responses import Answer
 
 
 class ErrorObject(Answer):
-    """What went wrong. ``message`` says what to do next; ``param`` is the path of the field at
-    fault (``messages[2].content``), where one is."""
+    """What went wrong."""
 
     message: str
+    """What went wrong and what to do next, for people."""
     type: Literal[
         "invalid_request_error",
         "authentication_error",
@@ -26,57 +26,78 @@ class ErrorObject(Answer):
         "rate_limit_error",
         "server_error",
     ]
+    """The kind of error."""
     param: str | None
+    """The path of the field at fault (`messages[2].content`), where one is."""
     code: ErrorCode = Field(strict=False)
+    """What went wrong, for programs."""
     job_id: str | None = None
+    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
 
 
 class Error(Answer):
-    """Every answer that is not well. ``job_id`` is there with ``sync_timeout``: the job goes on,
-    and has the answer when it has ended."""
+    """Every answer that is not well."""
 
     error: ErrorObject
+    """What went wrong."""
 
 
 class Usage(Answer):
     """How many tokens a request took, counted by the worker."""
 
     prompt_tokens: int
+    """Tokens of the prompt."""
     total_tokens: int
+    """All tokens."""
 
 
 class CachedTokens(Answer):
     """How many of the prompt's tokens were not computed again."""
 
     cached_tokens: int
+    """Tokens of the prompt that were not computed again."""
 
 
 class ReasoningTokens(Answer):
     """How many of the answer's tokens are reasoning."""
 
     reasoning_tokens: int
+    """Tokens of the answers that are reasoning."""
 
 
 class GenerationUsage(Usage):
-    """``cached_tokens`` is Moonshot's, and the same as in ``prompt_tokens_details``."""
+    """How many tokens a request took that generates text."""
 
     completion_tokens: int
+    """Tokens of the answers, reasoning included."""
     cached_tokens: int
+    """The same as in `prompt_tokens_details`, in Moonshot's place."""
     prompt_tokens_details: CachedTokens
+    """Which of the prompt's tokens were cheaper."""
     completion_tokens_details: ReasoningTokens
+    """What the answers' tokens were for."""
 
 
 class Timings(Answer):
-    """Where the time went, in seconds. ``tokens_per_s`` counts the tokens after each answer's
-    first. The last three are there where tokens were guessed ahead."""
+    """Where the time went, in seconds."""
 
     total_s: float
+    """From the request's arrival to the answer's end."""
     queue_s: float
+    """How long the request waited for its turn in the worker."""
     load_s: float
+    """How long the model was waited for."""
     prefill_s: float
+    """How long the prompt took."""
     first_token_s: float
+    """From the request's arrival to the first token."""
     decode_s: float
+    """From the first token to the last."""
     tokens_per_s: float
+    """Tokens a second, after each answer's first token."""
     drafted_tokens: int | None = None
+    """Tokens that were guessed ahead. It is there where there were some, as the next two are."""
     accepted_tokens: int | None = None
+    """So many of the guesses were right."""
     acceptance_rate: float | None = None
+    """What share of the guesses was right."""

@@ -14,15 +14,16 @@ class JobError(Answer):
     """Why a job did not end well: the error as its client got it."""
 
     message: str
+    """What went wrong and what to do next, for people."""
     type: str
     param: str | None
+    """The path of the field at fault, where one is."""
     code: str
+    """What went wrong, for programs."""
 
 
 class Job(Answer):
-    """One generation. Times are Unix seconds. ``tokens``: made until now. ``queue_position``: its
-    place in line, for the model or in its worker, while it is in one. ``http_status``: of the
-    answer, 499 where its client had left."""
+    """One generation. Times are seconds since 1970."""
 
     id: str
     object: Literal["job"]
@@ -31,22 +32,32 @@ class Job(Answer):
     state: JobState
     stream: bool
     created: float
+    """When the request came."""
     started: float | None
+    """When it began to run. Null before."""
     ended: float | None
+    """When it ended. Null before."""
     queue_position: int | None
+    """Its place in line, for the model or in its worker, while it is in one."""
     tokens: int
+    """The tokens that were made until now."""
     usage: GenerationUsage | None
+    """How many tokens it took, when it has ended well."""
     timings: Timings | None
+    """Where the time went, when it has ended well."""
     error: JobError | None
+    """Why it did not end well."""
     http_status: int | None
+    """The status of the answer; 499 where its client had left."""
     request_id: str
 
 
 class JobWithResult(Job):
-    """A job with what it made: the answer as it is without ``stream``. Of a job that did not end
-    well it is what there was, without usage and timings."""
+    """A job with what it made."""
 
     result: dict[str, Any] | None
+    """The answer as it is without `stream`. Of a job that did not end well it is what there was,
+    without usage and timings."""
 
 
 class JobList(Answer):
@@ -74,8 +85,7 @@ class DeletedJob(Answer):
 
 
 class LiveRequestShown(Answer):
-    """A request under way. ``detached``: its client was told to fetch the job's result later.
-    ``cancelled``: it ends as soon as it can."""
+    """A request under way."""
 
     id: str
     object: Literal["request"]
@@ -86,7 +96,9 @@ class LiveRequestShown(Answer):
     queue_position: int | None
     stream: bool
     detached: bool
+    """Whether its client was told to fetch the job's result later."""
     cancelled: bool
+    """Whether it ends as soon as it can."""
     owner: str | None
     client: str | None
     created: float

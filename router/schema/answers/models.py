@@ -8,20 +8,22 @@ from lmx.router.http.responses import Answer
 
 
 class ModelObject(Answer):
-    """A model as OpenAI shows it, with lmx's fields after the first four. ``state``: its worker's
-    where it has one, else what becomes of it. ``context_length`` (tokens) and ``kind`` are null
-    until they are known: of a source that was never fetched there are no files to read them from.
-    """
+    """A model as OpenAI shows it, with lmx's fields after the first four."""
 
     id: str
     object: Literal["model"]
     created: int
+    """Seconds since 1970: when its files were written, else when lmx was started."""
     owned_by: str
     state: str
+    """The state of its worker where it has one, else what becomes of it."""
     aliases: list[str]
     context_length: int | None
+    """The tokens that its context may have. Null until it is known: of a source that was never
+    fetched there are no files to read it from."""
     modalities: list[str]
     kind: str | None
+    """What the model is for. Null until it is known."""
     capabilities: list[str]
 
 
@@ -33,11 +35,13 @@ class ModelList(Answer):
 
 
 class CapabilityModelSpec(Answer):
-    """One of GET /v1/chat/models, as kiapi has it. ``features``: what it takes and can do."""
+    """One of GET /v1/chat/models, as kiapi has it."""
 
     name: str
     family: str
     domain: Literal["chat"]
     aliases: list[str]
     default: bool
+    """Whether it answers requests that name no model."""
     features: list[str]
+    """What it takes and can do."""

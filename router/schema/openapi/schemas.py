@@ -11,7 +11,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from lmx.router.http.responses import Answer
-from lmx.router.schema.openapi.texts import meaning_in_answer
 
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
 """Sphinx's way to name a thing of the code, in docstrings."""
@@ -48,16 +47,12 @@ class _Generator(GenerateJsonSchema):
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)
-        model = schema["cls"]
-        is_answer = issubclass(model, Answer)
         if "description" in made:
             made["description"] = _unwrapped(made["description"])
-        if is_answer:
+        if issubclass(schema["cls"], Answer):
             # Answers may gain fields: a client must not refuse what it does not know.
             made.pop("additionalProperties", None)
-        for field, its in made.get("properties", {}).items():
-            if is_answer and (meaning := meaning_in_answer(field)) is not None:
-                its.setdefault("description", meaning)
+        for its in made.get("properties", {}).values():
             if "description" in its:
                 its["description"] = _unwrapped(its["description"])
         return made

@@ -1,56 +1,12 @@
-"""What the description of the API says that stands on no field: its groups, headers and examples,
-and what the fields of answers mean.
+"""What the description of the API says that stands on no field: its groups, headers and examples.
 
-What a field of a request means is its docstring (:mod:`lmx.router.schema.requests`).
+What a field means is its docstring (:mod:`lmx.router.schema.requests`,
+:mod:`lmx.router.schema.answers`).
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
-
-_ANSWERS: Final[dict[str, str]] = {
-    "acceptance_rate": "What share of the guesses was right",
-    "accepted_tokens": "So many of the guesses were right",
-    "bytes": "The token's bytes in UTF-8; a token may be a part of a character",
-    "cached_tokens": "Tokens of the prompt that were not computed again",
-    "choices": "The answers; none in a stream's chunk with the usage",
-    "code": "What went wrong, for programs",
-    "completion_tokens": "Tokens of the answers, reasoning included",
-    "count": "How many tokens",
-    "created": "Seconds since 1970",
-    "decode_s": "From the first token to the last",
-    "document": "The document, unless it was not wanted",
-    "drafted_tokens": "Tokens that were guessed ahead",
-    "embedding": "The vector: numbers, or its 32-bit floats in base64",
-    "finish_reason": "Why the answer ended; null before its end",
-    "first_token_s": "From the request's arrival to the first token",
-    "index": "Its place among its like, from 0",
-    "load_s": "How long the model was waited for",
-    "logprob": "Natural logarithm of the probability; -9999 for impossible",
-    "max_model_len": "Tokens that the model's context may have",
-    "message": "What to do next, for people",
-    "param": "The path of the field at fault",
-    "prefill_s": "How long the prompt took",
-    "prompt_tokens": "Tokens of the prompt",
-    "queue_s": "How long the request waited for its turn in the worker",
-    "reasoning_content": "What the model thought before",
-    "reasoning_tokens": "Tokens of the answers that are reasoning",
-    "refusal": "Always null",
-    "relevance_score": "How well the document answers the query: more is better",
-    "stop_reason": "The stop string, or the stop token, that ended the answer",
-    "system_fingerprint": "Changes with lmx's version and the model's source",
-    "text_offset": "Where each token begins, in characters",
-    "token_strs": "The tokens as texts, where they were wanted",
-    "tokens_per_s": "Tokens a second after the first one",
-    "total_s": "From the request's arrival to the answer's end",
-    "total_tokens": "All tokens",
-}
-
-
-def meaning_in_answer(field: str) -> str | None:
-    """Return what a field of an answer means, None where its name or its object says it."""
-    return _ANSWERS.get(field)
-
 
 API: Final = (
     "Language, embedding and reranking models on this machine, one process for each: OpenAI's "
