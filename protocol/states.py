@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class WorkerState(StrEnum):
@@ -53,6 +53,19 @@ class ExitCause(StrEnum):
     EVICTED = "evicted"
     EXPIRED = "expired"
     SHUTDOWN = "shutdown"
+
+
+class WorkerExit(IntEnum):
+    """The exit statuses by which a worker tells why it ended by itself; another one above 0 tells
+    nothing."""
+
+    LOAD_FAILED = 1
+    """The model could not be loaded, and a LoadFailed message says why; or the worker's own code
+    failed, as with any Python program."""
+    ENGINE_BROKE = 3
+    """A step raised."""
+    OUT_OF_MEMORY = 4
+    """The engine could not allocate, in a load or in a step."""
 
 
 class DownloadStatus(StrEnum):

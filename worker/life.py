@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,29 +14,27 @@ import zmq.asyncio
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, LoadFailed
+from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerState
+from lmx.protocol.messages.tasks import Task
+from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerExit, WorkerState
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine import Engine
 from lmx.worker.factory import load_engine
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
+from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread, PieceResult
-from lmx.worker.service.admission import Refusal
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
 from lmx.worker.service.failures import load_failure
-from lmx.worker.service.generations import Generations
 from lmx.worker.service.heartbeat import Heartbeat
 from lmx.worker.service.prompt_thread import PromptThread
-from lmx.worker.service.tasks import Tasks
+from lmx.worker.service.serving import RouterMessage, Serving
 
 log = structlog.get_logger()
-
-EXIT_LOAD_FAILED: Final = 1
-EXIT_ENGINE_BROKE: Final = 3
-EXIT_OUT_OF_MEMORY: Final = 4
 
 _HELLO_RETRY_S: Final = 0.02
 _LAST_WORD_S: Final = 2.0
@@ -44,6 +43,12 @@ _ENGINE_CLOSE_S: Final = 3.5  # what it keeps on disk is worth a moment, within 
 
 _LOADING = Refusal(ErrorCode.MODEL_LOADING, "The model is still being loaded.", 1.0)
 _DRAINING = Refusal(ErrorCode.MODEL_UNLOADED, "The model is being unloaded.", 1.0)
+_REFUSALS: Final[Mapping[WorkerState, Refusal]] = {
+    WorkerState.STARTING: _LOADING,
+    WorkerState.LOADING: _LOADING,
+    WorkerState.DRAINING: _DRAINING,
+}
+"""What a request is told in a state in which none is taken."""
 
 
 class WorkerLife:
@@ -57,15 +62,17 @@ class WorkerLife:
         self._exit_status = 0
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
-        self._data = DataService(self._context, directory, spec.instance, self._router_gone)
-        prompts = PromptThread()
-        self._generations = Generations(spec, prompts, self._data.send, self._became_idle, _LOADING)
-        self._work = Tasks(self._generations, prompts, self._data.send, self._became_idle)
+        self._data = DataService(self._context, directory, spec.instance)
+        self._prompts = PromptThread()
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
         self._engine = EngineThread(
             lambda advanced: load_engine(spec, advanced), limits, self, self._loop
         )
-        self._signs = Heartbeat(spec, self._engine, self._generations, self._work)
+        self._in_flight = InFlight(self._prompts.clock, self._engine.clock)
+        self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
+        # None until the model is loaded.
+        self._serving: Serving | None = None
+        self._signs = Heartbeat(spec, self._engine, self._in_flight, self._counts, self._idle_clock)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:
@@ -74,7 +81,7 @@ class WorkerLife:
         tasks = [
             self._loop.create_task(self._beat_forever()),
             self._loop.create_task(self._control.listen()),
-            self._loop.create_task(self._data.listen(self._generations, self._work)),
+            self._loop.create_task(self._data.listen(self._take)),
         ]
         for task in tasks:
             task.add_done_callback(self._task_ended)
@@ -86,8 +93,7 @@ class WorkerLife:
 
     def close(self) -> None:
         """End all that can be ended within about a second; an engine in a step stays as it is."""
-        for part in (self._generations, self._work):
-            part.fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
+        self._fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
         self._data.close()
         self._control.close()
         if not self._engine.stop(_ENGINE_STOP_S, _ENGINE_CLOSE_S):
@@ -110,19 +116,18 @@ class WorkerLife:
 
     def drain(self, if_idle: bool) -> None:
         """Refuse new streams, and say Drained when the last one has ended."""
-        held = self._generations.held
+        held = self._in_flight.count
         if if_idle and held:
             self._control.send(DrainRefused(self._spec.instance, held))
             return
         self._state = WorkerState.DRAINING
-        self._generations.refusal = _DRAINING
         log.info("worker.draining", streams=held)
         if held == 0:
             self._became_idle()
 
     def pressure(self, level: MemoryPressure) -> None:
         """Pass it on to the engine thread, which acts before its next step."""
-        log.info("worker.pressure", level=level.value, streams=self._generations.held)
+        log.info("worker.pressure", level=level.value, streams=self._in_flight.count)
         self._engine.press(level)
 
     # Reports of the engine thread.
@@ -135,8 +140,16 @@ class WorkerLife:
         """Take streams, unless told to drain meanwhile."""
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
-            self._work.start(self._engine, engine.tasks)
-            self._generations.start(self._engine, engine.generator, engine.facts)
+            self._serving = Serving(
+                self._spec,
+                engine,
+                self._prompts,
+                self._engine,
+                self._counts,
+                self._idle_clock,
+                self._data.send,
+                self._became_idle,
+            )
         loaded = self._signs.loaded(engine.facts, load_s)
         self._control.send(loaded)
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
@@ -146,42 +159,43 @@ class WorkerLife:
         code, message, permanent = load_failure(error, self._spec.kind)
         self._control.send(LoadFailed(self._spec.instance, code, message, permanent))
         out_of_memory = code is ErrorCode.INSUFFICIENT_MEMORY
-        self._exit_status = EXIT_OUT_OF_MEMORY if out_of_memory else EXIT_LOAD_FAILED
+        self._exit_status = WorkerExit.OUT_OF_MEMORY if out_of_memory else WorkerExit.LOAD_FAILED
         # SIGTERM is the answer. An exit that is seen before the message is read would pass for
         # a crash without a reason.
         self._loop.call_later(_LAST_WORD_S, self._exit, self._exit_status)
 
     def deliver(self, outputs: list[JobOutput]) -> None:
         """Pass it on."""
-        self._generations.deliver(outputs)
+        if self._serving is not None:
+            self._serving.deliver(outputs)
 
     def computed(self, task_id: int, result: PieceResult) -> None:
         """Pass it on."""
-        self._work.computed(task_id, result)
+        if self._serving is not None:
+            self._serving.computed(task_id, result)
 
     def engine_broke(self, error: Exception) -> None:
         """Fail every stream, and end: the supervisor starts the model again."""
         code = ErrorCode.ENGINE_ERROR
         message = f"The engine broke ({type(error).__name__}); see its log."
-        status = EXIT_ENGINE_BROKE
+        status = WorkerExit.ENGINE_BROKE
         if is_out_of_memory(error):
-            code, status = ErrorCode.WORKER_OUT_OF_MEMORY, EXIT_OUT_OF_MEMORY
+            code, status = ErrorCode.WORKER_OUT_OF_MEMORY, WorkerExit.OUT_OF_MEMORY
             message = "The model's worker ran out of memory; it is being started again."
         try:
-            for part in (self._generations, self._work):
-                part.fail_all(code, message)
+            self._fail_all(code, message)
         finally:
             self._exit(status)
 
     def _became_idle(self) -> None:
         if self._state is WorkerState.DRAINING and not self._end.done():
             self._control.send(Drained(self._spec.instance))
-        if self._generations.last_use.keep_alive_s == 0:
+        if self._idle_clock.keep_alive_s == 0:
             # It is to be unloaded right after the answer, not a beat later.
             self._control.send(self._signs.beat(self._state))
 
     def _terminate(self) -> None:
-        log.info("worker.terminated", streams=self._generations.held)
+        log.info("worker.terminated", streams=self._in_flight.count)
         self._exit(self._exit_status)
 
     def _exit(self, status: int) -> None:
@@ -193,9 +207,17 @@ class WorkerLife:
         if not task.cancelled() and (error := task.exception()) and not self._end.done():
             self._end.set_exception(error)
 
-    def _router_gone(self, router: bytes) -> None:
-        self._generations.cancel_router(router)
-        self._work.cancel_router(router)
+    def _take(self, router: bytes, message: RouterMessage) -> None:
+        """Refuse what would begin while the state is one that takes nothing new."""
+        refusal = _REFUSALS.get(self._state)
+        if refusal is not None and isinstance(message, Generate | Task):
+            self._data.send(router, refusal.message_for(message.stream_id))
+        elif self._serving is not None:
+            self._serving.take(router, message)
+
+    def _fail_all(self, code: ErrorCode, message: str) -> None:
+        if self._serving is not None:
+            self._serving.fail_all(code, message)
 
     async def _beat_forever(self) -> None:
         while not self._control.send(self._signs.hello(self._state)):
@@ -203,8 +225,8 @@ class WorkerLife:
             self._check_orphaned()
         while True:
             self._control.send(self._signs.beat(self._state))
-            self._generations.pulse(self._spec.instance)
-            self._work.pulse(self._spec.instance)
+            if self._serving is not None:
+                self._serving.pulse()
             self._check_orphaned()
             await asyncio.sleep(self._spec.beat_interval_s)
 
@@ -220,5 +242,5 @@ class WorkerLife:
         if self._state is not WorkerState.DRAINING:
             log.warning("worker.orphaned", silent_s=round(silent_s, 1))
             self.drain(if_idle=False)
-        if self._generations.held == 0 or silent_s >= 2 * self._spec.orphan_grace_s:
+        if self._in_flight.count == 0 or silent_s >= 2 * self._spec.orphan_grace_s:
             self._exit(0)

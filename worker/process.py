@@ -15,8 +15,9 @@ from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.memory import map_large_blocks
 from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.states import WorkerExit
 from lmx.protocol.wire.codec import decode
-from lmx.worker.life import EXIT_OUT_OF_MEMORY, WorkerLife
+from lmx.worker.life import WorkerLife
 
 log = structlog.get_logger()
 
@@ -54,10 +55,10 @@ def main() -> None:
         status = asyncio.run(_serve(spec))
     except Exception as error:
         if isinstance(error, MemoryError):
-            status = EXIT_OUT_OF_MEMORY
+            status = WorkerExit.OUT_OF_MEMORY
         log.exception("worker.failed")
     finally:
-        log.info("worker.exited", status=status)
+        log.info("worker.exited", status=int(status))
         sys.stderr.flush()
         # The engine thread may be inside a step for as long as it likes. A normal exit would
         # wait for it, or tear the interpreter down under it.

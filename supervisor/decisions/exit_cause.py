@@ -5,12 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from lmx.protocol.states import ExitCause, WorkerState
+from lmx.protocol.states import ExitCause, WorkerExit, WorkerState
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.decisions.worker import Worker
-
-EXIT_OUT_OF_MEMORY: Final = 4
-"""The status of a worker whose engine could not allocate; the worker has the same number."""
 
 _FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
@@ -36,7 +33,7 @@ def exit_cause(
             "the system killed the worker process because memory ran out; it held "
             f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"
         )
-    if status == EXIT_OUT_OF_MEMORY:
+    if status == WorkerExit.OUT_OF_MEMORY:
         return ExitCause.OUT_OF_MEMORY, (
             "the engine could not get the memory that it needed; the worker held "
             f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"

@@ -38,3 +38,21 @@ class ProgressClock:
     def stalled_for_s(self, now: float) -> float:
         """Return the age of the last progress; 0 while nothing is in flight."""
         return max(0.0, now - self._mark_s) if self._in_flight else 0.0
+
+
+class InFlight:
+    """The work of several clocks together. Readable at any time, as they are."""
+
+    __slots__ = ("_clocks",)
+
+    def __init__(self, *clocks: ProgressClock) -> None:
+        self._clocks = clocks
+
+    @property
+    def count(self) -> int:
+        """How many pieces of work have begun and not ended."""
+        return sum(clock.in_flight for clock in self._clocks)
+
+    def stalled_for_s(self, now: float) -> float:
+        """Return for how long there was no progress, of the clock that is worse off."""
+        return max(clock.stalled_for_s(now) for clock in self._clocks)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Saved
-from lmx.protocol.messages.data import Timings, Usage
+from lmx.protocol.messages.data import Refused, Timings, Usage
 
 
 class Refusal(NamedTuple):
@@ -23,6 +23,11 @@ class Refusal(NamedTuple):
     code: ErrorCode
     message: str
     retry_after_s: float | None
+    """When to try again; None: that can't be told."""
+
+    def message_for(self, stream_id: int) -> Refused:
+        """Return the message that says so."""
+        return Refused(stream_id, self.code, self.message, retry_after_s=self.retry_after_s)
 
 
 class IdleClock:
@@ -80,11 +85,13 @@ class QueueEstimate:
 
 
 @dataclass(slots=True)
-class Totals:
-    """Counts of generations. ``requests``: those that were accepted."""
+class LifetimeCounts:
+    """What this worker has done since it began."""
 
     requests: int = 0
+    """Generations that were accepted, and tasks that were taken."""
     tokens: int = 0
+    """Tokens that were made."""
     saved: Saved = field(default_factory=Saved)
 
     def finished(self, usage: Usage, timings: Timings) -> None:

@@ -11,12 +11,11 @@ import zmq.asyncio
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.messages.data import Cancel, Credit, Generate
-from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Tokenize
+from lmx.protocol.messages.tasks import Task
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
-from lmx.worker.service.generations import Generations
-from lmx.worker.service.tasks import Tasks
+from lmx.worker.service.serving import RouterMessage
 
 log = structlog.get_logger()
 
@@ -25,41 +24,35 @@ _LINGER_MS: Final = 200
 
 
 class DataService:
-    """Binds ``w-<instance>``; speaks for :class:`Generations` and :class:`Tasks`. Event loop only.
-
-    ``unreachable`` is called with a router that can't be reached any more (it has gone, or its
-    queue is full).
-    """
+    """Binds ``w-<instance>``. Event loop only."""
 
     def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        directory: RunDirectory,
-        instance: str,
-        unreachable: Callable[[bytes], None],
+        self, context: zmq.asyncio.Context, directory: RunDirectory, instance: str
     ) -> None:
-        self._unreachable = unreachable
         self._path: Path = directory.worker_socket(instance)
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(directory.worker(instance))
 
-    async def listen(self, generations: Generations, tasks: Tasks) -> None:
-        """Take messages until cancelled. A frame that is no message is logged and dropped."""
+    async def listen(self, take: Callable[[bytes, RouterMessage], None]) -> None:
+        """Call ``take`` with each router and its message until cancelled. A frame that is no
+        message is logged and dropped."""
         while True:
-            self._take(generations, tasks, await self._socket.recv_multipart())
+            self._take(take, await self._socket.recv_multipart())
 
-    def send(self, router: bytes, message: Any) -> None:
-        """Send one message, or say that its router can't be reached."""
-        if not send_nowait(self._socket, router, encode(message)):
+    def send(self, router: bytes, message: Any) -> bool:
+        """Send one message. Returns False when its router can't be reached: it has gone, or its
+        queue is full."""
+        is_sent = send_nowait(self._socket, router, encode(message))
+        if not is_sent:
             log.warning("router.unreachable", router=router.hex())
-            self._unreachable(router)
+        return is_sent
 
     def close(self) -> None:
         """Close the socket and remove its file; what was sent has a moment to go."""
         self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 
-    def _take(self, generations: Generations, tasks: Tasks, frames: list[bytes]) -> None:
+    def _take(self, take: Callable[[bytes, RouterMessage], None], frames: list[bytes]) -> None:
         try:
             if len(frames) < 2:
                 raise ProtocolError("a message has an identity and a payload")
@@ -67,17 +60,7 @@ class DataService:
         except ProtocolError as error:
             log.warning("data.bad_frame", reason=error.message)
             return
-        router = frames[0]
-        match message:
-            case Generate():
-                generations.generate(router, message)
-            case Credit(stream_id, deltas):
-                generations.credit(router, stream_id, deltas)
-            case Cancel(stream_id):
-                # One number is one or the other, or has ended.
-                generations.cancel(router, stream_id)
-                tasks.cancel(router, stream_id)
-            case Embed() | Rerank() | Tokenize() | Detokenize() | DescribeTokenizer():
-                tasks.take(router, message)
-            case _:
-                log.warning("data.unexpected", kind=type(message).__name__)
+        if isinstance(message, Generate | Task | Credit | Cancel):
+            take(frames[0], message)
+        else:
+            log.warning("data.unexpected", kind=type(message).__name__)

@@ -1,160 +1,212 @@
-"""Every stream of this worker, from its request to its end. Event loop only."""
+"""Generations, from their requests to their ends. Event loop only."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.fair_share import has_room
-from lmx.protocol.messages.data import (
-    Accepted,
-    Failed,
-    Finished,
-    Generate,
-    Preparing,
-    Pulse,
-    Refused,
-)
+from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, Generate
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.worker.engine import Generator, ModelFacts, wrong_kind
+from lmx.worker.engine import Engine, wrong_kind
 from lmx.worker.scheduling.answer_review import AnswerReview
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.prepare import prepare
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, QueueEstimate, Refusal, Totals
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 from lmx.worker.service.outgoing import Outgoing, RouterOutputs
-from lmx.worker.service.prompt_thread import PromptThread
-from lmx.worker.service.stream import OpenStream
+from lmx.worker.service.stream import Ranking, Stream
 
 log = structlog.get_logger()
 
 
-class Generations:
-    """Takes requests through the prompt thread and the engine thread, and their text back out.
+@dataclass(slots=True, eq=False)
+class Generation(OpenRequest):
+    """A request for an answer, until its end has been sent."""
 
-    Holds at most ``max_rows + max_queue`` streams, never so many of one owner that others find no
-    room (:mod:`lmx.protocol.fair_share`), those that were cancelled and still have
-    their row included. ``send`` gets a router and a message; ``became_idle`` is called each
-    time the last one has ended. ``refusal`` is set by the owner while no stream may begin.
-    """
+    request: Generate
+    generations: Generations
+    job_id: int
+    stream: Stream
+    ranking: Ranking | None
+    """Where only some of the answers are returned."""
+    preparing: bool = True
+    """Its prompt is being made."""
+    review: AnswerReview | None = None
+    """Where answers are checked when they are whole."""
+
+    @classmethod
+    def begin(
+        cls, router: bytes, request: Generate, generations: Generations, job_id: int
+    ) -> Generation:
+        """Return a new one."""
+        search = request.search
+        ranked = not search.beam and search.best_of > search.n
+        return cls(
+            router,
+            request,
+            generations,
+            job_id,
+            Stream(request.stream_id, request.credit_deltas),
+            Ranking(search.n, search.best_of) if ranked else None,
+        )
+
+    def release(self) -> None:
+        """Its outputs are not waited for any more."""
+        self.generations.released(self)
+
+    def cancelled(self) -> None:
+        """Free its rows before the next step."""
+        self.generations.cancelled(self)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Send what is there of it, and the error."""
+        self.generations.fail(self, code, message)
+
+    def prepared(self, job: Job) -> None:
+        """Its prompt has been made, and it waits for the engine."""
+        self.preparing = False
+        if job.check is not None or job.call_checks:
+            self.review = AnswerReview(
+                job.check,
+                job.call_checks,
+                whole=self.request.whole and not self.request.search.beam,
+            )
+
+    def repeat(self, job_id: int) -> None:
+        """Forget what its answers were: others are made."""
+        assert self.review is not None
+        self.job_id = job_id
+        self.review = self.review.next()
+        if self.ranking is not None:
+            self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
+
+    def send_reviewed(self, part: RouterOutputs) -> None:
+        """Add what was held back for a review, which has found nothing, to ``part``."""
+        assert self.review is not None
+        for item in self.review.held():
+            self._give(item, part)
+
+    def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
+        """Add what may be sent of ``output``, and of what waited for it, to ``part``."""
+        for item in (output,) if self.ranking is None else self.ranking.add(output):
+            if self.review is None:
+                self._give(item, part)
+            else:
+                for reviewed in self.review.take(item):
+                    self._give(reviewed, part)
+
+    def flush(self, part: RouterOutputs) -> None:
+        """Add all that waits, of every answer: the stream was lost."""
+        for index in range(self.request.search.n):
+            part.deltas += self.stream.end(index)
+
+    def _give(self, item: Piece | AnswerEnded, part: RouterOutputs) -> None:
+        if isinstance(item, AnswerEnded):
+            part.deltas += self.stream.end(item.answer)
+            part.ended.append(
+                ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
+            )
+        # Tokens without text are in the usage; nobody reads an empty delta.
+        elif item.text or item.call or item.logprobs or item.token_ids:
+            delta = self.stream.add(item)
+            if delta is not None:
+                part.deltas.append(delta)
+
+    def log_end(self, end: JobFinished | JobFailed) -> None:
+        """Log how it ended."""
+        request_id = self.request.request_id
+        match end:
+            case JobFinished(_, usage, timings):
+                log.info(
+                    "stream.finished",
+                    request_id=request_id,
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    queue_s=round(timings.queue_s, 4),
+                    prefill_s=round(timings.prefill_s, 4),
+                    decode_s=round(timings.decode_s, 4),
+                )
+            case JobFailed(_, code, _):
+                log.warning("stream.failed", request_id=request_id, code=code)
+
+    def log_cancelled(self, step: int) -> None:
+        """Log that it was cancelled before it had a job."""
+        log.info(
+            "stream.cancelled",
+            request_id=self.request.request_id,
+            where="queued",
+            step_at_cancel=step,
+            step_when_freed=step,
+        )
+
+
+class Generations:
+    """Takes requests through the prompt thread and the engine thread, and their text back out."""
 
     def __init__(
         self,
         spec: WorkerSpec,
-        prompts: PromptThread,
-        send: Callable[[bytes, Any], None],
-        became_idle: Callable[[], None],
-        refusal: Refusal,
+        engine: Engine,
+        thread: EngineThread,
+        open_requests: OpenRequests,
+        counts: LifetimeCounts,
+        idle_clock: IdleClock,
     ) -> None:
         self._spec = spec
-        self._send = send
-        self._became_idle = became_idle
-        self.refusal: Refusal | None = refusal
-        self.totals = Totals()
-        self.last_use = IdleClock()
-        self._engine_thread: EngineThread | None = None
-        self._prompts = prompts
-        self._open: dict[tuple[bytes, int], OpenStream] = {}
-        self._by_job: dict[int, OpenStream] = {}
+        self._generator, self._facts = engine.generator, engine.facts
+        self._thread = thread
+        self._open = open_requests
+        self._counts = counts
+        self._idle_clock = idle_clock
+        self._by_job: dict[int, Generation] = {}
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
-        self._estimate = QueueEstimate()
 
-    def start(self, thread: EngineThread, generator: Generator | None, facts: ModelFacts) -> None:
-        """Take streams from now on."""
-        self._engine_thread, self._generator, self._facts = thread, generator, facts
-        self.last_use.loaded(time.monotonic())
-        self.refusal = None
-
-    @property
-    def held(self) -> int:
-        """How many streams occupy a row or a place in the queue."""
-        running = self._engine_thread.clock.in_flight if self._engine_thread else 0
-        return self._prompts.clock.in_flight + running
-
-    def stalled_for_s(self, now: float) -> float:
-        """Return for how long work has made no progress, on the thread that is worse off."""
-        engine_s = self._engine_thread.clock.stalled_for_s(now) if self._engine_thread else 0.0
-        return max(self._prompts.clock.stalled_for_s(now), engine_s)
-
-    def refusal_now(self, owner: str, own_tasks: int = 0) -> Refusal | None:
-        """Return why nothing of ``owner``, who has ``own_tasks`` beside its streams, is taken now;
-        None when there is room."""
-        if self.refusal is not None:
-            return self.refusal
-        places = self._spec.max_rows + self._spec.max_queue
-        own = own_tasks + sum(one.request.owner == owner for one in self._open.values())
-        if not has_room(places, self.held, own):
-            whose = (
-                "The queue of this model is full"
-                if self.held >= places
-                else f"{own} requests of yours run or wait already, and the rest of this model's "
-                "queue is kept for others"
-            )
-            return Refusal(
-                ErrorCode.QUEUE_FULL,
-                f"{whose} ({self._spec.max_queue}): try again later.",
-                self._estimate.retry_after_s(
-                    self._engine_thread.rows if self._engine_thread else 0
-                ),
-            )
-        return None
-
-    def generate(self, router: bytes, request: Generate) -> None:
-        """Begin a stream, or refuse it."""
-        key = (router, request.stream_id)
-        if key in self._open:
-            log.warning("data.stream_id_in_use", request_id=request.request_id)
+    def take(self, router: bytes, request: Generate) -> None:
+        """Begin a generation, or refuse it."""
+        if not self._open.admits(router, request, self._thread.rows):
             return
-        refusal = self.refusal_now(request.owner)
-        if refusal is not None:
-            code, message, retry_after_s = refusal
-            self._send(
-                router,
-                Refused(request.stream_id, code, message, retry_after_s=retry_after_s),
-            )
-            return
-        opened = OpenStream.begin(router, next(self._job_ids), request)
-        self._open[key] = opened
+        opened = Generation.begin(router, request, self, next(self._job_ids))
         arrived_s = time.monotonic()
-        self._prompts.run(
-            request.owner,
-            lambda: self._tell_preparing(opened),
+        self._open.begin(
+            opened,
             lambda: self._prepare(opened, arrived_s),
             lambda future: self._prepared(opened, future),
         )
 
     def credit(self, router: bytes, stream_id: int, deltas: int) -> None:
         """Give a stream credit; one that has ended is ignored."""
-        opened = self._open.get((router, stream_id))
-        granted = opened.stream.grant(deltas) if opened else []
+        opened = self._open.find(router, stream_id)
+        granted = opened.stream.grant(deltas) if isinstance(opened, Generation) else []
         if granted:
             outgoing = Outgoing()
             outgoing.to(router).deltas += granted
-            outgoing.send(self._send)
+            outgoing.send(self._open.send)
 
-    def cancel(self, router: bytes, stream_id: int) -> None:
-        """Forget a stream and free its row before the next step."""
-        opened = self._open.get((router, stream_id))
-        if opened is None:
-            return
-        self._forget(opened)
-        if not opened.preparing and self._engine_thread is not None:
-            self.last_use.ended(opened.request.keep_alive_s, time.monotonic())
-            self._engine_thread.cancel(opened.job_id)
+    def released(self, opened: Generation) -> None:
+        """Wait no more for what the engine makes of it."""
+        self._by_job.pop(opened.job_id, None)
 
-    def cancel_router(self, router: bytes) -> None:
-        """Forget every stream of a router that can't be reached any more."""
-        for owner, stream_id in list(self._open):
-            if owner == router:
-                self.cancel(owner, stream_id)
+    def cancelled(self, opened: Generation) -> None:
+        """Free its rows before the next step."""
+        if not opened.preparing:
+            self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
+            self._thread.cancel(opened.job_id)
+
+    def fail(self, opened: Generation, code: ErrorCode, message: str) -> None:
+        """End it with an error; its rows are not waited for."""
+        if opened.preparing:
+            self._open.refuse(opened, code, message)
+        else:
+            self._end_alone(opened, JobFailed(opened.job_id, code, message))
 
     def deliver(self, outputs: list[JobOutput]) -> None:
         """Send what became final, in one message for each router."""
@@ -164,7 +216,7 @@ class Generations:
             opened = self._by_job.get(output.job_id)
             if isinstance(output, Piece | AnswerEnded):
                 if isinstance(output, Piece):
-                    self.totals.tokens += output.tokens
+                    self._counts.tokens += output.tokens
                 if opened is not None:
                     opened.take(output, outgoing.to(opened.router))
                 continue
@@ -173,41 +225,12 @@ class Generations:
                     self._review(opened, opened.review, output)
                 else:
                     self._end(opened, output, outgoing.to(opened.router))
-            if self._engine_thread is not None:
-                self._engine_thread.clock.end()
-        outgoing.send(self._send)
-        if self.held == 0:
-            self._became_idle()
+            self._thread.clock.end()
+        outgoing.send(self._open.send)
+        self._open.tell_if_idle()
 
-    def fail_all(self, code: ErrorCode, message: str) -> None:
-        """End every stream with an error; their rows are not waited for."""
-        outgoing = Outgoing()
-        for (router, stream_id), opened in list(self._open.items()):
-            if opened.gone:
-                continue  # Its router could not be reached a moment ago: all its streams went.
-            if opened.preparing:
-                self._forget(opened)
-                self._send(router, Refused(stream_id, code, message))
-            else:
-                self._end(opened, JobFailed(opened.job_id, code, message), outgoing.to(router))
-        outgoing.send(self._send)
-
-    def pulse(self, instance: str) -> None:
-        """Tell every router with an open stream that this loop lives."""
-        counts: dict[bytes, int] = {}
-        for router, _ in self._open:
-            counts[router] = counts.get(router, 0) + 1
-        for router, streams in counts.items():
-            self._send(router, Pulse(instance, streams))
-
-    def _tell_preparing(self, opened: OpenStream) -> None:
-        if not opened.gone:
-            self._send(opened.router, Preparing(opened.request.stream_id))
-
-    def _prepare(self, opened: OpenStream, arrived_s: float, *, again: bool = False) -> Job | None:
-        # On the prompt thread. A request that was cancelled meanwhile isn't worth tokenizing.
-        if opened.gone:
-            return None
+    def _prepare(self, opened: Generation, arrived_s: float, *, again: bool = False) -> Job:
+        # On the prompt thread.
         if self._generator is None:
             raise wrong_kind(self._spec.kind)
         return prepare(
@@ -221,17 +244,17 @@ class Generations:
             again=again,
         )
 
-    def _prepared(self, opened: OpenStream, future: asyncio.Future[Job | None]) -> None:
+    def _prepared(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
         error = future.exception()
         opened.preparing = False
-        if opened.gone or self._engine_thread is None:
-            opened.log_cancelled(self._engine_thread.steps if self._engine_thread else 0)
+        if opened.gone:
+            opened.log_cancelled(self._thread.steps)
         elif error is None and (job := future.result()) is not None:
             self._submit(opened, job)
             opened.prepared(job)
-            self.totals.requests += 1
-            queued = max(0, self._engine_thread.clock.in_flight - self._spec.max_rows)
-            self._send(
+            self._counts.requests += 1
+            queued = max(0, self._thread.clock.in_flight - self._spec.max_rows)
+            self._open.send(
                 opened.router,
                 Accepted(
                     opened.request.stream_id,
@@ -243,27 +266,25 @@ class Generations:
             )
         else:
             self._refuse(opened, error)
-        if self.held == 0:
-            self._became_idle()
+        self._open.tell_if_idle()
 
-    def _submit(self, opened: OpenStream, job: Job) -> None:
-        assert self._engine_thread is not None
+    def _submit(self, opened: Generation, job: Job) -> None:
         self._by_job[opened.job_id] = opened
-        self._engine_thread.submit(job)
+        self._thread.submit(job)
 
-    def _review(self, opened: OpenStream, review: AnswerReview, end: JobFinished) -> None:
+    def _review(self, opened: Generation, review: AnswerReview, end: JobFinished) -> None:
         """Check answers that are whole before their ends are told."""
         del self._by_job[opened.job_id]
-        self._prompts.run(
-            opened.request.owner,
+        self._open.prepare(
+            opened,
             _told_nothing,
-            lambda: None if opened.gone else review.fault(),
+            review.fault,
             lambda future: self._reviewed(opened, review, end, future),
         )
 
     def _reviewed(
         self,
-        opened: OpenStream,
+        opened: Generation,
         review: AnswerReview,
         end: JobFinished,
         future: asyncio.Future[str | None],
@@ -282,8 +303,8 @@ class Generations:
             opened.repeat(next(self._job_ids))
             # It waits for a turn of its own: the time of the first answer is no waiting.
             arrived_s = time.monotonic()
-            self._prompts.run(
-                opened.request.owner,
+            self._open.prepare(
+                opened,
                 _told_nothing,
                 lambda: self._prepare(opened, arrived_s, again=True),
                 lambda again: self._prepared_again(opened, again),
@@ -296,10 +317,9 @@ class Generations:
             )
             code = ErrorCode.SCHEMA_NOT_MET
             self._end_alone(opened, JobFailed(opened.job_id, code, message))
-        if self.held == 0:
-            self._became_idle()
+        self._open.tell_if_idle()
 
-    def _prepared_again(self, opened: OpenStream, future: asyncio.Future[Job | None]) -> None:
+    def _prepared_again(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
         error = future.exception()
         job = None if error else future.result()
         if opened.gone:
@@ -310,46 +330,35 @@ class Generations:
             log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
             message = "The prompt could not be made once more; see the log."
             self._end_alone(opened, JobFailed(opened.job_id, ErrorCode.INTERNAL, message))
-        if self.held == 0:
-            self._became_idle()
+        self._open.tell_if_idle()
 
-    def _end_alone(self, opened: OpenStream, end: JobFinished | JobFailed) -> None:
+    def _end_alone(self, opened: Generation, end: JobFinished | JobFailed) -> None:
         outgoing = Outgoing()
         part = outgoing.to(opened.router)
         if isinstance(end, JobFinished):
-            opened.release(part)
+            opened.send_reviewed(part)
         self._end(opened, end, part)
-        outgoing.send(self._send)
+        outgoing.send(self._open.send)
 
-    def _refuse(self, opened: OpenStream, error: BaseException | None) -> None:
-        stream_id = opened.request.stream_id
-        self._forget(opened)
+    def _refuse(self, opened: Generation, error: BaseException | None) -> None:
         if isinstance(error, RequestError):
-            refused = Refused(
-                stream_id, error.code, error.message, error.param, error.retry_after_s
-            )
-        else:
-            log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
-            code, message = ErrorCode.INTERNAL, "The prompt could not be made; see the log."
-            if error is not None and is_out_of_memory(error):
-                code = ErrorCode.INSUFFICIENT_MEMORY
-                message = "There was not enough memory for this prompt: send a shorter one."
-            refused = Refused(stream_id, code, message)
-        self._send(opened.router, refused)
+            self._open.refuse(opened, error.code, error.message, error.param, error.retry_after_s)
+            return
+        log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
+        code, message = ErrorCode.INTERNAL, "The prompt could not be made; see the log."
+        if error is not None and is_out_of_memory(error):
+            code = ErrorCode.INSUFFICIENT_MEMORY
+            message = "There was not enough memory for this prompt: send a shorter one."
+        self._open.refuse(opened, code, message)
 
-    def _forget(self, opened: OpenStream) -> None:
-        opened.gone = True
-        del self._open[opened.router, opened.request.stream_id]
-        self._by_job.pop(opened.job_id, None)
-
-    def _end(self, opened: OpenStream, end: JobFinished | JobFailed, part: RouterOutputs) -> None:
+    def _end(self, opened: Generation, end: JobFinished | JobFailed, part: RouterOutputs) -> None:
         stream_id = opened.request.stream_id
-        self._forget(opened)
-        self.last_use.ended(opened.request.keep_alive_s, time.monotonic())
+        self._open.forget(opened)
+        self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
             case JobFinished(_, usage, timings):
-                self._estimate.ended(timings.prefill_s + timings.decode_s)
-                self.totals.finished(usage, timings)
+                self._open.estimate.ended(timings.prefill_s + timings.decode_s)
+                self._counts.finished(usage, timings)
                 part.finished.append(Finished(stream_id, usage, timings))
             case JobFailed(_, code, message):
                 opened.flush(part)

@@ -18,9 +18,9 @@ from lmx.protocol.messages.control import Loaded, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import WorkerState
 from lmx.worker.engine import ModelFacts, capabilities
+from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.generations import Generations
-from lmx.worker.service.tasks import Tasks
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
 
 _KIB: Final = 1024
 
@@ -69,12 +69,18 @@ class Heartbeat:
     """Reads what the parts of a worker count; changes nothing."""
 
     def __init__(
-        self, spec: WorkerSpec, engine: EngineThread, generations: Generations, work: Tasks
+        self,
+        spec: WorkerSpec,
+        engine: EngineThread,
+        in_flight: InFlight,
+        counts: LifetimeCounts,
+        idle_clock: IdleClock,
     ) -> None:
         self._spec = spec
         self._engine = engine
-        self._generations = generations
-        self._work = work
+        self._in_flight = in_flight
+        self._counts = counts
+        self._idle_clock = idle_clock
         self._facts: ModelFacts | None = None
 
     def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
@@ -105,20 +111,19 @@ class Heartbeat:
     def beat(self, state: WorkerState) -> WorkerBeat:
         """Return how it is now."""
         now = time.monotonic()
-        rows, held = self._engine.rows, self._generations.held
-        totals, last_use = self._generations.totals, self._generations.last_use
+        rows, held = self._engine.rows, self._in_flight.count
         return WorkerBeat(
             instance=self._spec.instance,
             state=state,
             rows=rows,
             queued=max(0, held - rows),
-            stalled_for_s=self._generations.stalled_for_s(now),
+            stalled_for_s=self._in_flight.stalled_for_s(now),
             memory_bytes=memory_bytes(self._engine.memory_bytes),
-            requests_total=totals.requests + self._work.requests_total,
-            tokens_total=totals.tokens,
-            saved=totals.saved,
+            requests_total=self._counts.requests,
+            tokens_total=self._counts.tokens,
+            saved=self._counts.saved,
             peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
             kv_bytes=self._engine.kv_bytes,
-            idle_for_s=last_use.idle_for_s(held, now),
-            keep_alive_s=last_use.keep_alive_s,
+            idle_for_s=self._idle_clock.idle_for_s(held, now),
+            keep_alive_s=self._idle_clock.keep_alive_s,
         )

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmx.protocol.states import ExitCause, WorkerState
-from lmx.supervisor.decisions.exit_cause import EXIT_OUT_OF_MEMORY, exit_cause
+from lmx.protocol.states import ExitCause, WorkerExit, WorkerState
+from lmx.supervisor.decisions.exit_cause import exit_cause
 from lmx.supervisor.decisions.lifecycle import spawned
 from lmx.supervisor.decisions.worker import Limits, Worker
-from lmx.worker import life
 
 LIMITS = Limits(10, 20, 5, 30, 8, 3, 2)
 NEW = replace(spawned("i", "m", 42, LIMITS, 0.0), memory_bytes=3 * 1024**3)
@@ -21,7 +20,7 @@ NEW = replace(spawned("i", "m", 42, LIMITS, 0.0), memory_bytes=3 * 1024**3)
     [
         (0, False, ExitCause.CRASH, "status 0"),
         (1, True, ExitCause.CRASH, "status 1"),
-        (EXIT_OUT_OF_MEMORY, False, ExitCause.OUT_OF_MEMORY, "could not get the memory"),
+        (WorkerExit.OUT_OF_MEMORY, False, ExitCause.OUT_OF_MEMORY, "could not get the memory"),
         (-9, False, ExitCause.SIGNAL, "SIGKILL"),
         (-9, True, ExitCause.OUT_OF_MEMORY, "the system killed"),
         (-11, True, ExitCause.CRASH, "SIGSEGV"),
@@ -42,17 +41,13 @@ def test_what_nobody_asked_for(
         assert "lower the model's context_length or concurrency" in detail
 
 
-@pytest.mark.parametrize("status", [0, 1, EXIT_OUT_OF_MEMORY, -9, -15, None])
+@pytest.mark.parametrize("status", [0, 1, WorkerExit.OUT_OF_MEMORY, -9, -15, None])
 @pytest.mark.parametrize("short", [False, True])
 def test_what_was_asked_for_comes_first(status: int | None, short: bool) -> None:
     asked = replace(
         NEW, state=WorkerState.STOPPING, cause=ExitCause.OUT_OF_MEMORY, detail="the guard"
     )
     assert exit_cause(asked, status, short) == (ExitCause.OUT_OF_MEMORY, "the guard")
-
-
-def test_the_worker_ends_with_the_status_that_is_known_here() -> None:
-    assert life.EXIT_OUT_OF_MEMORY == EXIT_OUT_OF_MEMORY
 
 
 def draining() -> Worker:
@@ -62,6 +57,6 @@ def draining() -> Worker:
 def test_an_end_of_its_own_while_it_drains() -> None:
     assert exit_cause(draining(), -9, True)[0] is ExitCause.OUT_OF_MEMORY
     assert exit_cause(draining(), -11)[0] is ExitCause.CRASH
-    assert exit_cause(draining(), EXIT_OUT_OF_MEMORY)[0] is ExitCause.OUT_OF_MEMORY
+    assert exit_cause(draining(), WorkerExit.OUT_OF_MEMORY)[0] is ExitCause.OUT_OF_MEMORY
     assert exit_cause(draining(), 0) == (ExitCause.EVICTED, "for b")
     assert exit_cause(draining(), None) == (ExitCause.EVICTED, "for b")

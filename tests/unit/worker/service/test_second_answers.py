@@ -17,16 +17,15 @@ from lmx.worker.service.generations import Generations
 def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals: list[float] = []
 
-    def run(owner: str, begun: Any, work: Any, done: Any) -> None:
+    def turn(opened: Any, begins: Any, work: Any, done: Any) -> None:
         work()
 
     def prepare(opened: Any, arrived_s: float, *, again: bool = False) -> None:
         arrivals.append(arrived_s)
 
     generations: Any = object.__new__(Generations)
-    generations._prompts = SimpleNamespace(run=run, clock=SimpleNamespace(in_flight=1))
+    generations._open = SimpleNamespace(prepare=turn, tell_if_idle=lambda: None)
     generations._job_ids = itertools.count()
-    generations._engine_thread = None
     monkeypatch.setattr(generations, "_prepare", prepare)
     request = SimpleNamespace(request_id="r", owner="o")
     opened = SimpleNamespace(gone=False, request=request, repeat=lambda _: None)

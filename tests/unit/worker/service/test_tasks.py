@@ -14,7 +14,7 @@ from fake_peers import until
 from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused, Sampling
+from lmx.protocol.messages.data import Cancel, Generate, Preparing, Pulse, Refused, Sampling
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.messages.tasks import (
     Detokenize,
@@ -25,13 +25,14 @@ from lmx.protocol.messages.tasks import (
     TaskReply,
     Vectors,
 )
+from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, ModelFacts, TaskPlan
 from lmx.worker.scheduling.batch import BatchLimits
+from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import Refusal
-from lmx.worker.service.generations import Generations
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
 from lmx.worker.service.prompt_thread import PromptThread
-from lmx.worker.service.tasks import Tasks
+from lmx.worker.service.serving import Serving
 
 ROUTER, OTHER = b"router", b"other"
 
@@ -73,42 +74,53 @@ class Vectorizer:
 class Rig:
     """All that a worker has around its tasks."""
 
-    def __init__(self, max_queue: int) -> None:
+    def __init__(self, max_queue: int, writes: bool) -> None:
         spec = WorkerSpec(
             instance="i", model_id="m", model_path="/m", run_dir="/r", log=LogSpec("/l"),
             engine="", engine_options={}, memory_limit_bytes=0, max_rows=1, max_queue=max_queue,
+            kind=ModelKind.CHAT if writes else ModelKind.EMBEDDING,
         )  # fmt: skip
         self.sent: list[tuple[bytes, Any]] = []
         self.preparing: list[int] = []
         self.idle = 0
         self.engine = Vectorizer()
         self.scripted: Any = ScriptedEngine({})
-        self.loaded_with: ModelFacts | None = None
-        prompts = PromptThread()
-        loading = Refusal(ErrorCode.MODEL_LOADING, "loading", 1.0)
-        self.generations = Generations(spec, prompts, self.send, self.became_idle, loading)
-        self.tasks = Tasks(self.generations, prompts, self.send, self.became_idle)
+        self.loaded_with: Serving | None = None
+        self.spec = spec
+        self.prompts = PromptThread()
+        self.counts, self.idle_clock = LifetimeCounts(), IdleClock()
+        self.gone: set[bytes] = set()
         loop = asyncio.get_running_loop()
         facts = ModelFacts(100, frozenset(), 10)
-        engine = Engine(facts, self.scripted, self.engine, self.scripted)
+        engine = Engine(facts, self.scripted, self.engine, self.scripted if writes else None)
         self.thread = EngineThread(lambda _: engine, BatchLimits(1, 300.0), self, loop)
+        self.in_flight = InFlight(self.prompts.clock, self.thread.clock)
 
-    def send(self, router: bytes, message: Any) -> None:
+    def send(self, router: bytes, message: Any) -> bool:
+        if router in self.gone:
+            return False
         if isinstance(message, Preparing):
             self.preparing.append(message.stream_id)
         else:
             self.sent.append((router, message))
+        return True
+
+    @property
+    def serving(self) -> Serving:
+        assert self.loaded_with is not None
+        return self.loaded_with
 
     def became_idle(self) -> None:
         self.idle += 1
 
     def loaded(self, engine: Engine, load_s: float) -> None:
-        self.tasks.start(self.thread, engine.tasks)
-        self.generations.start(self.thread, engine.generator, engine.facts)
-        self.loaded_with = engine.facts
+        self.loaded_with = Serving(
+            self.spec, engine, self.prompts, self.thread, self.counts, self.idle_clock,
+            self.send, self.became_idle,
+        )  # fmt: skip
 
     def computed(self, task_id: int, result: Any) -> None:
-        self.tasks.computed(task_id, result)
+        self.serving.computed(task_id, result)
 
     def load_advanced(self, phase: Any, fraction: float | None, detail: str) -> None: ...
 
@@ -122,7 +134,7 @@ class Rig:
 
     def embed(self, stream_id: int, *texts: str, router: bytes = ROUTER, **fields: Any) -> None:
         values: dict[str, Any] = {"deadline_s": 30.0, "texts": texts, **fields}
-        self.tasks.take(router, Embed(stream_id, f"r{stream_id}", **values))
+        self.serving.take(router, Embed(stream_id, f"r{stream_id}", **values))
 
     def to(self, stream_id: int) -> list[Any]:
         return [message for _, message in self.sent if message.stream_id == stream_id]
@@ -140,8 +152,8 @@ Start = Callable[..., Any]
 async def start() -> AsyncIterator[Start]:
     rigs: list[Rig] = []
 
-    async def begin(max_queue: int = 10) -> Rig:
-        rig = Rig(max_queue)
+    async def begin(max_queue: int = 10, writes: bool = True) -> Rig:
+        rig = Rig(max_queue, writes)
         rigs.append(rig)
         rig.thread.start()
         await until(lambda: rig.loaded_with)
@@ -158,13 +170,13 @@ async def test_pieces_are_sent_as_they_come_and_then_the_end(start: Start) -> No
     rig.embed(1, "a", "b")
     assert await rig.end_of(1) == TaskFinished(1, 14)
     assert rig.to(1)[:-1] == [Vectors(1, (0,), 1, b"1234"), Vectors(1, (1,), 1, b"1234")]
-    assert rig.generations.held == 0
+    assert rig.in_flight.count == 0
     await until(lambda: rig.idle)
 
 
 async def test_what_needs_no_computing_is_answered_at_once(start: Start) -> None:
     rig = await start()
-    rig.tasks.take(ROUTER, Detokenize(1, "r", 30.0, (1,)))
+    rig.serving.take(ROUTER, Detokenize(1, "r", 30.0, (1,)))
     assert await rig.end_of(1) == Detokenized(1, "text")
     assert rig.engine.computed == []
 
@@ -184,9 +196,9 @@ async def test_a_cancelled_task_ends_with_its_piece(start: Start) -> None:
     rig = await start()
     rig.embed(1, "slow", "a", "a")
     await until(lambda: rig.engine.computed)
-    rig.tasks.cancel(ROUTER, 1)
+    rig.serving.take(ROUTER, Cancel(1))
     rig.engine.go_on.set()
-    await until(lambda: rig.generations.held == 0)
+    await until(lambda: rig.in_flight.count == 0)
     await until(lambda: rig.idle)
     assert rig.engine.computed == [(1, 0)]
     assert rig.to(1) == []
@@ -198,9 +210,9 @@ async def test_a_cancelled_task_that_waits_is_never_computed(start: Start) -> No
     await until(lambda: rig.engine.computed)
     rig.embed(2, "a")
     await until(lambda: rig.thread.clock.in_flight == 2)
-    rig.tasks.cancel(ROUTER, 2)
+    rig.serving.take(ROUTER, Cancel(2))
     rig.engine.go_on.set()
-    await until(lambda: rig.generations.held == 0 and rig.idle)
+    await until(lambda: rig.in_flight.count == 0 and rig.idle)
     assert rig.engine.computed == [(1, 0)]
 
 
@@ -209,10 +221,14 @@ async def test_a_router_that_has_gone_takes_its_tasks_with_it(start: Start) -> N
     rig.embed(1, "slow", "a")
     rig.embed(1, "slow", "a", router=OTHER)
     await until(lambda: rig.engine.computed)
-    rig.tasks.cancel_router(OTHER)
+    rig.gone.add(OTHER)
+    rig.serving.pulse()
+    assert rig.sent == [(ROUTER, Pulse("i", 1))]
+    rig.sent.clear()
     rig.engine.go_on.set()
     assert isinstance(await rig.end_of(1), TaskFinished)
     assert {router for router, _ in rig.sent} == {ROUTER}
+    assert rig.engine.computed == [(1, 0), (1, 1)]
 
 
 async def test_a_deadline_ends_a_task(start: Start) -> None:
@@ -222,7 +238,7 @@ async def test_a_deadline_ends_a_task(start: Start) -> None:
     assert isinstance(end, Refused)
     assert end.code is ErrorCode.DEADLINE_EXCEEDED
     rig.engine.go_on.set()
-    await until(lambda: rig.generations.held == 0)
+    await until(lambda: rig.in_flight.count == 0)
     assert rig.to(1) == [end]
 
 
@@ -235,13 +251,6 @@ async def test_a_full_queue_refuses(start: Start) -> None:
     rig.engine.go_on.set()
     for stream_id in (1, 2):
         assert isinstance(await rig.end_of(stream_id), TaskFinished)
-
-
-async def test_a_worker_that_drains_refuses(start: Start) -> None:
-    rig = await start()
-    rig.generations.refusal = Refusal(ErrorCode.MODEL_UNLOADED, "draining", 1.0)
-    rig.embed(1, "a")
-    assert rig.to(1) == [Refused(1, ErrorCode.MODEL_UNLOADED, "draining", retry_after_s=1.0)]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +279,7 @@ async def test_the_end_of_a_worker_ends_its_tasks(start: Start) -> None:
     rig.embed(1, "slow")
     rig.embed(2, "a")
     await until(lambda: rig.engine.computed)
-    rig.tasks.fail_all(ErrorCode.MODEL_UNLOADED, "bye")
+    rig.serving.fail_all(ErrorCode.MODEL_UNLOADED, "bye")
     assert [message.code for _, message in rig.sent] == [ErrorCode.MODEL_UNLOADED] * 2
 
 
@@ -278,7 +287,7 @@ async def test_routers_with_tasks_get_a_pulse(start: Start) -> None:
     rig = await start()
     rig.embed(1, "slow")
     rig.embed(2, "a")
-    rig.tasks.pulse("i")
+    rig.serving.pulse()
     assert rig.sent == [(ROUTER, Pulse("i", 2))]
 
 
@@ -293,7 +302,7 @@ async def test_a_number_in_use_is_not_taken_again(start: Start) -> None:
 
 async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(start: Start) -> None:
     rig = await start()
-    last_use = rig.generations.last_use
+    last_use = rig.idle_clock
     rig.embed(1, "a", keep_alive_s=5.0)
     await rig.end_of(1)
     assert last_use.keep_alive_s == 5
@@ -302,16 +311,16 @@ async def test_tasks_say_how_long_the_model_is_to_stay_but_for_refused_ones(star
     assert last_use.keep_alive_s == 5
     # One that has no say in it leaves it, but is use all the same.
     since_s = time.monotonic()
-    rig.tasks.take(ROUTER, Detokenize(3, "r", 30.0, (1,)))
+    rig.serving.take(ROUTER, Detokenize(3, "r", 30.0, (1,)))
     await rig.end_of(3)
     assert last_use.keep_alive_s == 5
     now = time.monotonic()
     assert last_use.idle_for_s(0, now) <= now - since_s
     rig.embed(4, "slow", keep_alive_s=0.0)
     await until(lambda: len(rig.engine.computed) == 2)
-    rig.tasks.cancel(ROUTER, 4)
+    rig.serving.take(ROUTER, Cancel(4))
     assert last_use.keep_alive_s == 0
-    assert last_use.idle_for_s(rig.generations.held, time.monotonic()) == 0
+    assert last_use.idle_for_s(rig.in_flight.count, time.monotonic()) == 0
 
 
 async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) -> None:
@@ -321,7 +330,7 @@ async def test_a_prompt_for_which_there_is_no_memory_is_told_so(start: Start) ->
         raise MemoryError
 
     rig.scripted.encode = encode
-    rig.generations.generate(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
     refused = await rig.end_of(1)
     assert isinstance(refused, Refused)
     assert refused.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -341,10 +350,10 @@ async def test_a_request_is_told_of_before_it_is_prepared_and_no_sooner(start: S
     rig.scripted.encode = encode
     for number in (1, 2, 3):
         request = Generate(number, "r", Sampling(), 8, prompt=str(number))
-        rig.generations.generate(ROUTER, request)
+        rig.serving.take(ROUTER, request)
     await until(lambda: seen)
     assert (seen, rig.preparing) == ([("1", [1])], [1])
-    rig.generations.cancel(ROUTER, 2)
+    rig.serving.take(ROUTER, Cancel(2))
     goes_on.set()
     await rig.end_of(3)
     assert seen == [("1", [1]), ("3", [1, 3])]
@@ -366,10 +375,40 @@ async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:
     rig.scripted.encode = encode
     for number, owner in enumerate("aaaaab", start=1):
         prompt = f"{owner}{number}"
-        rig.generations.generate(
-            ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner)
-        )
+        rig.serving.take(ROUTER, Generate(number, "r", Sampling(), 8, prompt=prompt, owner=owner))
     await until(lambda: seen)
     goes_on.set()
     await rig.end_of(5)
     assert seen == ["a1", "b6", "a2", "a3", "a4", "a5"]
+
+
+async def test_a_model_that_does_not_write_says_what_it_does(start: Start) -> None:
+    rig = await start(writes=False)
+    rig.serving.take(ROUTER, Generate(1, "r", Sampling(), 8, prompt="x"))
+    refused = await rig.end_of(1)
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.param) == (ErrorCode.UNSUPPORTED_VALUE, "model")
+    assert "/v1/embeddings" in refused.message
+
+
+async def test_generations_and_tasks_of_an_owner_take_the_same_places(start: Start) -> None:
+    """Else somebody could fill the queue by asking for both."""
+    rig = await start(max_queue=17)
+    goes_on = threading.Event()
+
+    def encode(_: Any) -> Any:
+        goes_on.wait(20)
+        raise ZeroDivisionError
+
+    rig.scripted.encode = encode
+    for number in range(1, 18):
+        if number % 2:
+            request = Generate(number, "r", Sampling(), 8, prompt="x", owner="o")
+            rig.serving.take(ROUTER, request)
+        else:
+            rig.embed(number, "a", owner="o")
+    # Two of eighteen places are kept for others.
+    assert [m.stream_id for _, m in rig.sent if isinstance(m, Refused)] == [17]
+    rig.embed(18, "a", owner="other")
+    goes_on.set()
+    assert isinstance(await rig.end_of(18), TaskFinished)

@@ -1,0 +1,194 @@
+"""The requests that a loaded model has taken and not answered yet, whatever they ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.fair_share import has_room
+from lmx.protocol.messages.data import Generate, Preparing, Pulse, Refused
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.tasks import Task
+from lmx.worker.scheduling.progress import InFlight
+from lmx.worker.service.admission import QueueEstimate, Refusal
+from lmx.worker.service.prompt_thread import PromptThread
+
+log = structlog.get_logger()
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest(ABC):
+    """One of them, until its end has been sent. Event loop only."""
+
+    router: bytes
+    """Who sent it, and gets the answer."""
+    request: Generate | Task
+    gone: bool = field(default=False, init=False)
+    """It has left the table: nothing is sent for it any more."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free what it holds, once it has left the table; called at every end."""
+
+    @abstractmethod
+    def cancelled(self) -> None:
+        """Its router wants it no more; called after ``release``."""
+
+    @abstractmethod
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Take it out of the table, and tell its router why."""
+
+
+class OpenRequests:
+    """The table of them: who is let in, who hears of what, who leaves. Event loop only.
+
+    It holds at most ``max_rows + max_queue``, never so many of one owner that others find no room
+    (:mod:`lmx.protocol.fair_share`); those that were cancelled and still have their row take a
+    place too. ``send`` sends a message to a router, and returns whether it can be reached.
+    ``became_idle`` is called each time the last one has ended.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        prompts: PromptThread,
+        in_flight: InFlight,
+        send: Callable[[bytes, Any], bool],
+        became_idle: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._prompts = prompts
+        self._in_flight = in_flight
+        self._send = send
+        self._became_idle = became_idle
+        self._open: dict[tuple[bytes, int], OpenRequest] = {}
+        self.estimate = QueueEstimate()
+
+    def find(self, router: bytes, stream_id: int) -> OpenRequest | None:
+        """Return the one of that number, None if it has ended."""
+        return self._open.get((router, stream_id))
+
+    def admits(self, router: bytes, request: Generate | Task, rows: int) -> bool:
+        """Return whether a request may begin; else its router has been told why not. ``rows``:
+        how many run now."""
+        if (router, request.stream_id) in self._open:
+            log.warning("data.stream_id_in_use", request_id=request.request_id)
+            return False
+        refusal = self._refusal(request.owner, rows)
+        if refusal is not None:
+            self.send(router, refusal.message_for(request.stream_id))
+        return refusal is None
+
+    def begin(
+        self,
+        opened: OpenRequest,
+        prepare: Callable[[], _T],
+        prepared: Callable[[asyncio.Future[_T | None]], None],
+    ) -> None:
+        """Put a request into the table, and call ``prepare`` on the prompt thread when its turn
+        has come, then ``prepared`` with what came of it: None where it had gone meanwhile."""
+        self._open[opened.router, opened.request.stream_id] = opened
+        self.prepare(opened, lambda: self._tell_preparing(opened), prepare, prepared)
+
+    def prepare(
+        self,
+        opened: OpenRequest,
+        begins: Callable[[], None],
+        prepare: Callable[[], _T],
+        prepared: Callable[[asyncio.Future[_T | None]], None],
+    ) -> None:
+        """Give a request a turn on the prompt thread; ``begins`` is called right before."""
+        self._prompts.run(
+            opened.request.owner,
+            begins,
+            # A request that was cancelled meanwhile isn't worth tokenizing.
+            lambda: None if opened.gone else prepare(),
+            prepared,
+        )
+
+    def send(self, router: bytes, message: Any) -> None:
+        """Send a message. A router that can't be reached loses all its requests."""
+        if not self._send(router, message):
+            self.cancel_router(router)
+
+    def refuse(
+        self,
+        opened: OpenRequest,
+        code: ErrorCode,
+        message: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """Forget a request, and tell its router that there is no answer."""
+        self.forget(opened)
+        refused = Refused(opened.request.stream_id, code, message, param, retry_after_s)
+        self.send(opened.router, refused)
+
+    def forget(self, opened: OpenRequest) -> None:
+        """Take a request out of the table."""
+        opened.gone = True
+        del self._open[opened.router, opened.request.stream_id]
+        opened.release()
+
+    def cancel(self, router: bytes, stream_id: int) -> None:
+        """Forget a request that is wanted no more; one that has ended is left alone."""
+        opened = self.find(router, stream_id)
+        if opened is not None:
+            self.forget(opened)
+            opened.cancelled()
+
+    def cancel_router(self, router: bytes) -> None:
+        """Forget every request of a router that can't be reached any more."""
+        for owner, stream_id in list(self._open):
+            if owner == router:
+                self.cancel(owner, stream_id)
+
+    def fail_all(self, code: ErrorCode, message: str) -> None:
+        """End every request with an error; what runs of it is not waited for."""
+        for opened in list(self._open.values()):
+            # Its router could not be reached a moment ago: all its requests went.
+            if not opened.gone:
+                opened.fail(code, message)
+
+    def pulse(self) -> None:
+        """Tell every router with an open request that this loop lives."""
+        counts: dict[bytes, int] = {}
+        for router, _ in self._open:
+            counts[router] = counts.get(router, 0) + 1
+        for router, requests in counts.items():
+            self.send(router, Pulse(self._spec.instance, requests))
+
+    def tell_if_idle(self) -> None:
+        """Call ``became_idle`` if nothing is in flight any more."""
+        if self._in_flight.count == 0:
+            self._became_idle()
+
+    def _tell_preparing(self, opened: OpenRequest) -> None:
+        if not opened.gone:
+            self.send(opened.router, Preparing(opened.request.stream_id))
+
+    def _refusal(self, owner: str, rows: int) -> Refusal | None:
+        places = self._spec.max_rows + self._spec.max_queue
+        held = self._in_flight.count
+        own = sum(one.request.owner == owner for one in self._open.values())
+        if has_room(places, held, own):
+            return None
+        whose = (
+            "The queue of this model is full"
+            if held >= places
+            else f"{own} requests of yours run or wait already, and the rest of this model's "
+            "queue is kept for others"
+        )
+        return Refusal(
+            ErrorCode.QUEUE_FULL,
+            f"{whose} ({self._spec.max_queue}): try again later.",
+            self.estimate.retry_after_s(rows),
+        )

@@ -1,0 +1,76 @@
+"""A loaded model at work: every request, of all kinds. Event loop only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Cancel, Credit, Generate
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.tasks import Task
+from lmx.worker.engine import Engine
+from lmx.worker.scheduling.jobs import JobOutput
+from lmx.worker.scheduling.progress import InFlight
+from lmx.worker.scheduling.thread import EngineThread, PieceResult
+from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.generations import Generations
+from lmx.worker.service.open_requests import OpenRequests
+from lmx.worker.service.prompt_thread import PromptThread
+from lmx.worker.service.tasks import Tasks
+
+RouterMessage = Generate | Task | Credit | Cancel
+"""What a router sends to a worker."""
+
+
+class Serving:
+    """Made when the model is loaded: before, there is no request that it could have.
+
+    ``send`` and ``became_idle``: see :class:`OpenRequests`.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: Engine,
+        prompts: PromptThread,
+        thread: EngineThread,
+        counts: LifetimeCounts,
+        idle_clock: IdleClock,
+        send: Callable[[bytes, Any], bool],
+        became_idle: Callable[[], None],
+    ) -> None:
+        in_flight = InFlight(prompts.clock, thread.clock)
+        self._open = OpenRequests(spec, prompts, in_flight, send, became_idle)
+        self._generations = Generations(spec, engine, thread, self._open, counts, idle_clock)
+        self._tasks = Tasks(engine.tasks, thread, self._open, counts, idle_clock)
+        idle_clock.loaded(time.monotonic())
+
+    def take(self, router: bytes, message: RouterMessage) -> None:
+        """Do what a router asks for."""
+        match message:
+            case Generate():
+                self._generations.take(router, message)
+            case Credit(stream_id, deltas):
+                self._generations.credit(router, stream_id, deltas)
+            case Cancel(stream_id):
+                self._open.cancel(router, stream_id)
+            case _:
+                self._tasks.take(router, message)
+
+    def deliver(self, outputs: list[JobOutput]) -> None:
+        """Send what became final of generations."""
+        self._generations.deliver(outputs)
+
+    def computed(self, task_id: int, result: PieceResult) -> None:
+        """Send what a piece of a task came to."""
+        self._tasks.computed(task_id, result)
+
+    def fail_all(self, code: ErrorCode, message: str) -> None:
+        """End every request with an error."""
+        self._open.fail_all(code, message)
+
+    def pulse(self) -> None:
+        """Tell every router with an open request that this loop lives."""
+        self._open.pulse()
