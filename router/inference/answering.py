@@ -201,18 +201,20 @@ class _Relay:
         self._source = source
         self._job = job
         self._writer = writer
+        self._is_over = False
 
     async def take(self, wait_s: float) -> bytes | None:
         """Return the events of what is ready within ``wait_s``; None after the last ones."""
-        job, writer = self._job, self._writer
-        if job.ending is not None:
+        if self._is_over:
             return None
-        batch = await job.take(self._source, wait_s)
-        events = writer.deltas(batch.deltas) if batch.deltas else b""
+        batch = await self._job.take(self._source, wait_s)
+        events = self._writer.deltas(batch.deltas) if batch.deltas else b""
         if batch.ended:
-            events += writer.ends(batch.ended)
-        if job.ending is not None:
-            events += writer.last(job.ending)
+            events += self._writer.ends(batch.ended)
+        if batch.finished is not None:
+            assert self._job.ending is not None
+            events += self._writer.last(self._job.ending)
+            self._is_over = True
         return events
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -132,14 +132,16 @@ class Generation:
         self._link = link
         self._stream = stream
 
-    async def take(self, wait_s: float) -> Batch:
-        """Return what is ready within ``wait_s``; raises when the generation is lost.
+    def take(self, wait_s: float) -> Coroutine[Any, Any, Batch]:
+        """Return what is ready within ``wait_s``, when awaited; raises then when the generation
+        is lost.
 
         Taking again says that the batch before was delivered: only then is the worker given
         its credit back, so that a slow client slows down no more than its own stream.
         """
+        # The stream's own coroutine, and not one more around it for each token.
         self._link.grant(self._stream)
-        return await self._stream.take(wait_s)
+        return self._stream.take(wait_s)
 
     def close(self) -> None:
         """Cancel the generation on its worker, unless it has ended."""
