@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from lmx.supervisor.inventory.download_records import (
     asked_download,
     trimmed,
 )
-from lmx.supervisor.processes.fetching import TERM_GRACE_S, FetchProgram
+from lmx.supervisor.processes.fetching import Fetch, FetchRuns
 
 WINDOW_S: Final = 5.0
 
@@ -79,19 +80,18 @@ class Downloads:
     def __init__(
         self,
         file: DownloadFile,
-        program: FetchProgram,
+        runs: FetchRuns,
         serve: Callable[[Download, Path], Awaitable[str | None]],
         is_whole: Callable[[Download], Awaitable[bool]],
         events: Events,
     ) -> None:
         self._file = file
-        self._program = program
+        self._runs = runs
         self._serve = serve
         self._is_whole = is_whole
         self._events = events
         self._all: dict[str, Download] = {each.download_id: each for each in file.load()}
         self._samples: dict[str, deque[tuple[float, int]]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
         self._unsaved = False
@@ -136,10 +136,8 @@ class Downloads:
         if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
             download.error_code = None
             self._end(download, DownloadStatus.CANCELLED, "it was cancelled")
-            task = self._tasks.get(download_id)
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task], timeout=2 * TERM_GRACE_S)
+            self._runs.stop(download_id)
+            await self._runs.wait_stopped(download_id)
         return self._view(download)
 
     async def completed_elsewhere(self, repo_id: str, revision: str | None, path: Path) -> None:
@@ -176,18 +174,15 @@ class Downloads:
         return tuple(self._all.values())
 
     async def close(self, *, goes_on: bool) -> None:
-        """End all, and wait until their processes are gone. ``goes_on``: another program of this
-        supervisor is to go on with them."""
+        """End all, the fetches of loads too, and wait until their processes are gone. ``goes_on``:
+        another program of this supervisor is to go on with the downloads."""
         self._closing = True
         for download in self._all.values():
             if download.unfinished:
                 download.goes_on = goes_on
                 download.error_code = ErrorCode.DOWNLOAD_FAILED
                 self._end(download, DownloadStatus.INTERRUPTED, f"lmx went down: {GOES_ON}")
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._runs.close()
         if self._saving is not None:
             await self._saving
 
@@ -220,25 +215,24 @@ class Downloads:
         download.param = download.retry_after_s = None
         download.started_s = time.time()
         self._samples[download.download_id] = deque()
-        before = self._tasks.get(download.download_id)
-        task = asyncio.get_running_loop().create_task(self._run(download, before))
-        self._tasks[download.download_id] = task
-        task.add_done_callback(lambda done: self._finished(download, done))
+        self._runs.start(download.download_id, self._fetch(download), self._places)
         self._tell("download.started", download, "")
 
-    async def _run(self, download: Download, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            # It was cancelled, and sees its process out.
-            await asyncio.wait([before])
+    def _fetch(self, download: Download) -> Fetch:
         options = [f"--longest-wait-s={_HUB_WAIT_S:g}"]
         if download.revision is not None:
             options.append(f"--revision={download.revision}")
         if download.filename is not None:
             options.append(f"--filename={download.filename}")
-        async with self._places:
-            outcome = await self._program.run(
-                download.repo_id, options, lambda report: self._advanced(download, report)
-            )
+        return Fetch(
+            download.repo_id,
+            tuple(options),
+            partial(self._advanced, download),
+            partial(self._ended, download),
+            partial(self._broke, download),
+        )
+
+    async def _ended(self, download: Download, outcome: Path | LmxError) -> None:
         if not download.unfinished:
             return  # it was cancelled as it ended
         if isinstance(outcome, LmxError):
@@ -247,6 +241,11 @@ class Downloads:
             self._end(download, DownloadStatus.FAILED, outcome.message)
             return
         await self._came(download, outcome)
+
+    async def _broke(self, download: Download, error: Exception) -> None:
+        if download.unfinished:
+            download.error_code = ErrorCode.INTERNAL
+            self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
 
     async def _came(self, download: Download, path: Path) -> None:
         download.path = str(path)
@@ -280,17 +279,6 @@ class Downloads:
         download.ended_s = time.time()
         self._samples.pop(download.download_id, None)
         self._tell(f"download.{status}", download, error)
-
-    def _finished(self, download: Download, task: asyncio.Task[None]) -> None:
-        latest = self._tasks.get(download.download_id) is task
-        if latest:
-            del self._tasks[download.download_id]
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        log.error("download.broke", download_id=download.download_id, exc_info=error)
-        if latest and download.unfinished:
-            download.error_code = ErrorCode.INTERNAL
-            self._end(download, DownloadStatus.FAILED, f"the download broke: {error}")
 
     def _tell(self, event: str, download: Download, detail: str) -> None:
         self._events.note(

@@ -1,15 +1,14 @@
-"""Runs the fetch process of a model that is to be loaded.
-
-One run of the fetch program: a hub download or a GGUF import, outside this process.
-"""
+"""Runs the fetch program, which downloads from a hub or imports a GGUF file, in processes of its
+own: for loads, and for the downloads of :mod:`lmx.supervisor.inventory.downloads`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
-TERM_GRACE_S: Final = 10.0
+_TERM_GRACE_S: Final = 10.0
 _STALL_S: Final = 900.0
 """Without a word for so long a fetch is ended. Comparing the converted weights of a large model
 with their file takes minutes and says nothing meanwhile."""
@@ -65,7 +64,7 @@ class FetchProgram:
         outcome: Path | LmxError | None = None
         try:
             outcome = await _read(source, process, advanced)
-            async with asyncio.timeout(TERM_GRACE_S):
+            async with asyncio.timeout(_TERM_GRACE_S):
                 await process.wait()
         except TimeoutError:
             outcome = outcome or self._stalled(source)
@@ -73,7 +72,7 @@ class FetchProgram:
             if process.returncode is None:
                 process.terminate()
                 try:
-                    await asyncio.wait_for(process.wait(), TERM_GRACE_S)
+                    await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
                 except TimeoutError:
                     process.kill()
                     await process.wait()
@@ -122,63 +121,130 @@ async def _read(
             advanced(report)
 
 
-class Fetching:
-    """The fetches that run, by model id. ``on_advance(model_id, phase, fraction)`` and
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One run of the fetch program, and who is told of it. A run that was stopped tells nothing
+    any more."""
+
+    source: str
+    """What is fetched, as the configuration writes it."""
+
+    options: tuple[str, ...]
+    """Further arguments of the program."""
+
+    advanced: Callable[[dict[str, Any]], None]
+    """Takes each line of progress."""
+
+    ended: Callable[[Path | LmxError], Awaitable[None]]
+    """Takes the outcome: what was made, or why there is nothing."""
+
+    broke: Callable[[Exception], Awaitable[None]]
+    """Takes what went wrong in this process: the program could not be started, or ``ended``
+    failed."""
+
+
+class FetchRuns:
+    """Owner of the fetch program's processes, those of loads and those of downloads. Of one key
+    there is one process at a time."""
+
+    def __init__(self, program: FetchProgram) -> None:
+        self._program = program
+        self._runs: dict[asyncio.Task[None], str] = {}
+        """Keys by task, also of those that were stopped and still see their process out."""
+
+    def start(self, key: str, fetch: Fetch, places: asyncio.Semaphore | None = None) -> None:
+        """Begin a run. Its process is started when those of the same key, which were stopped, are
+        gone, and when there is a place."""
+        before = self._of(key)
+        task = asyncio.get_running_loop().create_task(self._run(fetch, before, places))
+        self._runs[task] = key
+        task.add_done_callback(self._runs.pop)
+
+    def stop(self, key: str) -> None:
+        """End the run of a key. Returns before its process is gone."""
+        for task in self._of(key):
+            _cancel(task)
+
+    async def wait_stopped(self, key: str) -> None:
+        """Return when the processes of a key are gone, or when they should be."""
+        tasks = self._of(key)
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * _TERM_GRACE_S)
+
+    async def close(self) -> None:
+        """End all runs and return when their processes are gone."""
+        tasks = list(self._runs)
+        for task in tasks:
+            _cancel(task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _of(self, key: str) -> list[asyncio.Task[None]]:
+        return [task for task, its_key in self._runs.items() if its_key == key]
+
+    async def _run(
+        self,
+        fetch: Fetch,
+        before: Sequence[asyncio.Task[None]],
+        places: asyncio.Semaphore | None,
+    ) -> None:
+        try:
+            if before:
+                await asyncio.wait(before)
+            async with places or contextlib.nullcontext():
+                outcome = await self._program.run(fetch.source, fetch.options, fetch.advanced)
+            await fetch.ended(outcome)
+        except Exception as error:
+            log.exception("fetch.broke", source=fetch.source)
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                await fetch.broke(error)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a run once: a second time would keep it from seeing its process out."""
+    if not task.cancelling():
+        task.cancel()
+
+
+class LoadFetches:
+    """The fetches of models that are to be loaded. ``on_advance(model_id, phase, fraction)`` and
     ``on_end(model_id, path or error)`` are called on the event loop."""
 
     def __init__(
         self,
-        program: FetchProgram,
+        runs: FetchRuns,
         on_advance: Callable[[str, LoadPhase, float | None], None],
-        on_end: Callable[[str, Path | LmxError], None],
+        on_end: Callable[[str, Path | LmxError], Awaitable[None]],
     ) -> None:
-        self._program = program
+        self._runs = runs
         self._on_advance = on_advance
         self._on_end = on_end
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        # Also those that were cancelled and still see their process out.
-        self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, model: ModelConfig) -> None:
         """Begin to fetch; one at a time for a model."""
-        task = asyncio.get_running_loop().create_task(self._run(model))
-        self._tasks[model.id] = task
-        self._alive.add(task)
-        task.add_done_callback(lambda done: self._finished(model.id, done))
 
-    def stop(self, model_id: str) -> None:
-        """End a fetch; neither callback follows."""
-        task = self._tasks.pop(model_id, None)
-        if task is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        """End all fetches and wait until their processes are gone."""
-        for model_id in list(self._tasks):
-            self.stop(model_id)
-        await asyncio.gather(*self._alive, return_exceptions=True)
-
-    def _finished(self, model_id: str, task: asyncio.Task[None]) -> None:
-        self._alive.discard(task)
-        wanted = self._tasks.get(model_id) is task
-        if wanted:
-            del self._tasks[model_id]
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        log.error("fetch.failed", model=model_id, exc_info=error)
-        if wanted:
-            self._on_end(
-                model_id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, f"the fetch broke: {error}")
-            )
-
-    async def _run(self, model: ModelConfig) -> None:
         def advanced(report: dict[str, Any]) -> None:
             self._on_advance(model.id, LoadPhase(report["phase"]), report.get("fraction"))
 
-        outcome = await self._program.run(model.source, (), advanced)
-        if isinstance(outcome, LmxError):
-            # The field is one of a download; who loads a model has given none of them.
-            outcome = UnavailableError(
-                outcome.code, outcome.message, retry_after_s=outcome.retry_after_s
-            )
-        self._on_end(model.id, outcome)
+        async def ended(outcome: Path | LmxError) -> None:
+            if isinstance(outcome, LmxError):
+                # The field is one of a download; who loads a model has given none of them.
+                outcome = UnavailableError(
+                    outcome.code, outcome.message, retry_after_s=outcome.retry_after_s
+                )
+            await self._on_end(model.id, outcome)
+
+        async def broke(error: Exception) -> None:
+            message = f"the fetch broke: {error}"
+            await self._on_end(model.id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, message))
+
+        self._runs.start(_key(model.id), Fetch(model.source, (), advanced, ended, broke))
+
+    def stop(self, model_id: str) -> None:
+        """End a fetch; neither callback follows."""
+        self._runs.stop(_key(model_id))
+
+
+def _key(model_id: str) -> str:
+    """Return the key of a model's fetch, which is none of a download."""
+    return f"load of {model_id}"

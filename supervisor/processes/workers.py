@@ -21,7 +21,7 @@ from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import MemoryPlan, plan_memory
 from lmx.supervisor.processes.child import signal_group
 from lmx.supervisor.processes.descendants import Descendants
-from lmx.supervisor.processes.fetching import Fetching
+from lmx.supervisor.processes.fetching import LoadFetches
 from lmx.supervisor.processes.inspector import Inspections
 from lmx.supervisor.processes.launcher import Launcher
 from lmx.supervisor.processes.specs import worker_spec
@@ -42,7 +42,7 @@ class WorkerProcesses:
         home: Home,
         launcher: Launcher,
         server: ControlServer,
-        fetching: Fetching,
+        fetches: LoadFetches,
         inspections: Inspections,
         descendants: Descendants,
         files: StateFiles,
@@ -56,7 +56,7 @@ class WorkerProcesses:
         self._home = home
         self._launcher = launcher
         self._server = server
-        self._fetching = fetching
+        self._fetches = fetches
         self._inspections = inspections
         self._descendants = descendants
         self._files = files
@@ -92,10 +92,10 @@ class WorkerProcesses:
         return None
 
     def start_fetch(self, model: ModelConfig) -> None:
-        self._fetching.start(model)
+        self._fetches.start(model)
 
     def stop_fetch(self, model_id: str) -> None:
-        self._fetching.stop(model_id)
+        self._fetches.stop(model_id)
 
     def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
         kind, files = model.kind or found.kind, found.files

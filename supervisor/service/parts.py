@@ -32,7 +32,7 @@ from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.watch import MemoryWatch
 from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.exit_watch import ExitWatch
-from lmx.supervisor.processes.fetching import Fetching, FetchProgram
+from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.processes.launcher import Launcher
@@ -74,7 +74,6 @@ class Parts:
     exits: ExitWatch
     inspections: Inspections
     inspector: Inspector
-    fetching: Fetching
 
     @property
     def ticks(self) -> dict[str, Tick]:
@@ -86,11 +85,6 @@ class Parts:
             "disk": self.files.disk.tick,
             "snapshot": lambda now_s, _paused_s: self.core.flush(now_s),
         }
-
-    async def close_fetches(self, *, goes_on: bool = False) -> None:
-        """End every fetch and download. ``goes_on``: another program of this supervisor is to go
-        on with the downloads."""
-        await asyncio.gather(self.fetching.close(), self.downloads.close(goes_on=goes_on))
 
     async def close(self) -> None:
         """Close what this process holds. Processes that run go on."""
@@ -129,14 +123,14 @@ def wire(
     descendants = Descendants(home)
     inspector = Inspector(home)
     inspections = Inspections(inspector, lambda *report: reports.inspected(*report))
-    program = FetchProgram.of(home)
-    fetching = Fetching(
-        program,
+    runs = FetchRuns(FetchProgram.of(home))
+    fetches = LoadFetches(
+        runs,
         lambda *report: reports.fetch_advanced(*report),
         lambda *report: reports.fetch_ended(*report),
     )
     workers = WorkerProcesses(
-        settings, home, launcher, server, fetching, inspections, descendants, files,
+        settings, home, launcher, server, fetches, inspections, descendants, files,
         Measured.load(home.measured, say), ledger, events,
         lambda *report: reports.worker_exited(*report),
         lambda *report: reports.worker_left(*report),
@@ -183,8 +177,8 @@ def wire(
         file = download.filename is not None
         return await inspector.is_whole(Path(download.path), file=file)
 
-    downloads = Downloads(DownloadFile(home.downloads, say), program, serve, is_whole, events)
-    shutdown = Shutdown(core, guard, lambda: parts.close_fetches())
+    downloads = Downloads(DownloadFile(home.downloads, say), runs, serve, is_whole, events)
+    shutdown = Shutdown(core, guard, lambda: downloads.close(goes_on=False))
     reports = Reports(core, guard, memory, counts, downloads, shutdown)
 
     reloader = Reloader(invocation.read_config, added, core, settings, events)
@@ -198,7 +192,7 @@ def wire(
         core, guard, files.records, home.run, workers.watch, routers.watch, files.disk.change,
         descendants.end,
     )  # fmt: skip
-    parts = Parts(
+    return Parts(
         settings=settings,
         core=core,
         guard=guard,
@@ -216,9 +210,7 @@ def wire(
         exits=exits,
         inspections=inspections,
         inspector=inspector,
-        fetching=fetching,
     )
-    return parts
 
 
 def _budget_bytes(config: Config) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -37,7 +36,6 @@ class Reports:
         self._counts = counts
         self._downloads = downloads
         self._shutdown = shutdown
-        self._came: set[asyncio.Task[None]] = set()
 
     def worker_exited(self, instance: str, status: int | None) -> None:
         """A worker's process has ended; ``status`` as in ``Popen.returncode``."""
@@ -67,15 +65,12 @@ class Reports:
         """A load's fetch has come so far."""
         self._core.fetch_advanced(model_id, phase, fraction)
 
-    def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
+    async def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
         """A load's fetch has ended: the model's folder, or why there is none."""
         now_s = time.monotonic()
         slot = self._core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)
-        if isinstance(outcome, Path) and isinstance(source, HubSource):
-            came = self._downloads.completed_elsewhere(source.repo_id, source.revision, outcome)
-            task = asyncio.get_running_loop().create_task(came)
-            self._came.add(task)
-            task.add_done_callback(self._came.discard)
         self._core.fetch_ended(model_id, outcome, now_s)
         self._core.flush(now_s)
+        if isinstance(outcome, Path) and isinstance(source, HubSource):
+            await self._downloads.completed_elsewhere(source.repo_id, source.revision, outcome)

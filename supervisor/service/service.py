@@ -180,5 +180,5 @@ class Service:
     async def _hand_over(self, parts: Parts) -> Handover:
         """End nothing but the fetches, which go on where they were."""
         log.info("supervisor.replacing")
-        await parts.close_fetches(goes_on=True)
+        await parts.downloads.close(goes_on=True)
         return leave(parts.core, self._lock.descriptor, parts.guard.listener)

@@ -35,7 +35,7 @@ from lmx.supervisor.inventory.downloads import (
     note_bytes,
 )
 from lmx.supervisor.memory.files import missing_part
-from lmx.supervisor.processes.fetching import FetchProgram
+from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.integers(0, 10**9)), min_size=1, max_size=60))
@@ -126,7 +126,7 @@ class Ground:
     def downloads(self) -> Downloads:
         return Downloads(
             DownloadFile(self.folder / "downloads.json"),
-            FetchProgram(self.folder, self.folder / "fetch.log"),
+            FetchRuns(FetchProgram(self.folder, self.folder / "fetch.log")),
             self._serve,
             self._is_whole,
             self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.processes.fetching import Fetching, FetchProgram
+from lmx.supervisor.processes.fetching import Fetch, FetchProgram, FetchRuns, LoadFetches
 
 MODEL = ModelConfig(id="m", source="owner/name")
 
@@ -24,16 +25,16 @@ async def outcome_of(
     program.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(program))
     ended: asyncio.Future[tuple[str, Path | LmxError]] = asyncio.get_running_loop().create_future()
-    fetching = Fetching(
-        FetchProgram(folder, folder / "fetch.log"),
-        lambda *_: None,
-        lambda *found: ended.set_result(found),
-    )
-    fetching.start(MODEL)
+
+    async def take_end(*found: Any) -> None:
+        ended.set_result(found)
+
+    runs = FetchRuns(FetchProgram(folder, folder / "fetch.log"))
+    LoadFetches(runs, lambda *_: None, take_end).start(MODEL)
     try:
         return await asyncio.wait_for(ended, 20)
     finally:
-        await fetching.close()
+        await runs.close()
 
 
 async def test_the_folder_is_what_it_says_last(
@@ -62,3 +63,101 @@ async def test_one_that_says_nothing_is_ended(
     assert "no progress" in error.message
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+# Runs of one key.
+
+
+class Runs:
+    """Runs whose program is a shell script, and what they told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._program = folder / "program"
+        monkeypatch.setattr("sys.executable", str(self._program))
+        self.runs = FetchRuns(FetchProgram(folder, folder / "fetch.log"))
+        self.told: list[Any] = []
+        self.progress = asyncio.Event()
+        self.error: Exception | None = None
+
+    def start(self, script: str, key: str = "k") -> None:
+        self._program.write_text(f"#!/bin/sh\n{script}\n")
+        self._program.chmod(0o755)
+        self.progress.clear()
+        fetch = Fetch("owner/name", (), lambda _: self.progress.set(), self._ended, self._broke)
+        self.runs.start(key, fetch)
+
+    async def _ended(self, outcome: Path | LmxError) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append(outcome)
+
+    async def _broke(self, error: Exception) -> None:
+        self.told.append(error)
+
+    async def until_told(self) -> Any:
+        async with asyncio.timeout(20):
+            while not self.told:
+                await asyncio.sleep(0.01)
+        return self.told[-1]
+
+    def pid(self) -> int:
+        return int((self.folder / "pid").read_text())
+
+    def runs_now(self, pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return Runs(tmp_path, monkeypatch)
+
+
+SLOW_TO_GO = """trap 'sleep 0.5; exit 0' TERM
+echo $$ > pid; echo '{"phase": "download"}'; while :; do sleep 0.05; done"""
+
+
+async def test_a_run_waits_until_the_one_before_it_is_gone(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.folder)
+    runs.start(SLOW_TO_GO)
+    await asyncio.wait_for(runs.progress.wait(), 20)
+    first = runs.pid()
+    runs.runs.stop("k")
+    runs.start(f"""kill -0 {first} && exit 9; echo '{{"path": "/second"}}'""")
+    assert await runs.until_told() == Path("/second")
+    assert not runs.runs_now(first)
+
+
+async def test_one_that_is_stopped_again_is_still_seen_out(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.folder)
+    runs.start(SLOW_TO_GO)
+    await asyncio.wait_for(runs.progress.wait(), 20)
+    first = runs.pid()
+    runs.runs.stop("k")
+    await asyncio.sleep(0.05)
+    runs.runs.stop("k")
+    await runs.runs.close()
+    assert not runs.runs_now(first)
+    assert runs.told == []
+
+
+async def test_what_goes_wrong_here_is_told_too(runs: Runs) -> None:
+    runs.error = ZeroDivisionError("bug")
+    runs.start("""echo '{"path": "/models/m"}'""")
+    assert await runs.until_told() is runs.error
+
+
+async def test_runs_of_different_keys_do_not_wait_for_each_other(runs: Runs) -> None:
+    runs.start("""echo '{"phase": "download"}'; exec sleep 60""", "one")
+    await asyncio.wait_for(runs.progress.wait(), 20)
+    runs.start("""echo '{"path": "/two"}'""", "two")
+    assert await runs.until_told() == Path("/two")
+    await runs.runs.close()
