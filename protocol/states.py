@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Final
 
 
 class WorkerState(StrEnum):
@@ -27,6 +28,10 @@ class SlotState(StrEnum):
     BACKOFF = "backoff"
     QUARANTINED = "quarantined"
     HELD = "held"
+
+
+DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
+"""A model has no worker in these states and gets none before somebody asks for it."""
 
 
 class LoadPhase(StrEnum):

@@ -83,6 +83,14 @@ def parse_host_pattern(text: str) -> str:
     return pattern.strip("[]")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def host_allowed(host: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a host, as in :class:`Authority`, is among ``patterns``."""
     return any(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -14,6 +13,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.web_origins import is_loopback
 from lmx.router.http.endpoint import Access
 from lmx.router.http.outcome import RequestContext
 
@@ -92,14 +92,6 @@ def own_request(generate: Generate, context: RequestContext) -> Generate:
     if salt and context.owner is not None:
         salt = f"{context.owner}:{salt}"
     return replace(generate, request_id=context.request_id, cache_salt=salt, owner=context.asker)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _absence(headers: Sequence[str]) -> str:

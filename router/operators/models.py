@@ -15,7 +15,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
 from lmx.protocol.messages.control import LoadModel, ModelView, UnloadModel
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
-from lmx.protocol.states import SlotState
+from lmx.protocol.states import DOWN
 from lmx.router.http.body import read_object
 from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_gb
@@ -53,8 +53,6 @@ LOAD_ERRORS: Final = (
 """What a load can fail with beside what every route can."""
 
 _POLL_S: Final = 0.25
-
-_DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
 
 
 async def loaded(request: web.Request, name: str, context_length: int | None = None) -> ModelView:
@@ -94,7 +92,7 @@ async def unloaded(services: Services, model: ModelView) -> None:
     Raises :class:`RequestError` (MODEL_NOT_LOADED) where nothing is loaded or on its way, and
     DEADLINE_EXCEEDED when its requests take longer to end than ``load_wait_s``.
     """
-    if model.slot in _DOWN:
+    if model.slot in DOWN:
         raise RequestError(
             ErrorCode.MODEL_NOT_LOADED,
             f"{model.model_id} is not loaded: it is {model.slot.value}.",
@@ -140,7 +138,7 @@ def _has_left(directory: Directory, model: ModelView) -> bool:
     if now is None:
         return True
     if model.instance is None:
-        return now.slot in _DOWN
+        return now.slot in DOWN
     return now.instance != model.instance
 
 

@@ -14,7 +14,7 @@ ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
 """Names that always route: to all chat models, the default first, where the configuration does
 not list others."""
 
-_ON_ITS_WAY: Final = frozenset({WorkerState.STARTING, WorkerState.LOADING})
+_LOADS: Final = frozenset({WorkerState.STARTING, WorkerState.LOADING})
 
 
 def candidates(
@@ -106,9 +106,5 @@ def _group(model: ModelView, free_bytes: int) -> int:
     if ready_instance(model) is not None:
         return 0
     # What is being loaded has its bytes already. What needs nobody knows how much may fit.
-    fits = (
-        model.worker in _ON_ITS_WAY
-        or model.needed_bytes is None
-        or model.needed_bytes <= free_bytes
-    )
+    fits = model.worker in _LOADS or model.needed_bytes is None or model.needed_bytes <= free_bytes
     return 1 if fits else 2

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
+from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.limits import RateLimitsConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
@@ -31,8 +32,6 @@ __all__ = [
     "ServerConfig",
     "TimingConfig",
 ]
-
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class ServerConfig(Section):
@@ -264,7 +263,7 @@ class Config(Section):
     def _refuse_open_lan(self) -> Config:
         server = self.server
         if (
-            server.host not in _LOOPBACK
+            not is_loopback(server.host)
             and not self.security.api_keys
             and not server.allow_lan_without_key
         ):

@@ -151,11 +151,6 @@ def file_hash(path: PurePath) -> str:
     return hashlib.sha256(str(path).encode()).hexdigest()[:8]
 
 
-def needs_fetch(source: Source) -> bool:
-    """Whether the source has to be downloaded or converted before a worker can load it."""
-    return not isinstance(source, FolderSource)
-
-
 def parse_models_variable(text: str) -> list[tuple[str, str]]:
     """Read 'id=source,source,...' into pairs of model id and source text, in order.
 

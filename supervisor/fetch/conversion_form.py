@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.fetch.progress import gb
 
 Platform = Literal["linux", "darwin"]
 Form = Literal["float32", "bfloat16", "int4-float32", "int4-bfloat16"]
@@ -59,8 +60,8 @@ def conversion_form(platform: Platform, facts: GgufFacts, memory_bytes: int) -> 
                 return "float32"
             raise OperationError(
                 ErrorCode.CONVERSION_FAILED,
-                f"as float32 the model takes {_gb(float32_bytes)} and this machine has "
-                f"{_gb(memory_bytes)}; an unquantised GGUF file can't be made smaller here: use a "
+                f"as float32 the model takes {gb(float32_bytes)} and this machine has "
+                f"{gb(memory_bytes)}; an unquantised GGUF file can't be made smaller here: use a "
                 "quantised one (Q4_K_M, Q8_0) or a folder in MLX form",
             )
         case _:
@@ -70,7 +71,3 @@ def conversion_form(platform: Platform, facts: GgufFacts, memory_bytes: int) -> 
 def output_bytes(form: Form, facts: GgufFacts) -> int:
     """Estimate the size of the weights in a form: exact for float32 and bfloat16."""
     return int(facts.weight_count * _BYTES_PER_WEIGHT[form])
-
-
-def _gb(count_bytes: int) -> str:
-    return f"{count_bytes / 1e9:.2f} GB"

@@ -49,6 +49,7 @@ from lmx.supervisor.fetch.conversion_form import (
     conversion_form,
     output_bytes,
 )
+from lmx.supervisor.fetch.progress import gb
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
@@ -236,7 +237,7 @@ def read_facts(source: Path, report: Report = _unheard) -> GgufFacts:
     except Exception as error:
         raise OperationError(
             invalid,
-            f"{source} ({_gb(source.stat().st_size)}) is truncated or damaged: fetch it again "
+            f"{source} ({gb(source.stat().st_size)}) is truncated or damaged: fetch it again "
             f"({type(error).__name__}: {error})",
         ) from error
     weights = {True: 0, False: 0}
@@ -375,10 +376,6 @@ def _check_disk(models_dir: Path, made_bytes: int) -> None:
     if free_bytes < needed_bytes:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
-            f"the conversion needs {_gb(needed_bytes)} in {models_dir}, which has "
-            f"{_gb(free_bytes)} free: free some space there",
+            f"the conversion needs {gb(needed_bytes)} in {models_dir}, which has "
+            f"{gb(free_bytes)} free: free some space there",
         )
-
-
-def _gb(count_bytes: int) -> str:
-    return f"{count_bytes / 1e9:.2f} GB"

@@ -28,7 +28,7 @@ from huggingface_hub.utils import filter_repo_objects
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.fetch.errors import explained
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
-from lmx.supervisor.fetch.progress import Counted, Report
+from lmx.supervisor.fetch.progress import Counted, Report, gb
 from lmx.supervisor.memory.files import has_tokenizer, missing_part
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
@@ -126,7 +126,7 @@ def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[H
 
 
 def _refuse_no_model(names: set[str], repo_id: str) -> None:
-    """Before gigabytes of something else are downloaded."""
+    """Before gb of something else are downloaded."""
     if "config.json" not in names:
         missing = "config.json"
     elif not any(name.endswith(".safetensors") for name in names):
@@ -229,8 +229,8 @@ def _check_disk(repo_id: str, needed_bytes: int) -> None:
     if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
-            f"{repo_id} needs {_gb(needed_bytes)} and {_gb(SPARE_BYTES)} to spare, but {folder} "
-            f"has {_gb(free_bytes)} free: delete models there, or set HF_HUB_CACHE to another disk",
+            f"{repo_id} needs {gb(needed_bytes)} and {gb(SPARE_BYTES)} to spare, but {folder} "
+            f"has {gb(free_bytes)} free: delete models there, or set HF_HUB_CACHE to another disk",
         )
 
 
@@ -271,7 +271,3 @@ def _bar_class(counted: Counted) -> type[AbstractContextManager[_Bar]]:
         ) -> None: ...
 
     return Bar
-
-
-def _gb(count_bytes: int) -> str:
-    return f"{count_bytes / 1e9:.2f} GB"

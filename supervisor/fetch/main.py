@@ -46,7 +46,7 @@ from lmx.supervisor.fetch.progress import Phase
 # Often enough for a progress bar, seldom enough that thousands of tensors cost nothing.
 REPORT_INTERVAL_S = 0.25
 PARENT_POLL_INTERVAL_S = 1.0
-# To remove what is half made: gigabytes are unlinked in well under a second. The hub client's
+# To remove what is half made: gb are unlinked in well under a second. The hub client's
 # threads can't be interrupted, so without a limit a slow download would keep the process alive.
 STOP_GRACE_S = 3.0
 STOPPED_STATUS = 128 + signal.SIGTERM

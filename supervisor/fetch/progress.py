@@ -46,3 +46,8 @@ class Counted:
             done_bytes=done_bytes,
             total_bytes=total_bytes,
         )
+
+
+def gb(count_bytes: int) -> str:
+    """Return a size as the hub's pages write it, in units of 1000."""
+    return f"{count_bytes / 1e9:.2f} GB"

@@ -9,7 +9,7 @@ from typing import Final
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.inventory import Available, Deleted
-from lmx.protocol.states import SlotState
+from lmx.protocol.states import DOWN
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
@@ -25,7 +25,6 @@ _UNLOAD_S: Final = 120.0
 """For streams to end and a worker to exit: what gives a worker up takes less."""
 
 _POLL_S: Final = 0.05
-_DOWN: Final = (SlotState.COLD, SlotState.HELD, SlotState.QUARANTINED)
 
 
 class Deletion:
@@ -121,7 +120,7 @@ class Deletion:
 
     def _is_up(self, model_id: str) -> bool:
         slot = self._core.slots.get(model_id)
-        return slot is not None and (slot.worker is not None or slot.state not in _DOWN)
+        return slot is not None and (slot.worker is not None or slot.state not in DOWN)
 
     async def _unload(self, ids: tuple[str, ...]) -> None:
         for model_id in ids:

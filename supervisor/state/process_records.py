@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import stat
 import time
@@ -24,7 +23,6 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.set_aside import set_aside
-from lmx.supervisor.state.atomic_write import atomic_write
 from lmx.supervisor.state.disk_retry import Change, change_once
 from lmx.supervisor.state.state_file import StateFile, say_nothing
 
@@ -181,16 +179,16 @@ class Records:
     ) -> None:
         self._say = say
         self._workers = state / "workers"
-        self._routers = state / "router.json"
+        self._routers = StateFile(state / "router.json", _router_records, say)
         self._change = change
 
     def save_worker(self, record: WorkerRecord) -> None:
         """Write a worker's record."""
-        self._save(self._workers / f"{record.token}.json", dataclasses.asdict(record))
+        self._save(self._worker_file(record.token), dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:
         """Remove a worker's record; it has exited. One that stays is found to be stale."""
-        self._remove(self._workers / f"{instance}.json")
+        self._remove(self._worker_file(instance).path)
 
     def workers(self) -> list[WorkerRecord]:
         """Return every worker's record; unreadable ones are set aside."""
@@ -203,28 +201,25 @@ class Records:
         if records:
             self._save(self._routers, [dataclasses.asdict(record) for record in records])
         else:
-            self._remove(self._routers)
+            self._remove(self._routers.path)
 
     def orphans(self) -> list[ProcessRecord]:
         """Return what runs of all that is recorded, the routers first. Changes nothing: who asks
         may not be the supervisor."""
-        routers = StateFile(self._routers, _router_records).peek() or []
+        routers = self._routers.peek() or []
         paths = sorted(self._workers.glob("*.json"))
         workers = [StateFile(path, _worker_record).peek() for path in paths]
         return [each for each in (*routers, *workers) if each is not None and each.alive]
 
     def routers(self) -> list[RouterRecord]:
         """Return every router's record; an unreadable file is set aside."""
-        return StateFile(self._routers, _router_records, self._say).load() or []
+        return self._routers.load() or []
 
-    def _save(self, path: Path, values: Any) -> None:
-        text = json.dumps(values)
+    def _worker_file(self, instance: str) -> StateFile[WorkerRecord]:
+        return StateFile(self._workers / f"{instance}.json", _worker_record, self._say)
 
-        def write() -> None:
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            atomic_write(path, text)
-
-        self._change(path, write)
+    def _save(self, file: StateFile[Any], values: Any) -> None:
+        self._change(file.path, lambda: file.save(values))
 
     def _remove(self, path: Path) -> None:
         self._change(path, lambda: path.unlink(missing_ok=True))

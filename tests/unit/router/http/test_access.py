@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling
 from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import RunDirectory
-from lmx.router.http.access import check_access, is_loopback, key_name, own_request
+from lmx.router.http.access import check_access, key_name, own_request
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import RequestContext
 from lmx.router.server.routes import ROUTES

@@ -11,7 +11,7 @@ from router_rig import Rig, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, GetStatus, ReloadConfig, Reloaded, Status
-from lmx.router.http.access import is_loopback
+from lmx.protocol.web_origins import is_loopback
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 RELOAD = "/admin/config/reload"

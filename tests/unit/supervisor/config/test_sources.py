@@ -11,7 +11,6 @@ from lmx.supervisor.config.sources import (
     Source,
     SourceError,
     default_model_id,
-    needs_fetch,
     parse_models_variable,
     parse_source,
 )
@@ -110,12 +109,6 @@ def test_default_model_id(text: str, model_id: str) -> None:
 def test_no_default_model_id(text: str) -> None:
     with pytest.raises(SourceError, match="give one, as in"):
         default_model_id(parse_source(text))
-
-
-def test_only_a_folder_needs_no_fetch() -> None:
-    assert not needs_fetch(FolderSource("/m"))
-    assert needs_fetch(GgufSource("/m.gguf"))
-    assert needs_fetch(HubSource("o/n"))
 
 
 def test_models_variable() -> None:
