@@ -39,6 +39,10 @@ GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
 CACHE = "supervisor/fetch/cache.py"
+FETCHED = "supervisor/memory/fetched.py"
+BODY = "router/http/body.py"
+CONNECTIONS = "router/server/connections.py"
+API_PAGE = "router/operators/api_page.py"
 GRAMMAR = "worker/constraints/grammar.py"
 REGISTRY = "worker/formats/registry.py"
 VOCABULARY = "worker/constraints/vocabulary.py"
@@ -254,6 +258,24 @@ PARTS: dict[str, Sequence[Part]] = {
             (FILE,),
             "waiting for another program that downloads the same file",
             ("lock_file", "timeout"),
+        ),
+        Part(
+            "huggingface_hub.utils:filter_repo_objects",
+            (HUB,),
+            "which files of a repository are a model's",
+            ("items", "allow_patterns"),
+        ),
+    ),
+    "aiohttp": (
+        Part(
+            "aiohttp.web_protocol:RequestPayloadError",
+            (BODY,),
+            "telling a body that was cut off from a bug",
+        ),
+        Part(
+            "aiohttp.http_exceptions:LineTooLong",
+            (CONNECTIONS,),
+            "answering a header that is too long with 431",
         ),
     ),
 }

@@ -365,6 +365,7 @@ def test_an_address_that_others_reach_needs_a_key(
         "server: {host: 0.0.0.0, allow_lan_without_key: true}",
         "server: {host: localhost}",
         "server: {host: '::1'}",
+        "server: {host: 127.0.0.2}",
     ],
 )
 def test_with_a_key_or_if_it_is_meant_others_may_reach_it(text: str, tmp_path: Path) -> None:

@@ -1,0 +1,13 @@
+"""What lmx uses of aiohttp beyond its documentation."""
+
+from __future__ import annotations
+
+import pytest
+from private_parts import PARTS, Part, find
+
+LIBRARY = "aiohttp"
+
+
+@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
+def test_it_is_there(part: Part) -> None:
+    assert issubclass(find(LIBRARY, part), Exception)
