@@ -29,6 +29,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from lmx.protocol.models.keep_alive import keep_alive_text
+from lmx.router.schema.openapi.docstrings import field_docstrings
 from lmx.router.schema.openapi.document import describe_api
 from lmx.router.server.routes import ROUTES
 from lmx.supervisor.config.load import variable_names
@@ -216,11 +217,16 @@ def _describe(schema: dict[str, Any], section: type[Section]) -> None:
         its.pop("title", None)
         if not isinstance(its.get("default"), str | bool | int | float):
             its.pop("default", None)
-        if "description" in its:
-            its["description"] = _line(its["description"])
+        description = _line(_meaning(section, name))
         if name in needs:
-            change = f"On a change: {IN_WORDS[needs[name]]}."
-            its["description"] = f"{its.get('description', '')}\n\n{change}".strip()
+            description = f"{description}\n\nOn a change: {IN_WORDS[needs[name]]}.".strip()
+        if description:
+            its["description"] = description
+
+
+def _meaning(section: type[Section], name: str) -> str:
+    described = section.model_fields[name].description
+    return described or field_docstrings(section).get(name, "")
 
 
 def _line(docstring: str) -> str:
@@ -269,7 +275,7 @@ def _keys(title: str, section: type[Section], schema: Schema, definitions: Schem
         variable = variables.get((*where, name))
         cells = [
             f"`{name}`" + (f"<br>`{variable}`" if variable else ""),
-            _line(field.description or ""),
+            _line(_meaning(section, name)),
             _values_of_key(schema["properties"][name], field, definitions),
             _default(name, field),
         ]
@@ -339,11 +345,11 @@ def example() -> str:
         elif inner := [one for one, _ in _within(kind)]:
             keys = _Keys.NEEDED if name == "models" else _Keys.ALL
             item = _as_item(_keys_in_yaml(inner[0], "    ", keys))
-            its = [*_comment(field.description, ""), f"{name}:", *item]
+            its = [*_comment(_meaning(Config, name), ""), f"{name}:", *item]
             # Without a model nothing is served; groups are for those who have several.
             lines += ["", *(its if name == "models" else _commented_out(its, ""))]
         else:
-            lines += ["", *_key_in_yaml(name, field, "", _Keys.DEFAULTS)]
+            lines += ["", *_key_in_yaml(Config, name, "", _Keys.DEFAULTS)]
     return "\n".join(lines) + "\n"
 
 
@@ -353,17 +359,18 @@ def _keys_in_yaml(section: type[Section], indent: str, keys: _Keys) -> list[str]
         inner = [one for one, steps in _within(field.annotation) if not steps]
         if inner:
             its = [
-                *_comment(field.description, indent),
+                *_comment(_meaning(section, name), indent),
                 f"{indent}{name}:",
                 *_keys_in_yaml(inner[0], indent + "  ", _Keys.ALL),
             ]
             lines += its if keys is _Keys.ALL else _commented_out(its, indent)
         else:
-            lines += _key_in_yaml(name, field, indent, keys)
+            lines += _key_in_yaml(section, name, indent, keys)
     return lines
 
 
-def _key_in_yaml(name: str, field: FieldInfo, indent: str, keys: _Keys) -> list[str]:
+def _key_in_yaml(section: type[Section], name: str, indent: str, keys: _Keys) -> list[str]:
+    field = section.model_fields[name]
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     value = field.examples[0] if field.examples else default
     line = [f"{indent}{name}: {_yaml(name, value)}"]
@@ -374,7 +381,7 @@ def _key_in_yaml(name: str, field: FieldInfo, indent: str, keys: _Keys) -> list[
         on = default == ()
     else:
         on = keys is _Keys.DEFAULTS
-    comment = _comment(field.description, indent)
+    comment = _comment(_meaning(section, name), indent)
     return comment + (line if on else _commented_out(line, indent))
 
 

@@ -19,9 +19,7 @@ class Answer(BaseModel):
     None may be left out. It has these fields and no other, which tests see to; clients are told
     that more may come."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 _GIB: Final = 1024**3

@@ -177,9 +177,7 @@ class Strict(BaseModel):
 
     The docstring below a field is its description, for the API's own and for the documents."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="ignore", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
 def _text_or_list(value: object) -> str | None:

@@ -96,6 +96,4 @@ class Section(BaseModel):
 
     The docstring below a key is its meaning, for the documents and for editors."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from lmx.router.http.responses import Answer
+from lmx.router.schema.openapi.docstrings import field_docstrings
 
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
 """Sphinx's way to name a thing of the code, in docstrings."""
@@ -47,12 +48,17 @@ class _Generator(GenerateJsonSchema):
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
         if "description" in made:
             made["description"] = _unwrapped(made["description"])
-        if issubclass(schema["cls"], Answer):
+        if issubclass(model, Answer):
             # Answers may gain fields: a client must not refuse what it does not know.
             made.pop("additionalProperties", None)
-        for its in made.get("properties", {}).values():
+        meanings = field_docstrings(model)
+        for name, field in model.model_fields.items():
+            its = made["properties"][field.alias or name]
+            if name in meanings:
+                its.setdefault("description", meanings[name])
             if "description" in its:
                 its["description"] = _unwrapped(its["description"])
         return made
