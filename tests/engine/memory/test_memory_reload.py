@@ -1,18 +1,21 @@
-"""A real model that is evicted and loaded again: the machine has its memory back."""
+"""A model of real size that is evicted and loaded again: the machine has its memory back."""
 
 from __future__ import annotations
 
 import statistics
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from rig import Rig, rig, wait_until
+from tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(600)]
 
 MIB = 1024**2
-WEIGHTS_BYTES = 513 * MIB
+WEIGHTS_BYTES = 511 * MIB
 TOLERANCE_BYTES = WEIGHTS_BYTES // 4
 """Less than a worker that stayed, or half of its weights; more than other programs of a machine
 that tests run on come and go with."""
@@ -23,6 +26,13 @@ PATIENT = {
     "beat_timeout_s": 60, "stall_timeout_s": 60, "start_timeout_s": 60,
     "load_stall_timeout_s": 120,
 }  # fmt: skip
+
+
+@pytest.fixture
+def large_dir() -> Iterator[Path]:
+    """A model that is large in memory, and soon loaded. Its half gigabyte is not kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield make_tiny_model(Path(folder), "experts")
 
 
 def used_bytes(lmx: Rig) -> int:
@@ -51,14 +61,14 @@ def load(lmx: Rig, model: str) -> None:
 
 # A worker that stays is four times the tolerance; what grows slowly wants more rounds.
 @pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.soak)])
-def test_evicted_and_loaded_again(rounds: int, smollm2_dir: Path, minilm_dir: Path) -> None:
+def test_evicted_and_loaded_again(rounds: int, large_dir: Path, minilm_dir: Path) -> None:
     common = {"preload": False, "prefix_cache": {"enabled": False}}
     config = {
         # Room for either, not for both.
-        "memory": {"budget_bytes": "1200 MiB", "min_residency_s": 0},
+        "memory": {"budget_bytes": "850 MiB", "min_residency_s": 0},
         "timing": PATIENT,
         "models": [
-            {"id": "large", "source": str(smollm2_dir), "context_length": 512, **common},
+            {"id": "large", "source": str(large_dir), "context_length": 512, **common},
             {"id": "small", "source": str(minilm_dir), **common},
         ],
     }
@@ -68,7 +78,7 @@ def test_evicted_and_loaded_again(rounds: int, smollm2_dir: Path, minilm_dir: Pa
         idle_bytes = used_bytes(lmx)
         small_bytes: list[int] = []
         supervisor_bytes: list[int] = []
-        for number in range(1, rounds + 1):
+        for _ in range(rounds):
             load(lmx, "large")
             large_pid = lmx.worker("large")["pid"]
             load(lmx, "small")
@@ -76,7 +86,10 @@ def test_evicted_and_loaded_again(rounds: int, smollm2_dir: Path, minilm_dir: Pa
             lmx.wait_state("large", "cold")
             small_bytes.append(used_bytes(lmx))
             supervisor_bytes.append(supervisor.memory_info().rss)
-            assert small_bytes[-1] <= small_bytes[0] + TOLERANCE_BYTES, f"round {number}"
+            # What others share comes and goes; a worker that stays, or what it leaves, does not go.
+            wait_until(
+                lambda: used_bytes(lmx) <= small_bytes[0] + TOLERANCE_BYTES, "it is back", 30
+            )
         assert supervisor_bytes[-1] <= supervisor_bytes[0] + SUPERVISOR_GROWTH_BYTES
         done = lmx.cli("unload", "small", timeout_s=LOAD_S)
         assert done.returncode == 0, done.stderr

@@ -109,6 +109,22 @@ UNBATCHED_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Half a gigabyte of experts, of which a token meets few: large in memory, and soon loaded.
+LARGE_CONFIGS: dict[str, dict[str, Any]] = {
+    "experts": _COMMON
+    | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_experts": 128,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 680,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+}
+
 # Little to compute, and caches as wide as those of a model of some billion weights.
 CACHING_CONFIGS: dict[str, dict[str, Any]] = {
     "wide": _COMMON
@@ -126,7 +142,8 @@ CACHING_CONFIGS: dict[str, dict[str, Any]] = {
 def make_tiny_model(folder: Path, kind: str) -> Path:
     """Write the model ``kind`` (a key of the configs) into ``folder``, and return that."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = (CONFIGS | UNBATCHED_CONFIGS | CACHING_CONFIGS)[kind] | {"eos_token_id": 256}
+    known = CONFIGS | UNBATCHED_CONFIGS | CACHING_CONFIGS | LARGE_CONFIGS
+    config = known[kind] | {"eos_token_id": 256}
     (folder / "config.json").write_text(json.dumps(config))
     module, _ = get_model_and_args(dict(config))
     model = module.Model(module.ModelConfig.from_dict(dict(config)))
