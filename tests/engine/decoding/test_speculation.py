@@ -57,7 +57,7 @@ class Rig:
     def begin(self, row: RowRequest) -> None:
         """Prefill a row, and let it join."""
         cache = self.forward.new_cache()
-        prefill = PromptPrefill(self.forward, row, self.forward.embed(row.prompt), cache, 0)
+        prefill = PromptPrefill(self.forward, row, cache, 0)
         self.sampler.add(row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs)
         if self.ahead:
             self.ahead.add(row.row_id, row.assist)

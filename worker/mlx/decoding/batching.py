@@ -54,7 +54,7 @@ def can_batch(forward: Forward) -> bool:
 
 def _prefilled(forward: Forward, prompt: list[int]) -> _Row:
     row = RowRequest(0, prompt, 1, RowSampling(0.0))
-    prefill = PromptPrefill(forward, row, forward.embed(prompt), forward.new_cache(), 0)
+    prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
     while not prefill.ready:
         prefill.advance(len(prompt), ())
     mx.eval(prefill.finish(), cache_states(prefill.prompt_cache))

@@ -1,14 +1,16 @@
 """The batch of rows that decode: one forward for all of them, a token for each.
 
-Decodes ahead: while the caller has this step's tokens, the next step's are being computed. So
-the tokens of a step were drawn in the step before, and are fed to the model in this one: after
-a step, a row's cache holds its prompt and exactly the tokens that were returned.
+The batch decodes ahead: while the caller has this step's tokens, the next step's are being
+computed. So the tokens of a step were drawn in the step before, and are fed to the model in this
+one: after a step, a row's cache holds its prompt and exactly the tokens that were returned.
+
+A row's input may also be known to the caller before it is fed: the last token of its prompt, which
+a row brings along when it joins, and a token that ``flush`` returned early. Then the row's cache
+holds all of its tokens but that one.
+
+A batch that has one row left keeps its caches as those of a single row.
 
 Written for mlx-vlm 0.7.10: caches are joined by a private function of ``mlx_vlm.generate.ar``.
-
-The caches of a batch that has one row left, as those of a single row.
-
-Written for mlx-vlm 0.7.10.
 """
 
 from __future__ import annotations
@@ -55,22 +57,33 @@ def _single(layer: Any, index: int) -> Any:
 
 @dataclass(slots=True)
 class DecodeRow:
-    """A row's place in the batch. ``tokens``: its prompt, and what it has returned so far."""
+    """A row's place in the batch."""
 
     row_id: int
     tokens: list[int]
+    """Its prompt, and what it has returned so far."""
     left_tokens: int
     salt: str
     made_tokens: int = 0
+    known: bool = False
+    """Whether the next token to feed is the last one of ``tokens``, instead of one that was drawn
+    and not returned."""
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens that the row's cache holds."""
+        return self.tokens[:-1] if self.known else self.tokens
 
 
 class Joining(NamedTuple):
-    """A row that comes out of prefill: its single-row cache, and the logits of its first token
-    [1, vocabulary]."""
+    """A row that comes out of prefill."""
 
     row: DecodeRow
     prompt_cache: PromptCache
-    logits: mx.array
+    """A single row's cache, of the prompt; without its last token where ``logits`` is None."""
+    logits: mx.array | None
+    """Those of the first token [1, vocabulary]. None: the next step feeds the prompt's last
+    token."""
     rope_deltas: mx.array | None
 
 
@@ -98,7 +111,7 @@ class DecodeBatch:
         self._forward = forward
         self._sampler = sampler
         self._row_ids: list[int] = []
-        # Drawn and not fed yet, [rows], and their scores.
+        # What the next step feeds, [rows], and the scores of those that are not returned yet.
         self._next: mx.array | None = None
         self._scores: list[PendingScores] = []
         self._rope_deltas: mx.array | None = None
@@ -106,17 +119,23 @@ class DecodeBatch:
         self._eval_interval = _get_batch_cache_eval_interval()
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
-        """Take a row in and draw its first token, which the next step returns.
+        """Take a row in. Where its logits are given, draw its first token, which the next step
+        returns.
 
         Blocks until its prefill is done. Returns it when its constraint raised: it has not
         joined then.
         """
-        row_ids = [joining.row.row_id]
-        first = self._sampler.sample(joining.logits, row_ids, [0])
-        if failed := self._sampler.take_failed():
-            return failed
-        scores = self._sampler.scores(joining.logits, first, row_ids)
-        new = [] if scores is None else [scores]
+        row, row_ids = joining.row, [joining.row.row_id]
+        new: list[PendingScores] = []
+        if joining.logits is None:
+            row.known = True
+            first = mx.array([row.tokens[-1]], mx.uint32)
+        else:
+            first = self._sampler.sample(joining.logits, row_ids, [0])
+            if failed := self._sampler.take_failed():
+                return failed
+            scores = self._sampler.scores(joining.logits, first, row_ids)
+            new = [] if scores is None else [scores]
         # Else the first decode step would inherit the graph of the prefill, and the copy of the
         # caches that of the last step.
         mx.eval(first, [score.arrays for score in new], cache_states(joining.prompt_cache))
@@ -132,12 +151,13 @@ class DecodeBatch:
             if self._rope_deltas is not None and joining.rope_deltas is not None:
                 self._rope_deltas = mx.concatenate([self._rope_deltas, joining.rope_deltas])
         self._scores += new
-        self.rows.append(joining.row)
-        self._row_ids.append(joining.row.row_id)
+        self.rows.append(row)
+        self._row_ids.append(row.row_id)
         return ()
 
     def step(self) -> DecodeStep:
-        """Return the tokens that were drawn ahead, feed them, and draw the next ones."""
+        """Return the tokens that were drawn ahead, feed them, and draw the next ones. A row whose
+        input was known returns none."""
         inputs, scores = self._next, self._scores
         assert inputs is not None, "a step is for at least one row"
         logits = self._forward.decode(inputs[:, None], self.prompt_cache, self._rope_deltas)
@@ -147,7 +167,7 @@ class DecodeBatch:
             # The host waits for the tokens while the device is busy with what comes of them.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             tokens = self._accept(inputs)
-        positions = [row.made_tokens + 1 for row in self.rows]
+        positions = [row.made_tokens + (not row.known) for row in self.rows]
         drawn = self._sampler.sample(logits, self._row_ids, positions)
         drawn_scores = self._sampler.scores(logits, drawn, self._row_ids)
         self._next = drawn
@@ -157,11 +177,28 @@ class DecodeBatch:
         if tokens is None:
             tokens = self._accept(inputs)
         made = self._return(tokens, scores)
+        for row in self.rows:
+            row.known = False
         self._clean_up()
         return self._without_failed(made)
 
+    @property
+    def ahead(self) -> bool:
+        """Whether some row's next token is drawn and not returned."""
+        return any(not row.known for row in self.rows)
+
+    def flush(self) -> DecodeStep:
+        """Return the tokens that were drawn ahead, without a step: for a caller whose next step is
+        far away. Waits for them."""
+        assert self._next is not None, "there is at least one row"
+        made = self._return(self._accept(self._next), self._scores)
+        self._scores = []
+        for row in self.rows:
+            row.known = True
+        return self._without_failed(made)
+
     def drawn(self) -> list[int]:
-        """Return the tokens that the next step returns; waits for them."""
+        """Return the tokens that the next step feeds; waits for them."""
         assert self._next is not None, "there is at least one row"
         return cast(list[int], self._next.tolist())
 
@@ -181,6 +218,8 @@ class DecodeBatch:
         drawn = draw(logits, guesses, self._row_ids, positions, self._sampler, end_ids)
         rollback.keep([1 + len(row.accepted) for row in drawn])
         read, self._scores = score(logits, drawn, self._row_ids, self._sampler)
+        for decoded in self.rows:
+            decoded.known = False
         self._next = mx.array([row.following for row in drawn], inputs.dtype)
         for row, (accepted, _) in zip(self.rows, drawn, strict=True):
             row.tokens += accepted
@@ -243,9 +282,11 @@ class DecodeBatch:
         return DecodeStep(made, failed, drafts)
 
     def _accept(self, inputs: mx.array) -> list[int]:
+        """Read the inputs, and tell the sampler those that it doesn't know yet."""
         tokens = cast(list[int], inputs.tolist())
-        for row_id, token in zip(self._row_ids, tokens, strict=True):
-            self._sampler.accept(row_id, token)
+        for row, token in zip(self.rows, tokens, strict=True):
+            if not row.known:
+                self._sampler.accept(row.row_id, token)
         return tokens
 
     def _return(self, tokens: list[int], scores: list[PendingScores]) -> list[RowToken]:
@@ -254,6 +295,8 @@ class DecodeBatch:
             read |= pending.read()
         made = []
         for row, token in zip(self.rows, tokens, strict=True):
+            if row.known:
+                continue
             row.tokens.append(token)
             row.made_tokens += 1
             row.left_tokens -= 1

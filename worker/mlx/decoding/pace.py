@@ -13,7 +13,6 @@ _SHARE_OF_STALL: Final = 0.6
 _IDLE_CHUNK_S: Final = 1.0
 # A chunk's cost is at most so many times what was foreseen when the next one doubles.
 _GROWTH: Final = 2.0
-_LEAST_SHARE_OF_STEP: Final = 0.25
 # Attention costs as much as all the rest at about this depth in a model of 0.1 billion
 # parameters, later in larger ones.
 _DEPTH_TOKENS: Final = 4096
@@ -47,11 +46,8 @@ class PrefillPace:
         self._decode_s = took_s
 
     def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
-        """A step took so long in which ``tokens`` were processed behind ``depth_tokens``, and,
-        when ``decoding``, the decoding rows advanced as well."""
-        if decoding:
-            # What the rows take varies: it may be less by now than when it was measured.
-            took_s = max(took_s - self._decode_s, _LEAST_SHARE_OF_STEP * took_s)
+        """A chunk of ``tokens`` behind ``depth_tokens`` took so long. ``decoding``: rows waited for
+        it."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
         if 2 * tokens < self._suggested and took_s <= self._budget_s(decoding):
             return

@@ -1,4 +1,4 @@
-"""One prompt in prefill: processed in chunks, then ready to decode.
+"""One prompt in prefill: processed in chunks, between those of other prompts, then ready to decode.
 
 Written for mlx-vlm 0.7.10: which arguments of a prompt run along its tokens, and where a model
 keeps its rope deltas, is read from private functions of ``mlx_vlm.generate.ar``.
@@ -7,7 +7,7 @@ keeps its rope deltas, is read from private functions of ``mlx_vlm.generate.ar``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 from mlx_vlm.generate.ar import (
@@ -26,53 +26,44 @@ _SCORED_LOGITS: Final = 1 << 25
 
 
 class PromptPrefill:
-    """Takes a prompt's tokens through the model, but for the last by ``advance``; ``finish``
-    takes the last. Engine thread.
+    """Takes a prompt's tokens through the model, all but the last, by ``advance``.
 
-    The last token goes alone, because models compute the logits of all tokens that they are
-    given: of a chunk's nothing is evaluated. ``prompt_cache`` holds ``done_tokens`` tokens.
-    ``arguments`` are those of the whole prompt (:meth:`Forward.embed`).
+    The last token is the first that decodes: ``prompt_cache`` then holds all tokens but that one.
+    Where its logits are wanted at once, or where the model can't be given a prompt in chunks,
+    ``finish`` takes what is left. Engine thread.
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        row: RowRequest,
-        arguments: dict[str, Any],
-        prompt_cache: PromptCache,
-        cached_tokens: int,
+        self, forward: Forward, row: RowRequest, prompt_cache: PromptCache, cached_tokens: int
     ) -> None:
         self.row = row
         self.prompt_cache = prompt_cache
+        """Holds the first ``done_tokens`` tokens."""
         self.cached_tokens = cached_tokens
+        """So many of them were found, and not computed."""
         self.done_tokens = cached_tokens
         self.scores: list[TokenScores] = []
         self._forward = forward
         self._tokens = mx.array([row.prompt])
-        self._aligned = {
-            name: value
-            for name, value in arguments.items()
-            if isinstance(value, mx.array)
-            and (
-                name == "inputs_embeds"
-                or _is_sequence_aligned_prompt_kwarg(name, value, len(row.prompt))
-            )
-        }
-        self._whole = {
-            name: value for name, value in arguments.items() if name not in self._aligned
-        }
-        self._chunked = _chunked_prefill_enabled(
+        arguments = forward.embed(self._tokens)
+        self.chunked: bool = _chunked_prefill_enabled(
             forward.language_model,
             input_ids=self._tokens,
             inputs_embeds=arguments["inputs_embeds"],
             prompt_cache=prompt_cache,
             prefill_kwargs=arguments,
         )
+        """Whether the model may be given the prompt in chunks."""
 
     @property
     def ready(self) -> bool:
-        """Whether ``finish`` comes next: ``advance`` has nothing to do."""
-        return not self._chunked or self.done_tokens >= len(self.row.prompt) - 1
+        """Whether ``advance`` has nothing to do."""
+        return not self.chunked or self.left_tokens == 0
+
+    @property
+    def left_tokens(self) -> int:
+        """How many tokens come before the last one, and are not done."""
+        return max(0, len(self.row.prompt) - 1 - self.done_tokens)
 
     def advance(self, most_tokens: int, stops: Sequence[int]) -> int:
         """Process the next chunk, and return how many tokens it had.
@@ -104,9 +95,10 @@ class PromptPrefill:
         return logits[:, -1, :]
 
     def rope_deltas(self) -> mx.array | None:
-        """Return what decoding gives to the model for this row, [1, 1]; after ``finish``."""
+        """Return what decoding gives to the model for this row, [1, 1]."""
+        arguments = self._forward.embed(self._tokens)
         deltas: mx.array | None = PromptProcessingBatch._capture_rope_deltas_from_prompt_kwargs(
-            self._whole, self._forward.language_model, 1
+            arguments, self._forward.language_model, 1
         )
         return deltas
 
@@ -115,18 +107,19 @@ class PromptPrefill:
         return max(1, _SCORED_LOGITS // self._forward.vocabulary_size)
 
     def _run(self, begin: int, end: int, options: dict[str, int]) -> mx.array:
-        part = {name: _slice_part(name, value, begin, end) for name, value in self._aligned.items()}
+        arguments = self._forward.embed_part(self._tokens, begin, end)
+        length = len(self.row.prompt)
+        for name, value in arguments.items():
+            if isinstance(value, mx.array) and _is_sequence_aligned_prompt_kwarg(
+                name, value, length
+            ):
+                arguments[name] = _slice_sequence_aligned_prompt_kwarg(
+                    name, value, start=begin, stop=end
+                )
         return self._forward.prompt(
-            self._tokens[:, begin:end], self.prompt_cache, self._whole | part | options
+            self._tokens[:, begin:end], self.prompt_cache, arguments | options
         )
 
     def _score(self, logits: mx.array, begin: int, end: int) -> None:
         following = mx.array(list(self.row.prompt[begin + 1 : end + 1]))
         self.scores += prompt_scores(logits[0], following, self.row.top_logprobs or 0)
-
-
-def _slice_part(name: str, value: mx.array, begin: int, end: int) -> mx.array:
-    if name == "inputs_embeds":
-        return value[:, begin:end]
-    part: mx.array = _slice_sequence_aligned_prompt_kwarg(name, value, start=begin, stop=end)
-    return part

@@ -76,7 +76,7 @@ def _after_two(forward: Forward, wrong: Sequence[int] | None) -> mx.array:
     ``wrong`` ones, and back."""
     prompt, first, second = [1, 2, 3, 4, 5, 6, 7, 8], 1, 2
     row = RowRequest(0, prompt, 1, RowSampling(0.0))
-    prefill = PromptPrefill(forward, row, forward.embed(prompt), forward.new_cache(), 0)
+    prefill = PromptPrefill(forward, row, forward.new_cache(), 0)
     prefill.finish()
     cache, deltas = prefill.prompt_cache, prefill.rope_deltas()
     if wrong is None:

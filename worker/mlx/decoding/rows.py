@@ -1,11 +1,17 @@
-"""The rows of one model: a prompt in prefill, a batch that decodes, searches beside it."""
+"""The rows of one model: prompts that are read, a batch that decodes, searches beside it.
+
+A step either advances all that decodes or reads one chunk of one prompt, in turns where there is
+both. What was computed is given out before a chunk is begun: no token waits for another one's
+prompt.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 
@@ -14,6 +20,7 @@ from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue
 from lmx.worker.mlx.decoding.speculation import Speculation
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.prefix.cache import PrefixCache
@@ -21,15 +28,6 @@ from lmx.worker.mlx.sampling.sampler import RowSampler
 
 # A prefix that comes from disk slower than this is waited for no longer.
 _FETCH_WAIT_S: Final = 2.0
-
-
-@dataclass(slots=True)
-class _Arrival:
-    """A row whose prefill has not begun. ``arguments``: see :meth:`Forward.embed`."""
-
-    row: RowRequest
-    arguments: dict[str, Any]
-    arrived_s: float
 
 
 @dataclass(slots=True)
@@ -81,82 +79,80 @@ class RowSet:
         self._prefixes = prefixes
         self._speculation = speculation
         self._batch = DecodeBatch(forward, sampler)
-        self._arrival: _Arrival | None = None
-        self._prefill: PromptPrefill | None = None
-        self._stops: Sequence[int] = ()
+        self._prompts = PromptQueue(self._found if prefixes is not None else None)
         self._searches: dict[int, BeamGroup] = {}
+        self._reads_next = False
 
     @property
     def idle(self) -> bool:
         """Whether no row lives."""
-        return not self._filling and not self._decoding
+        return not self._prompts and not self._decoding
 
     def can_admit(self) -> bool:
-        """One prompt at a time: prefill of several at once is wrong for some models, and none
-        of them would have its first token sooner."""
-        return not self._filling and (self._batching or not self._decoding)
+        """Whether a row may begin: always, or, without batching, when no other lives."""
+        return self._batching or self.idle
 
     def admit(self, row: RowRequest) -> None:
-        """Embed the prompt, lazily."""
-        arguments = self._forward.embed(row.prompt)
-        if row.beam is None:
-            self._sampler.add(
-                row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs
-            )
-            if self._speculation is not None:
-                self._speculation.add(row.row_id, row.assist)
-        self._arrival = _Arrival(row, arguments, time.monotonic())
+        """Let a row wait for its prompt to be read."""
+        self._enter(row)
+        self._prompts.add(row)
 
     def step(self) -> StepOutput:
-        """Advance all that decodes, then the prompt in prefill by a chunk."""
+        """Advance all that decodes, or read a chunk of a prompt."""
         made = _Made()
         decoding = self._decoding
-        began_s = time.perf_counter()
-        if self._batch.rows:
-            self._decode(made)
-        for row_id in list(self._searches):
-            self._search(row_id, made)
-        if self._arrival is not None and self._is_fetched(self._arrival, decoding):
-            self._fill(self._arrival.row, decoding, made)
-        elif self._prefill is not None:
-            self._fill(self._prefill.row, decoding, made)
-        elif decoding:
-            self._pace.decoded(time.perf_counter() - began_s)
+        prompt = self._prompts.next(lambda prompt: self._can_begin(prompt, decoding))
+        if prompt is None and not decoding and self._prompts:
+            prompt = self._prompts.next(lambda prompt: True)
+        if prompt is None or (decoding and not self._reads_next):
+            self._advance(made, alone=prompt is None)
+        elif self._batch.rows and self._batch.ahead:
+            self._take_step(self._batch.flush(), made)
+        else:
+            self._read(prompt, decoding, made)
+            self._reads_next = False
         return made.output()
 
     def remove(self, row_id: int) -> None:
         """Take a row out of wherever it is."""
-        if self._arrival is not None and self._arrival.row.row_id == row_id:
-            self._arrival = None
+        if (prompt := self._prompts.remove(row_id)) is not None:
             self._forget(row_id)
-        elif self._prefill is not None and self._prefill.row.row_id == row_id:
-            self._prefill = None
-            self._forget(row_id)
-            mx.clear_cache()
+            if prompt.prefill is not None:
+                mx.clear_cache()
         elif self._searches.pop(row_id, None) is None:
             self._end([row_id], keep=True)
-
-    @property
-    def _filling(self) -> bool:
-        return self._arrival is not None or self._prefill is not None
 
     @property
     def _decoding(self) -> bool:
         return bool(self._batch.rows or self._searches)
 
-    def _decode(self, made: _Made) -> None:
-        step = self._step_batch()
+    def _found(self, row: RowRequest) -> int:
+        assert self._prefixes is not None
+        return 0 if row.prompt_logprobs else self._prefixes.found(row.prompt, row.cache_salt)
+
+    def _advance(self, made: _Made, *, alone: bool) -> None:
+        """Take all that decodes a step further. Not ``alone``: a chunk of a prompt comes next."""
+        began_s = time.perf_counter()
+        if self._batch.rows:
+            self._take_step(self._step_batch(alone=alone), made)
+        for row_id in list(self._searches):
+            self._search(row_id, made)
+        if self._batch.rows and not alone and self._batch.ahead:
+            self._take_step(self._batch.flush(), made)
+        self._pace.decoded(time.perf_counter() - began_s)
+        self._reads_next = True
+
+    def _take_step(self, step: DecodeStep, made: _Made) -> None:
         made.tokens += step.tokens
         made.failed += step.failed
         made.drafts += step.drafts
         self._end([row_id for row_id, _ in step.failed], keep=False)
         self._end([row.row_id for row in self._batch.rows if row.left_tokens <= 0], keep=True)
 
-    def _step_batch(self) -> DecodeStep:
+    def _step_batch(self, *, alone: bool) -> DecodeStep:
         if self._speculation is None:
             return self._batch.step()
-        alone = not self._filling and not self._searches
-        return self._speculation.step(self._batch, alone=alone)
+        return self._speculation.step(self._batch, alone=alone and not self._searches)
 
     def _search(self, row_id: int, made: _Made) -> None:
         try:
@@ -170,88 +166,106 @@ class RowSet:
             made.found.append((row_id, found))
             del self._searches[row_id]
 
-    def _is_fetched(self, arrival: _Arrival, decoding: bool) -> bool:
-        """Return whether its prefix is in memory, as far as it will be: while others decode, a
+    def _can_begin(self, prompt: Prompt, decoding: bool) -> bool:
+        """Return whether its prefix is in memory, as far as it will be: while others have work, a
         row waits for the disk without them."""
-        if self._prefixes is None or not decoding or arrival.row.prompt_logprobs:
+        row = prompt.row
+        if self._prefixes is None or row.prompt_logprobs:
             return True
-        if time.monotonic() - arrival.arrived_s > _FETCH_WAIT_S:
+        if time.monotonic() - prompt.arrived_s > _FETCH_WAIT_S:
             return True
-        return self._prefixes.fetch(arrival.row.prompt, arrival.row.cache_salt)
+        return self._prefixes.fetch(row.prompt, row.cache_salt)
 
-    def _fill(self, row: RowRequest, decoding: bool, made: _Made) -> None:
+    def _read(self, prompt: Prompt, decoding: bool, made: _Made) -> None:
         """Take a row's prompt a chunk further, and let the row join when it is through."""
-        logits = None
+        row = prompt.row
         try:
-            if self._arrival is not None:
-                self._begin_prefill(self._arrival, decoding)
-            assert self._prefill is not None
-            prefill = self._prefill
-            self._advance_prefill(prefill, decoding, made)
-            if prefill.ready:
-                logits = self._finish_prefill(prefill, made)
+            if prompt.prefill is None:
+                prompt.prefill = self._begin_prefill(prompt, decoding)
+            prefill = prompt.prefill
+            self._advance_prefill(prefill, self._prompts.stops(prompt), decoding, made)
+            self._prompts.read()
+            if not prefill.ready:
+                return
+            logits = self._finish_prefill(prefill, made)
         except Exception as error:  # Such as for a buffer that is too large for the device.
             # Until it joins, its arrays are its own, and nobody else is concerned.
             made.failed.append((row.row_id, error))
             self.remove(row.row_id)
             return
-        if logits is not None:
-            self._join(prefill, logits, made)
+        twins = self._prompts.take_twins(prompt)
+        self._prompts.remove(row.row_id)
+        # An update in place must not reach another row's cache.
+        caches = [copy.deepcopy(prefill.prompt_cache) for _ in twins]
+        self._join(row, prefill, prefill.prompt_cache, logits, made)
+        for twin, prompt_cache in zip(twins, caches, strict=True):
+            made.prefill_tokens += 1
+            self._join(twin, prefill, prompt_cache, logits, made)
+        mx.clear_cache()
 
-    def _begin_prefill(self, arrival: _Arrival, decoding: bool) -> None:
-        row, prompt_cache, cached_tokens = arrival.row, None, 0
-        self._arrival, self._stops = None, ()
+    def _begin_prefill(self, prompt: Prompt, decoding: bool) -> PromptPrefill:
+        row, prompt_cache, cached_tokens = prompt.row, None, 0
         if self._prefixes is not None:
             if not row.prompt_logprobs:
                 warm = self._prefixes.lookup(row.prompt, row.cache_salt, wait=not decoding)
                 if warm is not None:
                     prompt_cache, cached_tokens = warm
-            self._stops = self._prefixes.checkpoints(row.prompt, cached_tokens, row.cache_salt)
-        self._prefill = PromptPrefill(
-            self._forward,
-            row,
-            arrival.arguments,
-            self._forward.new_cache() if prompt_cache is None else prompt_cache,
-            cached_tokens,
-        )
+            prompt.checkpoints = self._prefixes.checkpoints(
+                row.prompt, cached_tokens, row.cache_salt
+            )
+        if prompt_cache is None:
+            prompt_cache = self._forward.new_cache()
+        return PromptPrefill(self._forward, row, prompt_cache, cached_tokens)
 
-    def _advance_prefill(self, prefill: PromptPrefill, decoding: bool, made: _Made) -> None:
+    def _advance_prefill(
+        self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: _Made
+    ) -> None:
         if prefill.ready:
             return
         depth_tokens = prefill.done_tokens
         chunk_tokens = self._pace.chunk(depth_tokens, decoding=decoding)
         began_s = time.perf_counter()
-        done_tokens = prefill.advance(chunk_tokens, self._stops)
+        done_tokens = prefill.advance(chunk_tokens, stops)
         took_s = time.perf_counter() - began_s
         self._pace.prefilled(done_tokens, took_s, depth_tokens, decoding=decoding)
         made.prefill_tokens += done_tokens
-        if prefill.done_tokens in self._stops:
+        if prefill.done_tokens in stops:
             self._keep_prompt(prefill)
 
-    def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> mx.array:
-        """Return the logits of the first token to make, evaluated."""
+    def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> mx.array | None:
+        """Return the logits of the first token to make, evaluated; None: the prompt's last token
+        is left for the decoding."""
+        logits = None
         made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
-        logits = prefill.finish()
-        mx.eval(logits, cache_states(prefill.prompt_cache))
+        if prefill.row.beam is not None or not prefill.chunked:
+            logits = prefill.finish()
+            mx.eval(logits, cache_states(prefill.prompt_cache))
         self._keep_prompt(prefill)
         return logits
 
-    def _join(self, prefill: PromptPrefill, logits: mx.array, made: _Made) -> None:
-        row, deltas = prefill.row, prefill.rope_deltas()
-        self._prefill = None
+    def _join(
+        self,
+        row: RowRequest,
+        prefill: PromptPrefill,
+        prompt_cache: PromptCache,
+        logits: mx.array | None,
+        made: _Made,
+    ) -> None:
+        """Let a row decode, with a cache of its own of what was read."""
+        deltas = prefill.rope_deltas()
         started = RowStarted(row.row_id, prefill.cached_tokens, prefill.scores)
         if row.beam is not None:
-            self._start_search(row, prefill.prompt_cache, logits, deltas)
+            assert logits is not None
+            self._start_search(row, prompt_cache, logits, deltas)
             made.started.append(started)
             return
         decode_row = DecodeRow(row.row_id, list(row.prompt), row.max_tokens, row.cache_salt)
-        failed = self._batch.join(Joining(decode_row, prefill.prompt_cache, logits, deltas))
+        failed = self._batch.join(Joining(decode_row, prompt_cache, logits, deltas))
         if failed:
             made.failed += failed
             self._forget(row.row_id)
         else:
             made.started.append(started)
-        mx.clear_cache()
 
     def _start_search(
         self, row: RowRequest, prompt_cache: PromptCache, logits: mx.array, deltas: mx.array | None
@@ -287,8 +301,16 @@ class RowSet:
             here = self._batch.find(row_id)
             if keep and self._prefixes is not None and here is not None:
                 row, place = here
-                self._prefixes.store(row.tokens, self._batch.prompt_cache, row.salt, place)
+                self._prefixes.store(row.cached, self._batch.prompt_cache, row.salt, place)
         self._batch.leave(row_ids)
+
+    def _enter(self, row: RowRequest) -> None:
+        if row.beam is None:
+            self._sampler.add(
+                row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs
+            )
+            if self._speculation is not None:
+                self._speculation.add(row.row_id, row.assist)
 
     def _forget(self, row_id: int) -> None:
         self._sampler.remove(row_id)

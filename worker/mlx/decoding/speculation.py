@@ -264,7 +264,7 @@ class Speculation:
         most = min(mine.pace.tokens(rows), row.left_tokens - 1)
         if mine.draft is None or self._draft is None or mine.pace.pausing:
             return most
-        length = len(row.tokens) + 1
+        length = len(row.tokens) + (not row.known)
         if self._draft.context_tokens is not None:
             most = min(most, self._draft.context_tokens - length)
             if most <= 0:
@@ -294,7 +294,7 @@ class Speculation:
 
         def choose(logits: mx.array, guessed: int) -> mx.array:
             if alike:
-                position = row.made_tokens + 1 + guessed
+                position = row.made_tokens + (not row.known) + guessed
                 return self._sampler.sample(logits, [row.row_id], [position])
             return mx.argmax(logits, axis=-1)
 
@@ -325,7 +325,8 @@ class Speculation:
 
 def _rest(row: DecodeRow, drawn: int, begin: int) -> list[int]:
     """Return the row's tokens from ``begin`` on, with the one that is drawn and not returned."""
-    return row.tokens[begin:] + [drawn] * (begin <= len(row.tokens))
+    unreturned = [] if row.known else [drawn]
+    return row.tokens[begin:] + unreturned * (begin <= len(row.tokens))
 
 
 def _look_back(row: _Row, lookup: PromptLookup, tokens: Sequence[int]) -> None:

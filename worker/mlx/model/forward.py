@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_vlm.models.cache import make_prompt_cache
 
 PromptCache = list[Any]
 """One entry for each layer: mlx-vlm's caches, of a single row or of a batch."""
+
+# The arguments of a prompt that are as wide as the model. Of a long prompt they take as much memory
+# as a part of its KV cache: 781 MiB for 100,000 tokens of an 8B model.
+_EMBEDDINGS: Final = ("inputs_embeds", "per_layer_inputs")
 
 
 class Forward:
@@ -26,17 +30,32 @@ class Forward:
         # Shapes are known without running anything.
         probe = self.decode(mx.array([[0]]), self.new_cache(), None)
         self.vocabulary_size = int(probe.shape[-1])
+        self._embeds_parts = self._can_embed_parts()
 
     def new_cache(self) -> PromptCache:
         """Return an empty cache for one row."""
         cache: PromptCache = make_prompt_cache(self.language_model)
         return cache
 
-    def embed(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Return the arguments that a forward over a whole prompt takes: ``inputs_embeds``, and
-        for some models positions and more."""
-        features = self.model.get_input_embeddings(mx.array([tokens]))
+    def embed(self, tokens: mx.array) -> dict[str, Any]:
+        """Return the arguments that a forward over a whole prompt [1, tokens] takes:
+        ``inputs_embeds``, and for some models positions and more.
+
+        Some models keep the positions of the prompt that they embedded last, so this is to be
+        called again where another prompt was embedded meanwhile.
+        """
+        features = self.model.get_input_embeddings(tokens)
         return {name: value for name, value in features.to_dict().items() if value is not None}
+
+    def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
+        """Return the arguments of a whole prompt, but its embeddings as those of a part alone.
+        They are not of the whole prompt's length then, and nothing of that length is computed."""
+        if not self._embeds_parts or end - begin == tokens.shape[1]:
+            whole = self.embed(tokens)
+            parts = {name: whole[name][:, begin:end] for name in _EMBEDDINGS if name in whole}
+            return whole | parts
+        part = self.embed(tokens[:, begin:end])
+        return self.embed(tokens) | {name: part[name] for name in _EMBEDDINGS if name in part}
 
     def prompt(
         self, tokens: mx.array, cache: PromptCache, arguments: Mapping[str, Any]
@@ -52,6 +71,16 @@ class Forward:
         if rope_deltas is None:
             return _logits(self.language_model(tokens, cache=cache))
         return _logits(self.language_model(tokens, cache=cache, rope_deltas=rope_deltas))
+
+
+    def _can_embed_parts(self) -> bool:
+        """Try whether a token's embedding is the same in a part of a prompt."""
+        tokens = mx.array([[1, 2, 3, 4]])
+        whole, part = self.embed(tokens), self.embed(tokens[:, 2:])
+        return all(
+            name not in whole or mx.array_equal(whole[name][:, 2:], part[name]).item()
+            for name in _EMBEDDINGS
+        )
 
 
 def cache_states(cache: PromptCache) -> list[Any]:

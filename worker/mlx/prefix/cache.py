@@ -105,6 +105,12 @@ class PrefixCache:
         capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
         return WarmPrefix(self._restore(hit, capacity), hit.length)
 
+    def found(self, tokens: Sequence[int], salt: str) -> int:
+        """Return how many tokens ``lookup`` would give, with what is on disk."""
+        prompt = np.asarray(tokens, np.int32)
+        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+        return 0 if hit is None else hit.length
+
     def fetch(self, tokens: Sequence[int], salt: str) -> bool:
         """Begin to read from disk what ``lookup`` would give; True: there is nothing to wait
         for. Never blocks."""

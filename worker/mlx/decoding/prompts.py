@@ -1,0 +1,174 @@
+"""The prompts that are under way, and which of them is read next.
+
+The prompt with the least left to read comes first, so that a short request does not wait for a long
+one. So that none starves, every fourth chunk is for the prompt that has waited longest: a prompt of
+any length gets at least a quarter of the reading. A prompt that begins like one before it waits
+until that one has read what they share, and finds it in the prefix cache then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lmx.worker.engine import RowRequest
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+
+_OLDEST_EVERY: Final = 4
+"""Of so many chunks one is for the oldest prompt."""
+
+_LEAST_SHARED_TOKENS: Final = 64
+"""Waiting for another prompt to read fewer tokens than these is not worth it."""
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A row whose prompt is being read, or waits to be."""
+
+    row: RowRequest
+    arrived_s: float
+    tokens: npt.NDArray[np.int32]
+    shared: dict[int, int]
+    """How many of its first tokens each earlier prompt has too, by that one's row."""
+    twin: int | None
+    """The row of an earlier prompt that is the same: this one takes over what it has read."""
+    prefill: PromptPrefill | None = None
+    """None: it has not begun."""
+    checkpoints: Sequence[int] = ()
+    """After how many tokens its cache is to be kept."""
+
+    @property
+    def done_tokens(self) -> int:
+        """How many tokens its cache holds."""
+        return self.prefill.done_tokens if self.prefill is not None else 0
+
+
+class PromptQueue:
+    """The prompts of rows that have not joined the decoding ones. Engine thread.
+
+    ``found`` tells how many of a row's first tokens the prefix cache has; None: there is no cache,
+    and prompts share nothing but what all of them have.
+    """
+
+    def __init__(self, found: Callable[[RowRequest], int] | None) -> None:
+        self._found = found
+        self._prompts: dict[int, Prompt] = {}
+        self._turn = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._prompts)
+
+    def add(self, row: RowRequest) -> None:
+        """Take in a row."""
+        tokens = np.asarray(row.prompt, np.int32)
+        shared: dict[int, int] = {}
+        twin = None
+        for other in self._prompts.values():
+            if other.row.cache_salt != row.cache_salt:
+                continue
+            common = _common_tokens(tokens, other.tokens)
+            if twin is None and common == len(tokens) == len(other.tokens):
+                twin = other.row.row_id if _are_alike(row, other.row) else None
+            if not row.prompt_logprobs and common >= _LEAST_SHARED_TOKENS:
+                # The last token of a prompt is never taken from the cache.
+                shared[other.row.row_id] = min(common, len(tokens) - 1)
+        shared = shared if self._found is not None else {}
+        self._prompts[row.row_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
+
+    def remove(self, row_id: int) -> Prompt | None:
+        """Take a row out; None: it is not here."""
+        prompt = self._prompts.pop(row_id, None)
+        orphans = [other for other in self._prompts.values() if other.twin == row_id]
+        for orphan in orphans:
+            orphan.twin = orphans[0].row.row_id if orphan is not orphans[0] else None
+        return prompt
+
+    def take_twins(self, prompt: Prompt) -> list[RowRequest]:
+        """Take out the rows whose prompts are the same as this one, and have not begun."""
+        row_id = prompt.row.row_id
+        twins = [other.row for other in self._prompts.values() if other.twin == row_id]
+        for row in twins:
+            del self._prompts[row.row_id]
+        return twins
+
+    def next(self, can_begin: Callable[[Prompt], bool]) -> Prompt | None:
+        """Return the prompt to read a chunk of; None: there is none, or all of them wait.
+
+        ``can_begin`` tells whether a prompt that has not begun may do so now.
+        """
+        ready = [
+            prompt
+            for prompt in self._prompts.values()
+            if prompt.prefill is not None or (not self._leaders(prompt) and can_begin(prompt))
+        ]
+        if not ready:
+            return None
+        oldest = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
+        return ready[0] if oldest else min(ready, key=self._left_tokens)
+
+    def read(self) -> None:
+        """A chunk was read."""
+        self._turn += 1
+
+    def stops(self, prompt: Prompt) -> list[int]:
+        """Return after how many tokens the prompt's cache is to be kept: for its next turn, and
+        where a prompt that waits for it goes another way."""
+        return sorted({*prompt.checkpoints, *self._ends(prompt)})
+
+    def _ends(self, prompt: Prompt) -> set[int]:
+        """Return the lengths of what the prompts that wait for this one share with it."""
+        row_id = prompt.row.row_id
+        return {
+            other.shared[row_id]
+            for other in self._prompts.values()
+            if row_id in other.shared and prompt in self._leaders(other)
+        }
+
+    def _leaders(self, prompt: Prompt) -> list[Prompt]:
+        """Return the prompts that are going to read what this one would read as well."""
+        if prompt.prefill is not None:
+            return []
+        if prompt.twin is not None:
+            return [self._prompts[prompt.twin]]
+        here = [
+            (self._prompts[row_id], common)
+            for row_id, common in prompt.shared.items()
+            if row_id in self._prompts
+        ]
+        found = self._found(prompt.row) if here and self._found is not None else 0
+        return [
+            leader
+            for leader, common in here
+            if common - max(found, leader.done_tokens) >= _LEAST_SHARED_TOKENS
+        ]
+
+    def _left_tokens(self, prompt: Prompt) -> int:
+        """Return how many tokens must be read before somebody goes on: the prompt itself, or one
+        that waits for it."""
+        if prompt.prefill is not None:
+            left = prompt.prefill.left_tokens
+        else:
+            found = self._found(prompt.row) if self._found is not None else 0
+            left = len(prompt.tokens) - 1 - found
+        return min([left, *(end - prompt.done_tokens for end in self._ends(prompt))])
+
+
+def _are_alike(one: RowRequest, other: RowRequest) -> bool:
+    """Return whether all that is made of one's prompt serves the other."""
+    plain = one.beam is None and other.beam is None
+    scores = (one.prompt_logprobs, one.top_logprobs if one.prompt_logprobs else None)
+    return plain and scores == (
+        other.prompt_logprobs,
+        other.top_logprobs if other.prompt_logprobs else None,
+    )
+
+
+def _common_tokens(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length
