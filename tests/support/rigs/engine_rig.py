@@ -128,6 +128,10 @@ class EngineRunner:
         while self.live:
             self.step()
 
+    def finish_row(self, row_id: int) -> None:
+        while row_id in self.live:
+            self.step()
+
     def alone(
         self,
         prompt: str | Sequence[int],

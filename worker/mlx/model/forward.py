@@ -72,7 +72,6 @@ class Forward:
             return _logits(self.language_model(tokens, cache=cache))
         return _logits(self.language_model(tokens, cache=cache, rope_deltas=rope_deltas))
 
-
     def _can_embed_parts(self) -> bool:
         """Try whether a token's embedding is the same in a part of a prompt."""
         tokens = mx.array([[1, 2, 3, 4]])

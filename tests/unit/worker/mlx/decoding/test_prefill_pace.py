@@ -29,9 +29,9 @@ def prefill(
     done, steps = cached, []
     while done < prompt:
         tokens = min(pace.chunk(done, decoding=decoding), prompt - done)
-        took_s = machine.takes_s(tokens, done) + decode_s
+        took_s = machine.takes_s(tokens, done)
         pace.prefilled(tokens, took_s, done, decoding=decoding)
-        steps.append((tokens, took_s))
+        steps.append((tokens, took_s + decode_s))
         done += tokens
     return steps
 
