@@ -3,8 +3,9 @@
 A row is counted at its prompt and a first part of its answer, and grows with what it makes,
 some tokens ahead. Cached prefixes save computing, no memory: a row has its own copy of them.
 
-mlx-vlm's batch has one array for all its rows, as long as the longest of them. So each row of
-it is counted at the longest. A beam search has a batch of its own, of its width.
+Rows that decode together have one array for all of them, as long as the longest of them. So each
+row is counted at the longest of its group (:mod:`lmx.worker.scheduling.length_groups`). A beam
+search has a group of its own, of its width.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
 from lmx.worker.engine import RowRequest
+from lmx.worker.scheduling.length_groups import group_by_length
 
 ANSWER_TOKENS: Final = 1024
 """Of an answer counted at its beginning: most that may be longer never are."""
@@ -99,14 +101,16 @@ class KvAdmission:
         )
 
     def _sum(self, rows: Iterable[_Counted]) -> int:
-        total_bytes = together = longest_tokens = 0
+        total_bytes = 0
+        lengths = []
         for row in rows:
             if row.width is None:
-                together += 1
-                longest_tokens = max(longest_tokens, row.tokens)
+                # In whole steps, so that the groups change with the sum alone.
+                lengths.append(-(-row.tokens // STEP_TOKENS) * STEP_TOKENS)
             else:
                 total_bytes += row.width * kv_bytes(self._layers, row.tokens)
-        return total_bytes + together * kv_bytes(self._layers, longest_tokens)
+        groups = group_by_length(lengths)
+        return total_bytes + sum(len(group) * kv_bytes(self._layers, group[0]) for group in groups)
 
 
 def most_tokens(

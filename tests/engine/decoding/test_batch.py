@@ -176,7 +176,7 @@ def test_no_token_waits_for_the_next_prompts_chunk(
     advance, waiting = PromptPrefill.advance, []
 
     def watched(prefill: PromptPrefill, *given: Any) -> int:
-        waiting.append(bool(rows._batch.rows) and rows._batch.ahead)
+        waiting.append(rows._lanes.ahead)
         return advance(prefill, *given)
 
     monkeypatch.setattr(PromptPrefill, "advance", watched)

@@ -1,4 +1,4 @@
-"""The rows of one model: prompts that are read, a batch that decodes, searches beside it.
+"""The rows of one model: prompts that are read, rows that decode, searches beside them.
 
 A step either advances all that decodes or reads one chunk of one prompt, in turns where there is
 both. What was computed is given out before a chunk is begun: no token waits for another one's
@@ -18,6 +18,7 @@ import mlx.core as mx
 from lmx.worker.engine import Hypothesis, RowDrafts, RowRequest, RowStarted, RowToken, StepOutput
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
+from lmx.worker.mlx.decoding.lanes import DecodeLanes
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue
@@ -58,7 +59,8 @@ class RowSet:
     """Admits, steps and removes rows as :class:`lmx.worker.engine.Generator` says.
 
     Called in mlx-vlm's generation stream. What rows compute is kept in ``prefixes``, and rows
-    begin with what is found there. ``speculation`` steps the batch, where there is one.
+    begin with what is found there. ``speculation``, where there is one, steps the rows that decode
+    while they are in one lane.
     Without ``batching`` rows run one after the other.
     """
 
@@ -78,7 +80,7 @@ class RowSet:
         self._pace = pace
         self._prefixes = prefixes
         self._speculation = speculation
-        self._batch = DecodeBatch(forward, sampler)
+        self._lanes = DecodeLanes(forward, sampler)
         self._prompts = PromptQueue(self._found if prefixes is not None else None)
         self._searches: dict[int, BeamGroup] = {}
         self._reads_next = False
@@ -104,10 +106,13 @@ class RowSet:
         prompt = self._prompts.next(lambda prompt: self._can_begin(prompt, decoding))
         if prompt is None and not decoding and self._prompts:
             prompt = self._prompts.next(lambda prompt: True)
-        if prompt is None or (decoding and not self._reads_next):
+        long_next = self._lanes.long_next
+        if prompt is None or (decoding and (long_next or not self._reads_next)):
             self._advance(made, alone=prompt is None)
-        elif self._batch.rows and self._batch.ahead:
-            self._take_step(self._batch.flush(), made)
+            # The shortest rows wait for a chunk or for the longer rows, never for both.
+            self._reads_next = not long_next
+        elif self._lanes.ahead:
+            self._take_step(self._lanes.flush(), made)
         else:
             self._read(prompt, decoding, made)
             self._reads_next = False
@@ -124,7 +129,7 @@ class RowSet:
 
     @property
     def _decoding(self) -> bool:
-        return bool(self._batch.rows or self._searches)
+        return bool(self._lanes.rows or self._searches)
 
     def _found(self, row: RowRequest) -> int:
         assert self._prefixes is not None
@@ -133,26 +138,28 @@ class RowSet:
     def _advance(self, made: _Made, *, alone: bool) -> None:
         """Take all that decodes a step further. Not ``alone``: a chunk of a prompt comes next."""
         began_s = time.perf_counter()
-        if self._batch.rows:
-            self._take_step(self._step_batch(alone=alone), made)
+        if self._speculation is not None and self._lanes.only is None:
+            self._speculation.interrupt()
+        if self._lanes.rows:
+            step = self._lanes.step(lambda batch: self._step_batch(batch, alone=alone))
+            self._take_step(step, made)
         for row_id in list(self._searches):
             self._search(row_id, made)
-        if self._batch.rows and not alone and self._batch.ahead:
-            self._take_step(self._batch.flush(), made)
+        if not alone and self._lanes.ahead:
+            self._take_step(self._lanes.flush(), made)
         self._pace.decoded(time.perf_counter() - began_s)
-        self._reads_next = True
 
     def _take_step(self, step: DecodeStep, made: _Made) -> None:
         made.tokens += step.tokens
         made.failed += step.failed
         made.drafts += step.drafts
         self._end([row_id for row_id, _ in step.failed], keep=False)
-        self._end([row.row_id for row in self._batch.rows if row.left_tokens <= 0], keep=True)
+        self._end([row.row_id for row in self._lanes.rows if row.left_tokens <= 0], keep=True)
 
-    def _step_batch(self, *, alone: bool) -> DecodeStep:
+    def _step_batch(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
         if self._speculation is None:
-            return self._batch.step()
-        return self._speculation.step(self._batch, alone=alone and not self._searches)
+            return batch.step()
+        return self._speculation.step(batch, alone=alone and not self._searches)
 
     def _search(self, row_id: int, made: _Made) -> None:
         try:
@@ -197,10 +204,10 @@ class RowSet:
         self._prompts.remove(row.row_id)
         # An update in place must not reach another row's cache.
         caches = [copy.deepcopy(prefill.prompt_cache) for _ in twins]
-        self._join(row, prefill, prefill.prompt_cache, logits, made)
+        self._join(row, prefill, prefill.cached_tokens, prefill.prompt_cache, logits, made)
         for twin, prompt_cache in zip(twins, caches, strict=True):
             made.prefill_tokens += 1
-            self._join(twin, prefill, prompt_cache, logits, made)
+            self._join(twin, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
         mx.clear_cache()
 
     def _begin_prefill(self, prompt: Prompt, decoding: bool) -> PromptPrefill:
@@ -247,20 +254,21 @@ class RowSet:
         self,
         row: RowRequest,
         prefill: PromptPrefill,
+        cached_tokens: int,
         prompt_cache: PromptCache,
         logits: mx.array | None,
         made: _Made,
     ) -> None:
         """Let a row decode, with a cache of its own of what was read."""
         deltas = prefill.rope_deltas()
-        started = RowStarted(row.row_id, prefill.cached_tokens, prefill.scores)
+        started = RowStarted(row.row_id, cached_tokens, prefill.scores)
         if row.beam is not None:
             assert logits is not None
             self._start_search(row, prompt_cache, logits, deltas)
             made.started.append(started)
             return
         decode_row = DecodeRow(row.row_id, list(row.prompt), row.max_tokens, row.cache_salt)
-        failed = self._batch.join(Joining(decode_row, prompt_cache, logits, deltas))
+        failed = self._lanes.join(Joining(decode_row, prompt_cache, logits, deltas))
         if failed:
             made.failed += failed
             self._forget(row.row_id)
@@ -298,11 +306,11 @@ class RowSet:
         """Let decoding rows go. With ``keep``, what they computed is there for the next turn."""
         for row_id in row_ids:
             self._forget(row_id)
-            here = self._batch.find(row_id)
+            here = self._lanes.find(row_id)
             if keep and self._prefixes is not None and here is not None:
-                row, place = here
-                self._prefixes.store(row.cached, self._batch.prompt_cache, row.salt, place)
-        self._batch.leave(row_ids)
+                row = here.row
+                self._prefixes.store(row.cached, here.prompt_cache, row.salt, here.place)
+        self._lanes.leave(row_ids)
 
     def _enter(self, row: RowRequest) -> None:
         if row.beam is None:

@@ -221,10 +221,14 @@ class Speculation:
         what it takes can be compared."""
         if alone:
             return self._step(batch)
-        self._ended_s = None
+        self.interrupt()
         step = self._step(batch)
-        self._ended_s = None
+        self.interrupt()
         return step
+
+    def interrupt(self) -> None:
+        """Other work comes before the next step: what that one takes says nothing."""
+        self._ended_s = None
 
     def _step(self, batch: DecodeBatch) -> DecodeStep:
         wanted = self._wanted(batch)

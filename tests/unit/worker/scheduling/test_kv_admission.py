@@ -14,11 +14,12 @@ from scripted_engine import ScriptedEngine
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Search
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.models.memory import KvLayers, kv_bytes
+from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
 from lmx.worker.engine import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
 from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
+from lmx.worker.scheduling.length_groups import group_by_length
 from lmx.worker.scheduling.prepare import prepare
 
 PLAIN = (KvLayers(2, 4, step_tokens=256),)
@@ -53,8 +54,10 @@ def of(tokens: int, layers: Sequence[KvLayers] = PLAIN) -> int:
         ([row(1, 100, 50)], of(150)),
         # Of a long answer, a first part.
         ([row(1, 100, 100_000)], of(100 + ANSWER_TOKENS)),
-        # The batch is as long as its longest row, for each of them.
-        ([row(1, 10, 10), row(2, 3000, 500), row(3, 1, 1)], 3 * of(3500)),
+        # Rows of like length are as long as the longest of them, each.
+        ([row(1, 10, 10), row(2, 1000, 500), row(3, 1, 1)], 3 * of(1500)),
+        # A row that is much longer than the others is in a group of its own.
+        ([row(1, 10, 10), row(2, 3000, 500), row(3, 1, 1)], of(3500) + 2 * of(20)),
         # A search is a batch of its own.
         ([row(1, 100, 100, width=4)], 4 * of(200)),
         ([row(1, 3000, 10, width=2), row(2, 10, 10)], 2 * of(3010) + of(20)),
@@ -243,7 +246,11 @@ class Admission(RuleBasedStateMachine):
             for one in running.values()
             if one.beam is not None
         )
-        return len(alike) * kv_bytes(self.layers, max(alike, default=0)) + searches
+        stepped = [-(-length // STEP_TOKENS) * STEP_TOKENS for length in alike]
+        together = sum(
+            len(group) * kv_bytes(self.layers, max(group)) for group in group_by_length(stepped)
+        )
+        return together + searches
 
 
 TestAdmission = Admission.TestCase

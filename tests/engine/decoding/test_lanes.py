@@ -1,0 +1,62 @@
+"""Rows of unlike length decode apart: nobody's tokens change, and no row is padded to a long one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from tiny_models import make_tiny_model
+
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+
+pytestmark = pytest.mark.engine
+
+LONG = [token % 200 + 1 for token in range(2600)]
+"""Longer than any row that it could decode with."""
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_next"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), request.param)
+
+
+@pytest.fixture(params=["plain", "prefix cache", "speculation"])
+def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunner]:
+    more: dict[str, Any] = {
+        "plain": {},
+        "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
+        "speculation": {"speculation": SpeculationSpec()},
+    }[request.param]
+    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **more))
+
+
+def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> None:
+    short = [[5, 6, 7], list(range(1, 40))]
+    expected = [runner.alone(prompt, HOT, 30) for prompt in (LONG, *short)]
+    rows = [runner.admit(prompt, HOT, 30) for prompt in (short[0], LONG, short[1])]
+    while rows[1] not in runner.started:
+        runner.step()
+    runner.finish()
+    made = [runner.tokens[row] for row in rows]
+    assert made == [expected[1], expected[0], expected[2]]
+
+
+def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None:
+    long = runner.admit(LONG, GREEDY, 400)
+    while not runner.tokens[long]:
+        runner.step()
+    rows = [runner.admit([token, 2, 3], GREEDY, 400) for token in (4, 5, 6)]
+    for row in rows:
+        while not runner.tokens[row]:
+            runner.step()
+    inner: Any = runner.engine
+    lengths = [[len(row.tokens) for row in lane.rows] for lane in inner._rows._lanes._lanes]
+    assert [len(lane) for lane in lengths] == [3, 1]
+    before = len(runner.tokens[long])
+    while len(runner.tokens[long]) < before + 5:
+        runner.step()
+    runner.clear()
+    assert runner.engine.step().tokens == []

@@ -1,0 +1,48 @@
+"""How groups of rows share the time: the shortest are never slowed by more than a half."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmx.worker.mlx.decoding.lane_turns import LaneTurns
+
+COSTS = st.lists(st.floats(0.001, 10), min_size=1, max_size=5)
+
+
+@given(costs=COSTS, steps=st.integers(1, 400))
+def test_the_others_get_half_of_what_the_shortest_gets(costs: list[float], steps: int) -> None:
+    lanes = list(range(len(costs)))
+    turns = LaneTurns()
+    spent = [0.0] * len(costs)
+    for _ in range(steps):
+        lane = turns.next(lanes)
+        assert isinstance(lane, int)
+        spent[lane] += costs[lane]
+        turns.took(lanes, lane, costs[lane])
+    # Each of the others is stepped once, so that its cost is known.
+    assert sum(spent[1:]) <= 0.5 * spent[0] + sum(costs[1:]) + 1e-9
+
+
+@given(costs=COSTS.filter(lambda costs: len(costs) > 1))
+def test_nobody_starves(costs: list[float]) -> None:
+    lanes = list(range(len(costs)))
+    turns = LaneTurns()
+    stepped = set()
+    spent_s = 0.0
+    while len(stepped) < len(costs) or spent_s < 10 * sum(costs):
+        lane = turns.next(lanes)
+        assert isinstance(lane, int)
+        spent_s += costs[lane]
+        if spent_s > 5 * sum(costs):
+            stepped.add(lane)
+        turns.took(lanes, lane, costs[lane])
+        assert spent_s < 1000 * len(costs) * sum(costs)
+
+
+def test_a_lane_that_is_gone_leaves_nothing_behind() -> None:
+    turns = LaneTurns()
+    for lane in ("short", "long"):
+        turns.took(["short", "long"], lane, 1.0)
+    turns.took(["short"], "short", 1.0)
+    assert turns.next(["short", "long"]) == "long", "its cost is not known"

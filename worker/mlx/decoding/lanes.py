@@ -1,0 +1,117 @@
+"""The rows that decode, in lanes: a batch for each group of rows of like length.
+
+One lane is stepped at a time, and gives out what it made before another one is. While there is one
+lane alone, it decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
+from lmx.worker.mlx.decoding.lane_turns import LaneTurns
+from lmx.worker.mlx.model.forward import Forward, PromptCache
+from lmx.worker.mlx.sampling.sampler import RowSampler
+from lmx.worker.scheduling.length_groups import are_alike
+
+
+class FoundRow(NamedTuple):
+    """A row, and where its cache is: ``place`` None in one that is this row's alone."""
+
+    row: DecodeRow
+    prompt_cache: PromptCache
+    place: int | None
+
+
+class DecodeLanes:
+    """All rows that decode. Engine thread."""
+
+    def __init__(self, forward: Forward, sampler: RowSampler) -> None:
+        self._forward = forward
+        self._sampler = sampler
+        self._lanes: list[DecodeBatch] = []
+        self._turns = LaneTurns()
+
+    @property
+    def rows(self) -> Sequence[DecodeRow]:
+        """All of them."""
+        return [row for lane in self._lanes for row in lane.rows]
+
+    @property
+    def only(self) -> DecodeBatch | None:
+        """The lane that all rows are in; None: there is none, or there are several."""
+        return self._lanes[0] if len(self._lanes) == 1 else None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a token is drawn and not returned."""
+        return any(lane.ahead for lane in self._lanes)
+
+    @property
+    def long_next(self) -> bool:
+        """Whether the next step is one of a lane of longer rows."""
+        return len(self._lanes) > 1 and self._turns.next(self._lanes) is not self._lanes[0]
+
+    def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
+        """Take a row in, see :meth:`DecodeBatch.join`."""
+        tokens = len(joining.row.tokens)
+        for lane in self._lanes:
+            lengths = [tokens, *(len(row.tokens) for row in lane.rows)]
+            if are_alike(min(lengths), max(lengths)):
+                return lane.join(joining)
+        lane = DecodeBatch(self._forward, self._sampler)
+        failed = lane.join(joining)
+        if not failed:
+            self._lanes.append(lane)
+            self._lanes.sort(key=_longest)
+        return failed
+
+    def step(self, step: Callable[[DecodeBatch], DecodeStep]) -> DecodeStep:
+        """Step the lane whose turn it is. Where there are several, wait for what it draws."""
+        if (only := self.only) is not None:
+            return step(only)
+        if self.ahead:  # From a time when there was one lane.
+            return self.flush()
+        lane = self._turns.next(self._lanes)
+        assert isinstance(lane, DecodeBatch)
+        began_s = time.perf_counter()
+        made = _both(lane.step(), lane.flush())
+        self._turns.took(self._lanes, lane, time.perf_counter() - began_s)
+        return made
+
+    def flush(self) -> DecodeStep:
+        """Return what is drawn and not returned, see :meth:`DecodeBatch.flush`."""
+        made = DecodeStep(())
+        for lane in self._lanes:
+            if lane.ahead:
+                made = _both(made, lane.flush())
+        return made
+
+    def leave(self, row_ids: Collection[int]) -> None:
+        """Let rows go; ignores those that are not here."""
+        for lane in self._lanes:
+            lane.leave(row_ids)
+        self._lanes = [lane for lane in self._lanes if lane.rows]
+
+    def find(self, row_id: int) -> FoundRow | None:
+        """Return a row; None: it is not here."""
+        for lane in self._lanes:
+            if (here := lane.find(row_id)) is not None:
+                row, place = here
+                return FoundRow(row, lane.prompt_cache, place)
+        return None
+
+
+def _longest(lane: DecodeBatch) -> int:
+    return max(len(row.tokens) for row in lane.rows)
+
+
+def _both(one: DecodeStep, other: DecodeStep) -> DecodeStep:
+    failed = {row_id for row_id, _ in one.failed}
+    return DecodeStep(
+        [*one.tokens, *(token for token in other.tokens if token.row_id not in failed)],
+        [*one.failed, *other.failed],
+        [*one.drafts, *other.drafts],
+    )
