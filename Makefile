@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fuzz bench bench-memory bench-relay docs fmt lint types imports check clean
+.PHONY: help install run test fuzz bench bench-memory bench-relay bench-mixed docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ bench-memory: install ## measure what models take beside what they are estimated
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@$(BIN)/python tests/bench/bench_relay.py $(AGAINST)
+
+bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
+	@$(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
 
 docs: install ## write into the documents what the code says of each field and key
 	@$(BIN)/python docs/generate.py

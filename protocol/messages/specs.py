@@ -78,7 +78,7 @@ class WorkerSpec(SamplingParameters):
     kind: ModelKind = ModelKind.CHAT
     template_kwargs: dict[str, Any] | None = None
     tool_parser: str | None = None
-    max_decode_stall_s: float = 1.0
+    max_decode_stall_s: float = 0.3
     prefix_cache: PrefixCacheSpec | None = None
     speculation: SpeculationSpec | None = None
     kv_cache_bytes: int | None = None

@@ -136,8 +136,7 @@ class ModelConfig(Section):
     model's own."""
     concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
     """Memory is kept for so many requests of full length at a time; of shorter ones there are more,
-    up to `max_rows`. It is 2 because a batch takes what its longest row takes, times its rows: with
-    1 a long conversation would keep all others waiting."""
+    up to `max_rows`. It is 2 so that others find room beside a conversation of full length."""
     max_rows: Annotated[int, Needs.WORKER] = Field(32, ge=1, le=1024)
     """So many requests generate at the same time, as far as memory allows."""
     max_queue: Annotated[int, Needs.WORKER] = Field(256, ge=0, le=100_000)
@@ -165,7 +164,7 @@ class ModelConfig(Section):
     )
     """The form in which it calls tools, where its template does not tell. A name that is none makes
     loading fail with a list of them."""
-    max_decode_stall_s: Annotated[Seconds, Needs.WORKER] = 1.0
+    max_decode_stall_s: Annotated[Seconds, Needs.WORKER] = 0.3
     """A long prompt keeps running streams waiting no longer than this."""
     prefix_cache: Annotated[PrefixCacheConfig, Needs.WORKER] = PrefixCacheConfig()
     """Prompts that were computed before are not computed again."""

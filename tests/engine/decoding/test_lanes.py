@@ -1,4 +1,4 @@
-"""Rows of unlike length decode apart: nobody's tokens change, and no row is padded to a long one."""
+"""Rows of unlike length decode apart: nobody's tokens change, and none is padded to a long one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,176 @@
+"""A mixed day on one model: a coding agent, chats and small requests at the same time.
+
+An agent has a conversation of 30,000 tokens and asks every few seconds for one more turn, eight
+chats go on, and a small request comes every three seconds. The model is tiny, the lengths are real.
+``make bench-mixed`` measures this checkout; ``AGAINST=FOLDER``, another checkout with a ``.venv``
+of its own, is measured in turns with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ROOT = Path(__file__).resolve().parents[2]
+TURNS = 2
+DURATION_S = 75
+AGENT_TOKENS = 30_000
+CHATS = 8
+CONTEXT_TOKENS = 65_536
+_ONE = "--one"
+_PERCENTILES = (50, 95, 99)
+
+
+@dataclass
+class Seen:
+    """What one kind of client saw, in seconds."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    """Print percentiles of the time to the first token and between tokens, in milliseconds."""
+    if sys.argv[1:2] == [_ONE]:
+        print(json.dumps(asyncio.run(_measure(Path(sys.argv[2])))))
+        return
+    checkouts = [Path(folder).resolve() for folder in [ROOT, *sys.argv[1:]]]
+    found: dict[Path, dict[str, list[float]]] = {checkout: {} for checkout in checkouts}
+    for _ in range(TURNS):
+        for checkout in checkouts:
+            for name, values in _one(checkout).items():
+                found[checkout].setdefault(name, []).extend(values)
+    for checkout, seen in found.items():
+        print(f"\n{checkout.name}")
+        for name, values in seen.items():
+            print(f"  {name:22} {_percentiles(values)}  ({len(values)} measured)")
+
+
+def _percentiles(values: Sequence[float]) -> str:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return "  ".join(f"p{each} {1000 * cuts[each - 1]:8.1f} ms" for each in _PERCENTILES)
+
+
+def _one(checkout: Path) -> dict[str, list[float]]:
+    python = checkout / ".venv" / "bin" / "python"
+    done = subprocess.run(
+        [python, __file__, _ONE, checkout], stdout=subprocess.PIPE, text=True, check=True
+    )
+    result: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+async def _measure(checkout: Path) -> dict[str, list[float]]:
+    # The rig is that of the checkout which is measured: it knows how to start its lmx.
+    support = checkout / "tests" / "support"
+    sys.path[:0] = [str(support), *map(str, support.iterdir())]
+    from rig import rig
+    from tiny_models import make_tiny_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / "tiny", "llama")
+        config = json.loads((model / "config.json").read_text())
+        config["max_position_embeddings"] = CONTEXT_TOKENS
+        (model / "config.json").write_text(json.dumps(config))
+        served = {
+            "id": "m", "source": str(model), "context_length": CONTEXT_TOKENS,
+            "concurrency": 12, "max_queue": 64,
+        }  # fmt: skip
+        patient = {"stall_timeout_s": 60.0, "beat_timeout_s": 30.0, "load_stall_timeout_s": 60.0}
+        with rig({"models": [served], "timing": patient}) as lmx:
+            lmx.wait_state("m", "ready")
+            return await _replay(f"{lmx.url}/completions")
+
+
+async def _replay(url: str) -> dict[str, list[float]]:
+    agent, chat, small = Seen(), Seen(), Seen()
+    end_s = time.monotonic() + DURATION_S
+    patient = aiohttp.ClientTimeout(total=None, sock_read=120)
+    async with aiohttp.ClientSession(timeout=patient) as session:
+
+        async def ask(seen: Seen, prompt: Sequence[int], tokens: int) -> None:
+            if time.monotonic() < end_s:
+                await _stream(session, url, seen, prompt, tokens)
+
+        await asyncio.gather(
+            _agent(ask, agent, end_s),
+            *(_chat(ask, chat, end_s, number) for number in range(CHATS)),
+            _small(ask, small, end_s),
+        )
+    return {
+        f"{name}, {what}": values
+        for name, seen in (("agent", agent), ("chats", chat), ("small", small))
+        for what, values in (("first token", seen.ttft_s), ("next token", seen.between_s))
+    }
+
+
+Ask = Callable[[Seen, Sequence[int], int], Coroutine[Any, Any, None]]
+
+
+async def _agent(ask: Ask, seen: Seen, end_s: float) -> None:
+    tokens = _tokens("agent", AGENT_TOKENS)
+    turn = 0
+    while time.monotonic() < end_s:
+        await ask(seen, tokens, 100)
+        turn += 1
+        tokens += _tokens(f"turn {turn}", 1_000)
+        await asyncio.sleep(2)
+
+
+async def _chat(ask: Ask, seen: Seen, end_s: float, number: int) -> None:
+    turn = 0
+    await asyncio.sleep(number * 0.7)
+    while time.monotonic() < end_s:
+        turn += 1
+        prompt = _tokens(f"chat {number} {turn}", 400 + 150 * number)
+        await ask(seen, prompt, 120)
+        await asyncio.sleep(1)
+
+
+async def _small(ask: Ask, seen: Seen, end_s: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        number = 0
+        while time.monotonic() < end_s:
+            number += 1
+            group.create_task(ask(seen, _tokens(f"small {number}", 60), 10))
+            await asyncio.sleep(3)
+
+
+def _tokens(seed: str, count: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1, 200) for _ in range(count)]
+
+
+async def _stream(
+    session: aiohttp.ClientSession, url: str, seen: Seen, prompt: Sequence[int], tokens: int
+) -> None:
+    body = {
+        "model": "m", "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens,
+        "stream": True, "temperature": 1.0, "seed": 1,
+    }  # fmt: skip
+    last_s = time.perf_counter()
+    first = True
+    async with session.post(url, json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            now_s = time.perf_counter()
+            (seen.ttft_s if first else seen.between_s).append(now_s - last_s)
+            first, last_s = False, now_s
+
+
+if __name__ == "__main__":
+    main()
