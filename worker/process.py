@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 _SWITCH_INTERVAL_S: Final = 0.0002
 """For how long a thread that computes in Python keeps the engine thread waiting. With Python's 5 ms,
-a decode step of a tiny model took up to five times as long beside a prompt that was tokenized."""
+decode steps of a tiny model took up to five times as long while a prompt was tokenized."""
 
 
 async def _serve(spec: WorkerSpec) -> int:
