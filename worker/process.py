@@ -23,8 +23,8 @@ from lmx.worker.life import WorkerLife
 log = structlog.get_logger()
 
 _SWITCH_INTERVAL_S: Final = 0.0002
-"""For how long a thread that computes in Python keeps the engine thread waiting. With Python's 5 ms,
-decode steps of a tiny model took up to five times as long while a prompt was tokenized."""
+"""For how long a thread that computes in Python keeps the engine thread waiting. With Python's
+5 ms, decode steps of a tiny model took up to five times as long while a prompt was tokenized."""
 
 
 async def _serve(spec: WorkerSpec) -> int:
