@@ -172,7 +172,7 @@ def test_no_token_waits_for_the_next_prompts_chunk(
 ) -> None:
     """What is drawn when a chunk begins was given out before."""
     expected = tiny.alone("a", GREEDY, 100)
-    rows = tiny.engine._rows  # type: ignore[attr-defined]
+    rows = tiny.generator._rows  # type: ignore[attr-defined]
     advance, waiting = PromptPrefill.advance, []
 
     def watched(prefill: PromptPrefill, *given: Any) -> int:
@@ -261,7 +261,7 @@ def test_twins_whose_first_is_removed_go_on(tiny: EngineRunner) -> None:
 def test_a_prompts_embeddings_are_not_kept(tiny_dir: Path) -> None:
     """Of a long prompt they are as large as a part of its KV cache."""
     runner = EngineRunner(spec_of(tiny_dir))
-    forward = runner.engine._rows._forward  # type: ignore[attr-defined]
+    forward = runner.generator._rows._forward  # type: ignore[attr-defined]
     tokens = mx.array([[7] * 200])
     part = forward.embed_part(tokens, 40, 60)
     whole = forward.embed(tokens)

@@ -52,11 +52,11 @@ def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None
     for row in rows:
         while not runner.tokens[row]:
             runner.step()
-    inner: Any = runner.engine
+    inner: Any = runner.generator
     lengths = [[len(row.tokens) for row in lane.rows] for lane in inner._rows._lanes._lanes]
     assert [len(lane) for lane in lengths] == [3, 1]
     before = len(runner.tokens[long])
     while len(runner.tokens[long]) < before + 5:
         runner.step()
     runner.clear()
-    assert runner.engine.step().tokens == []
+    assert runner.generator.step().tokens == []
