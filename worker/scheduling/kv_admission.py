@@ -103,10 +103,11 @@ class KvAdmission:
     def _sum(self, rows: Iterable[_Counted]) -> int:
         total_bytes = 0
         lengths = []
+        step_tokens = self._step_tokens or 1
         for row in rows:
             if row.width is None:
                 # In whole steps, so that the groups change with the sum alone.
-                lengths.append(-(-row.tokens // STEP_TOKENS) * STEP_TOKENS)
+                lengths.append(-(-row.tokens // step_tokens) * step_tokens)
             else:
                 total_bytes += row.width * kv_bytes(self._layers, row.tokens)
         groups = group_by_length(lengths)

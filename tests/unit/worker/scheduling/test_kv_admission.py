@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Search
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.models.memory import STEP_TOKENS, KvLayers, kv_bytes
+from lmx.protocol.models.memory import KvLayers, kv_bytes
 from lmx.worker.engine import BeamSearch, ModelFacts, RowRequest, RowSampling, StepOutput
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
@@ -246,7 +247,8 @@ class Admission(RuleBasedStateMachine):
             for one in running.values()
             if one.beam is not None
         )
-        stepped = [-(-length // STEP_TOKENS) * STEP_TOKENS for length in alike]
+        step = math.gcd(*(part.step_tokens for part in self.layers))
+        stepped = [-(-length // step) * step for length in alike]
         together = sum(
             len(group) * kv_bytes(self.layers, max(group)) for group in group_by_length(stepped)
         )

@@ -10,7 +10,7 @@ from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
 from lmx.worker.scheduling.length_groups import are_alike, group_by_length
 
-LLAMA_8B = (KvLayers(32, 4096),)
+LLAMA_8B = (KvLayers(32, 4096, step_tokens=256),)
 """128 KiB for each token."""
 GIB = 1 << 30
 
