@@ -46,7 +46,7 @@ def main() -> None:
     if sys.argv[1:2] == [_ONE]:
         print(json.dumps(asyncio.run(_measure(Path(sys.argv[2])))))
         return
-    checkouts = [Path(folder).resolve() for folder in [ROOT, *sys.argv[1:]]]
+    checkouts = [ROOT, *(Path(folder).resolve() for folder in sys.argv[1:])]
     found: dict[Path, dict[str, list[float]]] = {checkout: {} for checkout in checkouts}
     for _ in range(TURNS):
         for checkout in checkouts:

@@ -25,12 +25,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=["plain", "prefix cache", "speculation"])
 def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunner]:
-    more: dict[str, Any] = {
+    kinds: dict[str, dict[str, Any]] = {
         "plain": {},
         "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
         "speculation": {"speculation": SpeculationSpec()},
-    }[request.param]
-    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **more))
+    }
+    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **kinds[request.param]))
 
 
 def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> None:

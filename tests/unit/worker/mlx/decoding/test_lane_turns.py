@@ -28,7 +28,7 @@ def test_the_others_get_half_of_what_the_shortest_gets(costs: list[float], steps
 def test_nobody_starves(costs: list[float]) -> None:
     lanes = list(range(len(costs)))
     turns = LaneTurns()
-    stepped = set()
+    stepped: set[int] = set()
     spent_s = 0.0
     while len(stepped) < len(costs) or spent_s < 10 * sum(costs):
         lane = turns.next(lanes)
