@@ -34,6 +34,54 @@ DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
 """A model has no worker in these states and gets none before somebody asks for it."""
 
 
+class ModelState(StrEnum):
+    """Where a model is, in the one word that users see: see :func:`model_state`."""
+
+    COLD = "cold"
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    BACKOFF = "backoff"
+    QUARANTINED = "quarantined"
+    HELD = "held"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory and answers, be it only what it has begun."""
+        return self in (ModelState.READY, ModelState.DRAINING)
+
+
+def model_state(slot: SlotState, worker: WorkerState | None) -> ModelState:
+    """Return the state of the worker where there is one, else the slot's."""
+    match worker, slot:
+        case None, SlotState.OCCUPIED:
+            return ModelState.STARTING
+        case None, _:
+            return ModelState(slot.value)
+        case WorkerState.EXITED, _:
+            return ModelState.STOPPING
+        case _:
+            return ModelState(worker.value)
+
+
+class SupervisorState(StrEnum):
+    """Whether lmx goes on, or ends its processes and then itself."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class RouterState(StrEnum):
+    """Whether a router serves, or one is about to be started."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+
+
 class LoadPhase(StrEnum):
     """What a load is busy with; shown with its progress."""
 

@@ -1,4 +1,6 @@
-"""Messages on the supervisor's control and events sockets. See PROTOCOL.md, "Control".
+"""Messages on the supervisor's control and events sockets. See PROTOCOL.md, "Control". What routers
+know of models is in :mod:`lmx.protocol.messages.snapshot`, the status in
+:mod:`lmx.protocol.messages.status`.
 
 Requests are imperatives, facts are past participles. A question carries a correlation in
 its envelope, and its reply carries the same one; facts and beats carry none.
@@ -6,19 +8,19 @@ its envelope, and its reply carries the same one; facts and beats carry none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
     LoadPhase,
     MemoryPressure,
     ModelKind,
-    SlotState,
     WorkerState,
 )
-from lmx.protocol.wire.codec import message
+from lmx.protocol.wire.codec import FLAT, message
 
 # Worker to supervisor.
 
@@ -80,41 +82,36 @@ class LoadFailed:
     permanent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Work that a worker didn't have to do, over its life: of all prompt tokens those that were
-    cached, and of all tokens that were guessed ahead those that were right."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
-    """Sent every beat interval. ``stalled_for_s`` is how long work has been in flight
-    without any progress (no token, no prefill chunk); 0 while idle or advancing.
-
-    ``idle_for_s``: since the last request ended, or since the load; 0 while one is in flight.
-    ``keep_alive_s``: what the last request asked for, None if it did not; negative: forever.
-    ``peak_memory_bytes``: the most it has held, between beats too. ``kv_bytes``: what the KV
-    cache of the rows in flight was counted at."""
+    """How a worker is: sent every beat interval."""
 
     instance: str
+
     state: WorkerState
+    """The worker's own view."""
+
     rows: int
+    """Requests that it works on."""
+
     queued: int
+    """Requests that wait in it."""
+
     stalled_for_s: float
-    memory_bytes: int
-    requests_total: int
-    tokens_total: int
-    saved: Saved = Saved()
-    peak_memory_bytes: int = 0
-    kv_bytes: int = 0
+    """For how many seconds work has been in flight without any progress: no token, and no chunk of
+    a prompt. 0 while it is idle or advancing."""
+
+    figures: WorkerFigures = field(default=WorkerFigures(), metadata=FLAT)
+    """What it measures and counts, for the status and the metrics."""
+
     idle_for_s: float = 0.0
+    """For how many seconds since the last request ended, or since the load; 0 while one is in
+    flight."""
+
     keep_alive_s: float | None = None
+    """For how many seconds the last request asked to have it kept; None if it did not, and a
+    negative value is forever."""
 
 
 @message
@@ -208,12 +205,6 @@ class RouterBeat:
 
 @message
 @dataclass(frozen=True, slots=True)
-class GetSnapshot:
-    """Question; the reply is a Snapshot."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
 class Acquire:
     """Question: have this model ready, loading it if need be. Replies: Acquired, or Denied.
 
@@ -262,66 +253,6 @@ class Denied:
 # Supervisor to routers, on the events socket.
 
 
-@dataclass(frozen=True, slots=True)
-class ModelView:
-    """What a router needs to know of one configured model. ``position``: its place, from 1,
-    among the models that wait for memory. ``max_waiting``: how many requests may wait for it.
-    ``retry_after_s``: when it may be ready, its load included, as of the last change of
-    anything else. ``family``: its architecture's name (``qwen3``), None until its files are
-    known, like ``needed_bytes``, which a worker of it would have reserved. ``added``: while lmx
-    ran, not by the configuration."""
-
-    model_id: str
-    aliases: tuple[str, ...]
-    source: str
-    slot: SlotState
-    worker: WorkerState | None = None
-    instance: str | None = None
-    pid: int | None = None
-    memory_bytes: int = 0
-    context_length: int | None = None
-    kind: ModelKind | None = None
-    capabilities: tuple[str, ...] = ()
-    created_s: int = 0
-    loaded_at_s: float | None = None
-    phase: LoadPhase | None = None
-    fraction: float | None = None
-    retry_after_s: float | None = None
-    problem: str | None = None
-    position: int | None = None
-    pinned: bool = False
-    max_waiting: int = 0
-    family: str | None = None
-    needed_bytes: int | None = None
-    added: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A name that stands for the first of several models that can answer, by their ids."""
-
-    name: str
-    model_ids: tuple[str, ...]
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All of the supervisor's public state. Each change publishes a whole new one, so a
-    missed one heals with the next; ``revision`` grows by one within an ``epoch``.
-    ``free_bytes``: of the budget what nobody has reserved. ``no_loads``: why no model at all can
-    be loaded just now, for people; None: models can."""
-
-    epoch: str
-    revision: int
-    default_model: str | None
-    models: tuple[ModelView, ...]
-    stopping: bool = False
-    routes: tuple[Route, ...] = ()
-    free_bytes: int = 0
-    no_loads: str | None = None
-
-
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
@@ -335,20 +266,6 @@ class WorkerExited:
 
 
 # CLI to supervisor.
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class GetStatus:
-    """Question; the reply is a Status."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Status:
-    """``{"supervisor": {...}, "router": {...}, "workers": [...]}``, plain values only."""
-
-    status: dict[str, Any]
 
 
 @message

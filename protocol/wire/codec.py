@@ -4,9 +4,10 @@
 
 Messages are frozen dataclasses registered with :func:`message`. Decoding checks every
 field's type, ignores fields it does not know, and fills in defaults, so that a field with a
-default can be added without a new version. Encoding leaves out what is at its default: half of
-a token's bytes. Decoding never runs code from the wire and never builds anything but registered
-dataclasses, enums and plain values.
+default can be added without a new version. Encoding leaves out what is at its default, which is
+half of a token's bytes; :func:`untrimmed` dataclasses travel whole. The fields of a dataclass that
+a field marked :data:`FLAT` holds stand in the map of its owner. Decoding never runs code from the
+wire and never builds anything but registered dataclasses, enums and plain values.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ MAGIC: Final = "lmx"
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Larger frames are refused by the sockets (ZMQ_MAXMSGSIZE) and by :func:`decode`."""
+
+FLAT: Final = {"flat": True}
+"""Metadata of a field (``field(metadata=FLAT)``) that holds a dataclass: on the wire that one's
+fields stand among those of the owner, so that they can move into a value of their own, or out of
+it, without a change of the wire."""
 
 _MOST_LEVELS: Final = 100
 """Of values within values; msgpack itself gives up at some hundred."""
@@ -56,10 +62,12 @@ class _Schema:
     cls: type
     to_map: _Pack
     fields: tuple[_Field, ...]
+    flat: tuple[_Field, ...]
 
 
 _messages: dict[str, type] = {}
 _schemas: dict[type, _Schema] = {}
+_untrimmed: set[type] = set()
 
 
 def message(cls: type[_T]) -> type[_T]:
@@ -67,6 +75,13 @@ def message(cls: type[_T]) -> type[_T]:
     if cls.__name__ in _messages:
         raise TypeError(f"two messages are named {cls.__name__}")
     _messages[cls.__name__] = cls
+    return cls
+
+
+def untrimmed(cls: type[_T]) -> type[_T]:
+    """Have every field of a dataclass travel, also one that is at its default: for maps that are
+    shown to people and programs, and that a peer of another version reads by key."""
+    _untrimmed.add(cls)
     return cls
 
 
@@ -165,11 +180,14 @@ def from_map(cls: type[_T], body: Any, path: str) -> _T:
     if not isinstance(body, dict):
         raise ProtocolError(f"{path}: expected a map, got {type(body).__name__}")
     values: dict[str, Any] = {}
-    for field in _schema(cls).fields:
+    schema = _schema(cls)
+    for field in schema.fields:
         if field.name in body:
             values[field.name] = field.unpack(body[field.name], f"{path}.{field.name}")
         elif field.required:
             raise ProtocolError(f"{path}.{field.name} is missing")
+    for field in schema.flat:
+        values[field.name] = field.unpack(body, path)
     return cls(**values)
 
 
@@ -186,6 +204,7 @@ def _build_schema(cls: type) -> _Schema:
     packers: list[tuple[str, _Pack]] = []
     defaults: list[tuple[str, Any]] = []
     fields: list[_Field] = []
+    flat: list[_Field] = []
     for field in dataclasses.fields(cls):
         pack, unpack = _converters(hints[field.name])
         names.append(field.name)
@@ -194,10 +213,25 @@ def _build_schema(cls: type) -> _Schema:
         required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
-        if field.default is not dataclasses.MISSING:
+        if field.default is not dataclasses.MISSING and cls not in _untrimmed:
             defaults.append((field.name, field.default))
-        fields.append(_Field(field.name, unpack, required))
-    return _Schema(cls, _map_builder(names, packers, defaults), tuple(fields))
+        where = flat if field.metadata.get("flat") else fields
+        where.append(_Field(field.name, unpack, required))
+    build = _map_builder(names, packers, defaults)
+    if flat:
+        build = _flattened(build, tuple(field.name for field in flat))
+    return _Schema(cls, build, tuple(fields), tuple(flat))
+
+
+def _flattened(build: _Pack, names: tuple[str, ...]) -> _Pack:
+    def flattened(value: Any) -> dict[str, Any]:
+        out: dict[str, Any] = build(value)
+        for name in names:
+            # One at its default was left out.
+            out |= out.pop(name, {})
+        return out
+
+    return flattened
 
 
 def _map_builder(

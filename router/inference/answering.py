@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, follow_outcome
 from lmx.router.http.rate_limits import ADMISSION

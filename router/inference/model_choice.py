@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.services import SERVICES

@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.http.body import read_object

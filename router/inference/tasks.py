@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Scores, Task, TaskFinished
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, set_outcome
 from lmx.router.jobs.live import LiveRequest, RequestKind

@@ -14,7 +14,6 @@ import orjson
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.control import ModelView
 from lmx.protocol.messages.data import ChoiceEnded, Finished
 from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_status

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 from prometheus_client import generate_latest
@@ -18,6 +17,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from lmx.protocol.messages.inventory import Downloads
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import SystemStatus
 from lmx.protocol.states import DownloadStatus
 from lmx.router.metrics.families import request_families, status_families
 from lmx.router.metrics.requests import Reading
@@ -25,14 +26,22 @@ from lmx.router.metrics.requests import Reading
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What one scrape shows. ``status`` is the supervisor's, or what the router knows of it;
-    ``waiting``: requests that wait in this router, by model; ``downloads`` None: not known."""
+    """What one scrape shows."""
 
     version: str
-    supervisor_up: bool
-    status: Mapping[str, Any]
+
+    status: SystemStatus | None
+    """What the supervisor told just now, None: it does not answer."""
+
+    models: Sequence[ModelView]
+    """What this router knows of the models by itself."""
+
     waiting: Mapping[str, int]
+    """Requests that wait in this router, by model."""
+
     downloads: Downloads | None
+    """Those that the supervisor told of, None: it does not answer."""
+
     requests: Reading
 
 
@@ -51,7 +60,7 @@ def exposition(scrape: Scrape) -> bytes:
         _Families(
             (
                 *_about(scrape.version),
-                *status_families(scrape.status, scrape.waiting, supervisor_up=scrape.supervisor_up),
+                *status_families(scrape.status, scrape.models, scrape.waiting),
                 *_of_downloads(scrape.downloads),
                 *request_families(scrape.requests),
             )

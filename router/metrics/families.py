@@ -1,12 +1,10 @@
-"""From the supervisor's status to metrics in Prometheus' terms. Pure.
-
-From what was counted of requests to metrics in Prometheus' terms. Pure.
-"""
+"""From the status, and from what was counted of requests, to metrics in Prometheus' terms. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,121 +14,176 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import ModelStatus, RouterStatus, SupervisorStatus, SystemStatus
+from lmx.protocol.states import ExitCause, MemoryPressure, ModelState
 from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
 from lmx.router.metrics.requests import REASONS, ModelTally, Reading
-from lmx.router.supervisor.directory import LOADED_STATES
 
-_STATES: Final = tuple(
-    state.value
-    for state in (*SlotState, *WorkerState)
-    if state not in (SlotState.OCCUPIED, WorkerState.EXITED)
+_PRESSURES: Final = {level: number for number, level in enumerate(MemoryPressure)}
+
+_SUPERVISOR_GAUGES: Final[tuple[tuple[str, Callable[[SupervisorStatus], float], str], ...]] = (
+    (
+        "memory_budget_bytes",
+        lambda told: told.budget_bytes,
+        "Memory that all models may take together.",
+    ),
+    (
+        "memory_reserved_bytes",
+        lambda told: told.reserved_bytes,
+        "Of the budget what is reserved for models.",
+    ),
+    (
+        "memory_missing_bytes",
+        lambda told: told.missing_bytes,
+        "What ended workers did not give back.",
+    ),
+    (
+        "memory_pressure",
+        lambda told: _PRESSURES[told.memory_pressure],
+        "How near the machine is to running out of memory: 0 not, 1 soft, 2 hard.",
+    ),
 )
 
-_PRESSURES: Final = {level.value: number for number, level in enumerate(MemoryPressure)}
+_MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str], ...]] = (
+    (
+        "model_reserved_bytes",
+        lambda model: model.reserved_bytes,
+        "What is reserved for it.",
+    ),
+    (
+        "model_peak_bytes",
+        lambda model: model.figures.peak_memory_bytes,
+        "The most that its worker has held.",
+    ),
+    (
+        "kv_cache_used_bytes",
+        lambda model: model.figures.kv_bytes,
+        "What the KV caches of its requests in flight have.",
+    ),
+    (
+        "kv_cache_capacity_bytes",
+        lambda model: model.kv_capacity_bytes,
+        "What they may have.",
+    ),
+    (
+        "kv_cache_usage_perc",
+        lambda model: (
+            model.figures.kv_bytes / model.kv_capacity_bytes if model.kv_capacity_bytes else None
+        ),
+        "Of the memory that KV caches may take what the requests in flight have: 1 is all of it.",
+    ),
+    (
+        "num_requests_running",
+        lambda model: model.requests_active,
+        "Requests that the model works on.",
+    ),
+)
+"""A gauge of each model, None: it has none just now. A new one is a row here."""
 
-_SUPERVISOR_GAUGES: Final = (
-    ("memory_budget_bytes", "budget_bytes", "Memory that all models may take together."),
-    ("memory_reserved_bytes", "reserved_bytes", "Of the budget what is reserved for models."),
-    ("memory_missing_bytes", "missing_bytes", "What ended workers did not give back."),
-)
-_MODEL_GAUGES: Final = (
-    ("model_memory_bytes", "memory_bytes", "Memory of the model's worker now."),
-    ("model_reserved_bytes", "reserved_bytes", "What is reserved for it."),
-    ("model_peak_bytes", "peak_memory_bytes", "The most that its worker has held."),
-    ("kv_cache_used_bytes", "kv_bytes", "What the KV caches of its requests in flight have."),
-    ("kv_cache_capacity_bytes", "kv_capacity_bytes", "What they may have."),
-)
-_MODEL_COUNTERS: Final = (
-    ("model_loads", "loads_total", "Loads that ended well."),
-    ("worker_restarts", "restarts", "Workers that were started anew after one had ended."),
-    ("prefix_cache_queries", "prompt_tokens_total", "Tokens of prompts, looked up in the cache."),
-    ("prefix_cache_hits", "cached_tokens_total", "Those of them that were in the cache."),
+_MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ...]] = (
+    (
+        "model_loads",
+        lambda model: model.loads_total,
+        "Loads that ended well.",
+    ),
+    (
+        "worker_restarts",
+        lambda model: model.restarts,
+        "Workers that were started anew after one had ended.",
+    ),
+    (
+        "watchdog_kills",
+        lambda model: model.exits.get(ExitCause.HANG, 0),
+        "Workers that were ended because they hung.",
+    ),
+    (
+        "prefix_cache_queries",
+        lambda model: model.figures.prompt_tokens_total,
+        "Tokens of prompts, looked up in the cache.",
+    ),
+    (
+        "prefix_cache_hits",
+        lambda model: model.figures.cached_tokens_total,
+        "Those of them that were in the cache.",
+    ),
     (
         "spec_decode_num_draft_tokens",
-        "drafted_tokens_total",
+        lambda model: model.figures.drafted_tokens_total,
         "Tokens that were guessed ahead.",
     ),
     (
         "spec_decode_num_accepted_tokens",
-        "accepted_tokens_total",
+        lambda model: model.figures.accepted_tokens_total,
         "Those of them that were right.",
     ),
 )
-"""Those of the caches and of guesses begin anew with each worker."""
+"""A counter of each model. Those of the caches and of guesses begin anew with each worker."""
 
 _WANTED: Final = (ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN)
 
 
-def status_families(
-    status: Mapping[str, Any], waiting: Mapping[str, int], *, supervisor_up: bool
-) -> Iterable[Metric]:
-    """Yield the metrics of a status (:class:`lmx.protocol.messages.control.Status`).
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is told of a model whether the supervisor answers or not."""
 
-    ``waiting``: requests that wait in this router, by model. The labels are configured models,
-    states and causes: as many as there are, and no more. What a status lacks, as one that a
-    router makes up by itself while the supervisor is gone does, is left out.
+    model_id: str
+    state: ModelState
+    memory_bytes: int
+    queued: int
+
+
+def status_families(
+    status: SystemStatus | None, views: Sequence[ModelView], waiting: Mapping[str, int]
+) -> Iterable[Metric]:
+    """Yield the metrics of a status; None: the supervisor does not answer.
+
+    ``views``: what this router knows of the models by itself, which is told while there is no
+    status. ``waiting``: requests that wait in this router, by model. The labels are configured
+    models, states and causes: as many as there are, and no more.
     """
     yield GaugeMetricFamily(
-        "lmx_supervisor_up", "Whether the supervisor answers.", value=float(supervisor_up)
+        "lmx_supervisor_up", "Whether the supervisor answers.", value=float(status is not None)
     )
-    yield from _of_supervisor(status.get("supervisor", {}), status.get("router", {}))
-    workers = tuple(status["workers"])
+    if status is not None:
+        yield from _of_processes(status.supervisor, status.router)
+        workers = status.workers
+        models = [
+            _Model(one.model, one.state, one.figures.memory_bytes, one.requests_queued)
+            for one in workers
+        ]
+    else:
+        workers = ()
+        models = [_Model(view.model_id, view.state, view.memory_bytes, 0) for view in views]
+    yield from _of_states(models, waiting)
     yield from _of_models(workers)
-    yield from _of_states(workers)
-    yield from _of_requests(workers, waiting)
-    yield from _of_caches(workers)
     yield from _of_lives(workers)
 
 
-def _of_supervisor(supervisor: Mapping[str, Any], router: Mapping[str, Any]) -> Iterable[Metric]:
-    for name, key, help_text in _SUPERVISOR_GAUGES:
-        if key in supervisor:
-            yield GaugeMetricFamily(f"lmx_{name}", help_text, value=supervisor[key])
-    if "memory_pressure" in supervisor:
-        yield GaugeMetricFamily(
-            "lmx_memory_pressure",
-            "How near the machine is to running out of memory: 0 not, 1 soft, 2 hard.",
-            value=_PRESSURES[supervisor["memory_pressure"]],
-        )
-    if "swaps_total" in supervisor:
-        yield CounterMetricFamily(
-            "lmx_evictions", "Models that gave way to another.", value=supervisor["swaps_total"]
-        )
-    if "restarts" in router:
-        yield CounterMetricFamily(
-            "lmx_router_restarts", "Routers started anew.", value=router["restarts"]
-        )
+def _of_processes(supervisor: SupervisorStatus, router: RouterStatus) -> Iterable[Metric]:
+    for name, value_of, help_text in _SUPERVISOR_GAUGES:
+        yield GaugeMetricFamily(f"lmx_{name}", help_text, value=value_of(supervisor))
+    yield CounterMetricFamily(
+        "lmx_evictions", "Models that gave way to another.", value=supervisor.swaps_total
+    )
+    yield CounterMetricFamily("lmx_router_restarts", "Routers started anew.", value=router.restarts)
 
 
-def _of_models(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
-    for name, key, help_text in _MODEL_GAUGES:
+def _of_models(models: Sequence[ModelStatus]) -> Iterable[Metric]:
+    for name, gauge_of, help_text in _MODEL_GAUGES:
         gauge = GaugeMetricFamily(f"lmx_{name}", help_text, labels=["model"])
-        for worker in workers:
-            if worker.get(key) is not None:
-                gauge.add_metric([worker["model"]], worker[key])
+        for model in models:
+            if (value := gauge_of(model)) is not None:
+                gauge.add_metric([model.model], value)
         yield gauge
-    for name, key, help_text in _MODEL_COUNTERS:
+    for name, count_of, help_text in _MODEL_COUNTERS:
         counter = CounterMetricFamily(f"lmx_{name}", help_text, labels=["model"])
-        for worker in workers:
-            if key in worker:
-                counter.add_metric([worker["model"]], worker[key])
+        for model in models:
+            counter.add_metric([model.model], count_of(model))
         yield counter
 
 
-def _of_caches(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
-    used = GaugeMetricFamily(
-        "lmx_kv_cache_usage_perc",
-        "Of the memory that KV caches may take what the requests in flight have: 1 is all of it.",
-        labels=["model"],
-    )
-    for worker in workers:
-        if worker.get("kv_capacity_bytes"):
-            used.add_metric([worker["model"]], worker["kv_bytes"] / worker["kv_capacity_bytes"])
-    yield used
-
-
-def _of_lives(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
+def _of_lives(models: Sequence[ModelStatus]) -> Iterable[Metric]:
     loads = SummaryMetricFamily(
         "lmx_model_load_duration_seconds",
         "Loads that ended well, and the seconds that they took.",
@@ -142,57 +195,37 @@ def _of_lives(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
     unloads = CounterMetricFamily(
         "lmx_model_unloads", "Ends of workers that were wanted, by why.", labels=["model", "reason"]
     )
-    kills = CounterMetricFamily(
-        "lmx_watchdog_kills", "Workers that were ended because they hung.", labels=["model"]
+    for model in models:
+        loads.add_metric([model.model], model.loads_total, model.load_s_total)
+        for cause in ExitCause:
+            exits.add_metric([model.model, cause.value], model.exits.get(cause, 0))
+        for reason in _WANTED:
+            unloads.add_metric([model.model, reason.value], model.exits.get(reason, 0))
+    yield from (loads, exits, unloads)
+
+
+def _of_states(models: Sequence[_Model], waiting: Mapping[str, int]) -> Iterable[Metric]:
+    memory = GaugeMetricFamily(
+        "lmx_model_memory_bytes", "Memory of the model's worker now.", labels=["model"]
     )
-    for worker in workers:
-        model_id = worker["model"]
-        if "loads_total" in worker:
-            loads.add_metric([model_id], worker["loads_total"], worker["load_s_total"])
-        if "exits" in worker:
-            counts = worker["exits"]
-            for cause in ExitCause:
-                exits.add_metric([model_id, cause.value], counts.get(cause.value, 0))
-            for reason in _WANTED:
-                unloads.add_metric([model_id, reason.value], counts.get(reason.value, 0))
-            kills.add_metric([model_id], counts.get(ExitCause.HANG.value, 0))
-    yield from (loads, exits, unloads, kills)
-
-
-def _of_states(workers: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
     loaded = GaugeMetricFamily(
         "lmx_model_loaded", "Whether the model is in memory and answers.", labels=["model"]
     )
     states = GaugeMetricFamily(
         "lmx_model_state", "1 for the state that the model is in.", labels=["model", "state"]
     )
-    for worker in workers:
-        loaded.add_metric([worker["model"]], worker["state"] in LOADED_STATES)
-        for state in _STATES:
-            states.add_metric([worker["model"], state], worker["state"] == state)
-    yield loaded
-    yield states
-
-
-def _of_requests(
-    workers: Sequence[Mapping[str, Any]], waiting: Mapping[str, int]
-) -> Iterable[Metric]:
-    running = GaugeMetricFamily(
-        "lmx_num_requests_running", "Requests that the model works on.", labels=["model"]
-    )
     queued = GaugeMetricFamily(
         "lmx_num_requests_waiting",
         "Requests that wait for the model, or in its worker.",
         labels=["model"],
     )
-    for worker in workers:
-        model_id = worker["model"]
-        if "requests_active" in worker:
-            running.add_metric([model_id], worker["requests_active"])
-        in_worker = worker.get("requests_queued", 0)
-        queued.add_metric([model_id], in_worker + waiting.get(model_id, 0))
-    yield running
-    yield queued
+    for model in models:
+        memory.add_metric([model.model_id], model.memory_bytes)
+        loaded.add_metric([model.model_id], model.state.loaded)
+        for state in ModelState:
+            states.add_metric([model.model_id, state.value], model.state is state)
+        queued.add_metric([model.model_id], model.queued + waiting.get(model.model_id, 0))
+    yield from (memory, loaded, states, queued)
 
 
 _TOKENS: Final = (

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.utils import floatToGoString
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.counts import Tally
+from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import FinishReason
 from lmx.router.http.endpoint import Endpoint
 from lmx.router.http.outcome import CLIENT_LEFT, Outcome
@@ -238,12 +239,12 @@ class RequestMetrics:
         tally = self._known(model_id)
         return tally.requests, tally.used_at_s
 
-    def requests_of(self, line: Mapping[str, Any]) -> int:
-        """Return how many requests a model has had, by its line of a status. Its worker tells with
-        its beats, a second late, those since it was loaded; the router knows at once of those that
-        have ended since lmx was started."""
-        counted, _ = self.used(line["model"])
-        return max(counted, int(line["requests_total"]))
+    def requests_of(self, model: ModelStatus) -> int:
+        """Return how many requests a model has had. Its worker tells with its beats, a second late,
+        those since it was loaded; the router knows at once of those that have ended since lmx was
+        started."""
+        counted, _ = self.used(model.model)
+        return max(counted, model.figures.requests_total)
 
     def read(self) -> Reading:
         """Return all that was counted, with every model that there is."""

@@ -6,12 +6,12 @@ from typing import Final
 
 from aiohttp import web
 
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind
 from lmx.router.http.responses import json_answer, json_array
 from lmx.router.schema.answers.models import CapabilityModelSpec, ModelList, ModelObject
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.directory import Directory, shown_state
+from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, leading_to
 
 _MODALITIES: Final = ("text",)
@@ -48,7 +48,7 @@ def model_object(model: ModelView) -> ModelObject:
         object="model",
         created=model.created_s,
         owned_by=_owner(model.source),
-        state=shown_state(model),
+        state=model.state.value,
         aliases=list(model.aliases),
         context_length=model.context_length,
         modalities=list(_MODALITIES),

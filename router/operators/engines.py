@@ -5,16 +5,17 @@ Every model is an engine, also those of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.messages.control import Done, ModelView
+from lmx.protocol.messages.control import Done
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
-from lmx.protocol.states import SlotState, WorkerState
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import ModelStatus
+from lmx.protocol.states import ModelState
 from lmx.router.http.body import read_object
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_mb
@@ -33,13 +34,10 @@ from lmx.router.schema.answers.engines import (
 from lmx.router.schema.requests.operators import EngineRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
-from lmx.router.supervisor.directory import shown_state
 from lmx.router.supervisor.link import unavailable
 from lmx.router.supervisor.queries import (
     ask,
     command,
-    is_loaded,
-    line_of,
     live_status,
     params_named,
 )
@@ -62,11 +60,11 @@ _DEFAULTS: Final = EngineRequest(engine_id="any", model_path="any")
 
 _ON_ITS_WAY: Final = frozenset(
     {
-        SlotState.QUEUED.value,
-        SlotState.FETCHING.value,
-        SlotState.BACKOFF.value,
-        WorkerState.STARTING.value,
-        WorkerState.LOADING.value,
+        ModelState.QUEUED,
+        ModelState.FETCHING,
+        ModelState.BACKOFF,
+        ModelState.STARTING,
+        ModelState.LOADING,
     }
 )
 
@@ -140,32 +138,32 @@ async def engine_status(request: web.Request) -> web.Response:
     with params_named(_FIELDS):
         model = await _find(request)
     status = await live_status(services.supervisor)
-    line = line_of(status, model.model_id)
-    if line is None:
+    found = status.model(model.model_id)
+    if found is None:
         raise unavailable(f"lmx's supervisor does not tell of {model.model_id!r}.")
     rate = services.metrics.last_tokens_per_s(model.model_id)
     return json_answer(
         EngineStatusAnswer(
             **_line(model).model_dump(),
-            parameters=_shown(line, model),
+            parameters=_shown(found, model),
             memory_usage=EngineMemory(
-                model_size_mb=to_mb(line["weights_bytes"] or 0),
-                context_size_mb=to_mb(line["context_bytes"] or 0),
+                model_size_mb=to_mb(found.weights_bytes or 0),
+                context_size_mb=to_mb(found.context_bytes or 0),
             ),
             performance=EnginePerformance(
                 last_inference_tps=round(rate or 0.0, 2),
-                total_requests=services.metrics.requests_of(line),
+                total_requests=services.metrics.requests_of(found),
             ),
-            problem=line["problem"],
+            problem=found.problem,
         )
     )
 
 
 def engine_state(model: ModelView) -> EngineState:
     """Return Kolosal's word for where a model is."""
-    if is_loaded(model):
+    if model.state.loaded:
         return "loaded"
-    return "loading" if shown_state(model) in _ON_ITS_WAY else "unloaded"
+    return "loading" if model.state in _ON_ITS_WAY else "unloaded"
 
 
 def _line(model: ModelView) -> EngineLine:
@@ -178,9 +176,9 @@ def _given(wanted: EngineRequest) -> EngineParameters:
     )
 
 
-def _shown(line: Mapping[str, Any], model: ModelView) -> EngineParameters:
+def _shown(status: ModelStatus, model: ModelView) -> EngineParameters:
     """Return what an engine runs with; it may have been loaded with another context since."""
-    given = line["parameters"]
+    given = status.parameters
     return EngineParameters(
         n_ctx=model.context_length,
         n_gpu_layers=given.get("n_gpu_layers", _DEFAULTS.n_gpu_layers),
@@ -203,11 +201,12 @@ async def _taken_back(services: Services, engine_id: str, error: LmxError) -> Lm
     told = error
     try:
         if error.code is ErrorCode.MODEL_QUARANTINED:
-            line = line_of(await live_status(services.supervisor), engine_id) or {}
+            model = (await live_status(services.supervisor)).model(engine_id)
+            last = None if model is None else model.last_exit
             told = UnavailableError(
                 ErrorCode.MODEL_LOAD_FAILED,
                 f"{engine_id} could not be loaded, and was not added: "
-                f"{(line.get('last_exit') or {}).get('detail') or error.message}",
+                f"{(last.detail if last is not None else '') or error.message}",
             )
         await command(services.supervisor, RemoveModel(engine_id))
         # Snapshots come by another way than replies: who lists the engines next sees none of it.

@@ -16,8 +16,7 @@ from lmx.router.schema.answers.engines import (
     SystemFigures,
 )
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.directory import Directory, can_serve, shown_state
-from lmx.router.supervisor.queries import is_loaded
+from lmx.router.supervisor.directory import Directory, can_serve
 from lmx.router.supervisor.waiting_room import progress_text
 
 
@@ -60,7 +59,7 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
     if directory.snapshot.stopping:
         return "lmx is shutting down"
     hindrance = no_loads(directory)
-    if hindrance is not None and not any(is_loaded(model) for model in directory.models):
+    if hindrance is not None and not any(model.state.loaded for model in directory.models):
         return f"no model is loaded, and {hindrance}"
     if not directory.models:
         return "no model is configured"
@@ -86,7 +85,7 @@ def _status(
     if directory is None or directory.snapshot.stopping:
         return "unhealthy"
     # Without a supervisor what is loaded answers on, as it does while nothing can be loaded.
-    return "degraded" if any(is_loaded(model) for model in directory.models) else "unhealthy"
+    return "degraded" if any(model.state.loaded for model in directory.models) else "unhealthy"
 
 
 def engine_summaries(directory: Directory | None) -> list[EngineSummary]:
@@ -95,8 +94,8 @@ def engine_summaries(directory: Directory | None) -> list[EngineSummary]:
     return [
         EngineSummary(
             engine_id=model.model_id,
-            status="loaded" if is_loaded(model) else "unloaded",
-            state=shown_state(model),
+            status="loaded" if model.state.loaded else "unloaded",
+            state=model.state.value,
         )
         for model in models
     ]

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.control import GetStatus, Status
 from lmx.protocol.messages.inventory import Downloads, GetDownloads
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.router.http.responses import json_answer
 from lmx.router.metrics.exposition import Scrape, exposition
 from lmx.router.metrics.requests import NONE
 from lmx.router.schema.answers.operation import MetricsAnswer, ModelFigures
 from lmx.router.services import SERVICES, Services
-from lmx.router.supervisor.directory import shown_state
 from lmx.router.supervisor.queries import ask
 
 _DEADLINE_S: Final = 0.7
 """A scrape must end soon also while the supervisor hangs and does not yet count as gone."""
+
+
+_Reply = TypeVar("_Reply")
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -74,8 +76,8 @@ async def _metrics(services: Services) -> web.Response:
     models = () if directory is None else directory.models
     scrape = Scrape(
         version=services.spec.version,
-        supervisor_up=status is not None,
-        status=_known_status(services) if status is None else status.status,
+        status=None if status is None else status.status,
+        models=models,
         waiting={model.model_id: services.room.waiting(model.model_id) for model in models},
         downloads=downloads,
         requests=services.metrics.read(),
@@ -84,23 +86,8 @@ async def _metrics(services: Services) -> web.Response:
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _answered(services: Services, question: Any, kind: type[Any]) -> Any:
+async def _answered(services: Services, question: Any, kind: type[_Reply]) -> _Reply | None:
     try:
         return await ask(services.supervisor, question, kind, _DEADLINE_S)
     except LmxError:
         return None
-
-
-def _known_status(services: Services) -> dict[str, Any]:
-    """What the router can say itself while the supervisor does not answer."""
-    directory = services.supervisor.latest
-    return {
-        "workers": [
-            {
-                "model": model.model_id,
-                "state": shown_state(model),
-                "memory_bytes": model.memory_bytes,
-            }
-            for model in (() if directory is None else directory.models)
-        ]
-    }

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, Final, TypeGuard
+from typing import Final
 
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, RequestError
-from lmx.protocol.messages.control import LoadModel, ModelView, UnloadModel
+from lmx.protocol.messages.control import LoadModel, UnloadModel
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import ReturnedMemory
 from lmx.protocol.states import DOWN
 from lmx.router.http.body import read_object
 from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_gb
 from lmx.router.operators.status import machine_memory
+from lmx.router.operators.workers import memory_returned
 from lmx.router.schema.answers.admin import DeleteAnswer, LoadAnswer, UnloadAnswer
-from lmx.router.schema.answers.operation import MemoryReturned
 from lmx.router.schema.requests.operators import DeleteQuery, LoadRequest, UnloadRequest
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
@@ -32,7 +33,6 @@ from lmx.router.supervisor.queries import (
     ask,
     command,
     known_model,
-    line_of,
     live_status,
     memory_back,
     params_named,
@@ -102,9 +102,12 @@ async def unloaded(services: Services, model: ModelView) -> None:
     await gone(services, model)
 
 
-def _measured(memory: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether an ended worker's memory was looked at: of one that went at once not."""
-    return memory is not None and bool(memory["returned_bytes"] or memory["missing_bytes"])
+def _freed_bytes(memory: ReturnedMemory | None, held_bytes: int) -> int:
+    """Return what came back of a worker; what it held where nothing was measured, because it went
+    at once or the measurement is not there in time."""
+    if memory is None or not (memory.returned_bytes or memory.missing_bytes):
+        return held_bytes
+    return memory.returned_bytes
 
 
 async def gone(services: Services, model: ModelView) -> None:
@@ -127,8 +130,8 @@ async def gone(services: Services, model: ModelView) -> None:
 async def _ended(services: Services, model: ModelView) -> None:
     """A removed model is in no snapshot any more, while its requests come to their end."""
     while True:
-        line = line_of(await live_status(services.supervisor), model.model_id)
-        if line is None or line["instance"] != model.instance:
+        now = (await live_status(services.supervisor)).model(model.model_id)
+        if now is None or now.instance != model.instance:
             return
         await asyncio.sleep(_POLL_S)
 
@@ -172,7 +175,7 @@ async def load_model(request: web.Request) -> web.Response:
         LoadAnswer(
             success=True,
             model_id=model.model_id,
-            memory_after_load_gb=machine_memory(status["supervisor"]).used_gb,
+            memory_after_load_gb=machine_memory(status.supervisor).used_gb,
             time_to_load_ms=round(1000 * took_s, 1),
             context_length=model.context_length,
             gpu_layers=wanted.gpu_layers,
@@ -188,16 +191,17 @@ async def unload_model(request: web.Request) -> web.Response:
     with params_named(_MODEL_FIELD):
         model = (await services.supervisor.directory()).resolve(wanted.model_id)
         set_outcome(request, Outcome(model=model.model_id))
-        before = line_of(await live_status(services.supervisor), model.model_id)
+        before = (await live_status(services.supervisor)).model(model.model_id)
         await unloaded(services, model)
-    pid, held_bytes = (None, 0) if before is None else (before["pid"], before["memory_bytes"])
+    pid = None if before is None else before.pid
+    held_bytes = 0 if before is None else before.figures.memory_bytes
     memory = await memory_back(services.supervisor, model.model_id, pid)
     return json_answer(
         UnloadAnswer(
             success=True,
             model_id=model.model_id,
-            memory_freed_gb=to_gb(memory["returned_bytes"] if _measured(memory) else held_bytes),
-            memory=None if memory is None else MemoryReturned(**memory),
+            memory_freed_gb=to_gb(_freed_bytes(memory, held_bytes)),
+            memory=None if memory is None else memory_returned(memory),
         )
     )
 

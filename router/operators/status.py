@@ -7,13 +7,13 @@ of them wakes a model.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.states import MemoryPressure
+from lmx.protocol.messages.status import ModelStatus, SupervisorStatus
+from lmx.protocol.states import MemoryPressure, SupervisorState
 from lmx.router.http.responses import json_answer, to_gb
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.operators.health import no_loads, unhealthy_reason
@@ -29,25 +29,24 @@ from lmx.router.schema.answers.admin import (
 )
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.link import SupervisorLink
-from lmx.router.supervisor.queries import is_loaded_line, live_status
+from lmx.router.supervisor.queries import live_status
 
 
 async def admin_status(request: web.Request) -> web.Response:
     """Return the whole of it in brief."""
     services = request.app[SERVICES]
     status = await live_status(services.supervisor)
-    lines = status["workers"]
-    loaded = [line["model"] for line in lines if is_loaded_line(line)]
+    loaded = [model.model for model in status.workers if model.state.loaded]
     return json_answer(
         StatusAnswer(
             version=services.spec.version,
             uptime_seconds=round(time.time() - services.counts.since_s, 3),
             loaded_models=len(loaded),
             models=loaded,
-            memory=machine_memory(status["supervisor"]),
-            state=status["supervisor"]["state"],
-            requests_active=sum(line["requests_active"] for line in lines),
-            requests_waiting=sum(line["requests_queued"] for line in lines)
+            memory=machine_memory(status.supervisor),
+            state="stopping" if status.supervisor.state is SupervisorState.STOPPING else "running",
+            requests_active=sum(model.requests_active for model in status.workers),
+            requests_waiting=sum(model.requests_queued for model in status.workers)
             + services.room.all_waiting,
         )
     )
@@ -59,16 +58,16 @@ async def admin_models(request: web.Request) -> web.Response:
     status = await live_status(services.supervisor)
     now_s = time.time()
     loaded = [
-        _loaded(line, services.metrics, now_s) for line in status["workers"] if is_loaded_line(line)
+        _loaded(model, services.metrics, now_s) for model in status.workers if model.state.loaded
     ]
-    others = [_unloaded(line) for line in status["workers"] if not is_loaded_line(line)]
+    others = [_unloaded(model) for model in status.workers if not model.state.loaded]
     return json_answer(ModelsAnswer(loaded=loaded, count=len(loaded), available=others))
 
 
 async def admin_memory(request: web.Request) -> web.Response:
     """Return the machine's memory, and what each model has of it."""
     status = await live_status(request.app[SERVICES].supervisor)
-    memory = machine_memory(status["supervisor"])
+    memory = machine_memory(status.supervisor)
     return json_answer(
         MemoryAnswer(
             total_unified_memory_gb=memory.total_gb,
@@ -77,7 +76,7 @@ async def admin_memory(request: web.Request) -> web.Response:
             threshold_percent=memory.threshold_percent,
             budget_gb=memory.budget_gb,
             reserved_gb=memory.reserved_gb,
-            models={line["model"]: _model_memory(line) for line in status["workers"]},
+            models={model.model: _model_memory(model) for model in status.workers},
         )
     )
 
@@ -109,29 +108,29 @@ async def _shortage(supervisor: SupervisorLink) -> str | None:
         status = await live_status(supervisor)
     except LmxError as error:
         return error.message
-    memory = status["supervisor"]
-    if memory["memory_pressure"] == MemoryPressure.NONE.value:
+    found = status.supervisor
+    if found.memory_pressure is MemoryPressure.NONE:
         return None
-    used = _percent(memory["machine_used_bytes"], memory["machine_memory_bytes"])
-    line = round(100 * memory["memory_soft_line"])
+    used = _percent(found.machine_used_bytes, found.machine_memory_bytes)
+    line = round(100 * found.memory_soft_line)
     return (
-        f"Memory usage at {used:g}%, the line is {line}% ({memory['memory_pressure']} pressure): "
+        f"Memory usage at {used:g}%, the line is {line}% ({found.memory_pressure} pressure): "
         "nothing is loaded, and idle models go"
     )
 
 
-def machine_memory(supervisor: Mapping[str, Any]) -> MachineMemory:
+def machine_memory(supervisor: SupervisorStatus) -> MachineMemory:
     """Return the machine's memory as a status has it."""
-    total, used = supervisor["machine_memory_bytes"], supervisor["machine_used_bytes"]
+    total, used = supervisor.machine_memory_bytes, supervisor.machine_used_bytes
     return MachineMemory(
         total_gb=to_gb(total),
         used_gb=to_gb(used),
         available_gb=to_gb(total - used),
         usage_percent=_percent(used, total),
-        threshold_percent=round(100 * supervisor["memory_soft_line"]),
-        pressure=supervisor["memory_pressure"],
-        budget_gb=to_gb(supervisor["budget_bytes"]),
-        reserved_gb=to_gb(supervisor["reserved_bytes"]),
+        threshold_percent=round(100 * supervisor.memory_soft_line),
+        pressure=supervisor.memory_pressure.value,
+        budget_gb=to_gb(supervisor.budget_bytes),
+        reserved_gb=to_gb(supervisor.reserved_bytes),
     )
 
 
@@ -139,50 +138,51 @@ def _percent(used_bytes: int, total_bytes: int) -> float:
     return round(100 * used_bytes / total_bytes, 1) if total_bytes > 0 else 0.0
 
 
-def _common(line: Mapping[str, Any]) -> dict[str, Any]:
+def _common(model: ModelStatus) -> dict[str, Any]:
     return {
-        "id": line["model"],
-        "loaded": is_loaded_line(line),
-        **{
-            name: line[name]
-            for name in (
-                "state", "source", "aliases", "kind", "context_length", "pinned", "problem",
-            )
-        },
-    }  # fmt: skip
+        "id": model.model,
+        "loaded": model.state.loaded,
+        "state": model.state.value,
+        "source": model.source,
+        "aliases": list(model.aliases),
+        "kind": None if model.kind is None else model.kind.value,
+        "context_length": model.context_length,
+        "pinned": model.pinned,
+        "problem": model.problem,
+    }
 
 
-def _loaded(line: Mapping[str, Any], metrics: RequestMetrics, now_s: float) -> LoadedModel:
+def _loaded(model: ModelStatus, metrics: RequestMetrics, now_s: float) -> LoadedModel:
     return LoadedModel(
-        **_common(line),
-        memory_gb=to_gb(line["memory_bytes"]),
-        loaded_at=line["loaded_at_s"],
-        use_batching=line["max_rows"] > 1,
-        request_count=metrics.requests_of(line),
-        last_used_at=_last_used_at_s(line, metrics, now_s),
-        requests_active=line["requests_active"],
-        requests_queued=line["requests_queued"],
-        expires_in_s=line["expires_in_s"],
+        **_common(model),
+        memory_gb=to_gb(model.figures.memory_bytes),
+        loaded_at=model.loaded_at_s,
+        use_batching=model.max_rows > 1,
+        request_count=metrics.requests_of(model),
+        last_used_at=_last_used_at_s(model, metrics, now_s),
+        requests_active=model.requests_active,
+        requests_queued=model.requests_queued,
+        expires_in_s=model.expires_in_s,
     )
 
 
-def _last_used_at_s(line: Mapping[str, Any], metrics: RequestMetrics, now_s: float) -> float | None:
-    if line["requests_active"] or line["requests_queued"]:
+def _last_used_at_s(model: ModelStatus, metrics: RequestMetrics, now_s: float) -> float | None:
+    if model.requests_active or model.requests_queued:
         return round(now_s, 3)
-    _, ended_s = metrics.used(line["model"])
-    idle_s = line["idle_s"] if line["requests_total"] else None
+    _, ended_s = metrics.used(model.model)
+    idle_s = model.idle_s if model.figures.requests_total else None
     known = [at_s for at_s in (ended_s, None if idle_s is None else now_s - idle_s) if at_s]
     return round(max(known), 3) if known else None
 
 
-def _unloaded(line: Mapping[str, Any]) -> UnloadedModel:
-    return UnloadedModel(**_common(line), progress=line["fraction"])
+def _unloaded(model: ModelStatus) -> UnloadedModel:
+    return UnloadedModel(**_common(model), progress=model.fraction)
 
 
-def _model_memory(line: Mapping[str, Any]) -> ModelMemory:
+def _model_memory(model: ModelStatus) -> ModelMemory:
     return ModelMemory(
-        memory_gb=to_gb(line["memory_bytes"]),
-        loaded=is_loaded_line(line),
-        peak_gb=to_gb(line["peak_memory_bytes"]),
-        reserved_gb=to_gb(line["reserved_bytes"]),
+        memory_gb=to_gb(model.figures.memory_bytes),
+        loaded=model.state.loaded,
+        peak_gb=to_gb(model.figures.peak_memory_bytes),
+        reserved_gb=to_gb(model.reserved_bytes),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages import status
 from lmx.protocol.messages.control import KillModel
+from lmx.protocol.messages.status import ModelStatus, ReturnedMemory
 from lmx.router.http.responses import json_answer
 from lmx.router.schema.answers.operation import (
     KillAnswer,
@@ -30,8 +29,8 @@ from lmx.router.supervisor.queries import (
 
 async def list_workers(request: web.Request) -> web.Response:
     """Return every model with its process, as the supervisor last heard of it."""
-    status = await live_status(request.app[SERVICES].supervisor)
-    return json_answer(WorkersAnswer(workers=[_line(line) for line in status["workers"]]))
+    found = await live_status(request.app[SERVICES].supervisor)
+    return json_answer(WorkersAnswer(workers=[_line(model) for model in found.workers]))
 
 
 async def kill_worker(request: web.Request) -> web.Response:
@@ -42,8 +41,8 @@ async def kill_worker(request: web.Request) -> web.Response:
     with params_named({"model": "id"}):
         done = await command(supervisor, KillModel(model_id))
     memory = await memory_back(supervisor, model_id, done.pid)
-    message = done.message if memory is None else f"{done.message}; {memory['detail']}"
-    returned = None if memory is None else MemoryReturned(**memory)
+    message = done.message if memory is None else f"{done.message}; {memory.detail}"
+    returned = None if memory is None else memory_returned(memory)
     return json_answer(
         KillAnswer(success=True, model=model_id, pid=done.pid, message=message, memory=returned)
     )
@@ -65,31 +64,51 @@ def model_of(directory: Directory, name: str) -> str:
     )
 
 
-def _line(line: Mapping[str, Any]) -> WorkerLine:
-    last = line["last_exit"]
+def memory_returned(memory: ReturnedMemory) -> MemoryReturned:
+    """Return what came back of a worker's memory as answers have it."""
+    return MemoryReturned(
+        returned_bytes=memory.returned_bytes,
+        missing_bytes=memory.missing_bytes,
+        took_s=memory.took_s,
+        detail=memory.detail,
+    )
+
+
+def _last_exit(last: status.LastExit) -> LastExit:
+    return LastExit(
+        cause=last.cause.value,
+        detail=last.detail,
+        at_s=last.at_s,
+        pid=last.pid,
+        memory=None if last.memory is None else memory_returned(last.memory),
+    )
+
+
+def _line(model: ModelStatus) -> WorkerLine:
+    figures = model.figures
     return WorkerLine(
-        model=line["model"],
-        state=line["state"],
-        kind=line["kind"],
-        pid=line["pid"],
-        instance=line["instance"],
-        memory_bytes=line["memory_bytes"],
-        peak_memory_bytes=line["peak_memory_bytes"],
-        reserved_bytes=line["reserved_bytes"],
-        kv_bytes=line["kv_bytes"],
-        context_length=line["context_length"],
-        pinned=line["pinned"],
-        requests_running=line["requests_active"],
-        requests_queued=line["requests_queued"],
-        requests_total=line["requests_total"],
-        tokens_total=line["tokens_total"],
-        stalled_s=line["stalled_s"],
-        idle_s=line["idle_s"],
-        expires_in_s=line["expires_in_s"],
-        loaded_at_s=line["loaded_at_s"],
-        loads_total=line["loads_total"],
-        restarts=line["restarts"],
-        exits=line["exits"],
-        last_exit=None if last is None else LastExit(**last),
-        problem=line["problem"],
+        model=model.model,
+        state=model.state.value,
+        kind=None if model.kind is None else model.kind.value,
+        pid=model.pid,
+        instance=model.instance,
+        memory_bytes=figures.memory_bytes,
+        peak_memory_bytes=figures.peak_memory_bytes,
+        reserved_bytes=model.reserved_bytes,
+        kv_bytes=figures.kv_bytes,
+        context_length=model.context_length,
+        pinned=model.pinned,
+        requests_running=model.requests_active,
+        requests_queued=model.requests_queued,
+        requests_total=figures.requests_total,
+        tokens_total=figures.tokens_total,
+        stalled_s=model.stalled_s,
+        idle_s=model.idle_s,
+        expires_in_s=model.expires_in_s,
+        loaded_at_s=model.loaded_at_s,
+        loads_total=model.loads_total,
+        restarts=model.restarts,
+        exits=model.exits,
+        last_exit=None if model.last_exit is None else _last_exit(model.last_exit),
+        problem=model.problem,
     )

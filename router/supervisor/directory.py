@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.control import ModelView, Snapshot
+from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
-
-LOADED_STATES = frozenset({WorkerState.READY.value, WorkerState.DRAINING.value})
-"""Of those that :func:`shown_state` gives: the model is in memory and answers."""
 
 _LISTED_IDS = 20
 """Model ids that a "no such model" error lists."""
@@ -129,13 +126,6 @@ def ready_instance(model: ModelView) -> str | None:
 def can_serve(model: ModelView) -> bool:
     """Return whether a request for the model has a chance: now, or after a load."""
     return model.slot not in (SlotState.QUARANTINED, SlotState.HELD)
-
-
-def shown_state(model: ModelView) -> str:
-    """Return the state that users see: the worker's where there is one, else the slot's."""
-    if model.slot is SlotState.OCCUPIED and model.worker is not None:
-        return model.worker.value
-    return model.slot.value
 
 
 _USES: Final[dict[ModelKind, tuple[str, str]]] = {

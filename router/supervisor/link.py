@@ -19,13 +19,12 @@ from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableE
 from lmx.protocol.messages.control import (
     BeatSeen,
     Denied,
-    GetSnapshot,
     Identify,
     RouterBeat,
     RouterHello,
-    Snapshot,
     WorkerExited,
 )
+from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.protocol.wire.codec import Envelope, decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait

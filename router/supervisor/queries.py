@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError
-from lmx.protocol.messages.control import Done, GetStatus, ModelView, Status
-from lmx.router.supervisor.directory import LOADED_STATES, Directory, shown_state
+from lmx.protocol.messages.control import Done
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import GetStatus, ReturnedMemory, Status, SystemStatus
+from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.link import SupervisorLink
 
 COMMAND_DEADLINE_S: Final = 10.0
@@ -42,51 +44,34 @@ async def command(supervisor: SupervisorLink, question: Any) -> Done:
     return await ask(supervisor, question, Done, COMMAND_DEADLINE_S)
 
 
-async def live_status(supervisor: SupervisorLink) -> dict[str, Any]:
-    """Return the supervisor's status: ``supervisor``, ``router`` and ``workers``, by model."""
+async def live_status(supervisor: SupervisorLink) -> SystemStatus:
+    """Return the status, as the supervisor tells it now."""
     return (await ask(supervisor, GetStatus(), Status, _STATUS_DEADLINE_S)).status
 
 
 async def memory_back(
     supervisor: SupervisorLink, model_id: str, pid: int | None
-) -> dict[str, Any] | None:
+) -> ReturnedMemory | None:
     """Return what came back of an ended worker's memory, once that was measured. None: it was not
     in time, or nobody tells."""
     deadline_s = time.monotonic() + _MEMORY_S
     while pid is not None and time.monotonic() < deadline_s:
         try:
-            line = line_of(await live_status(supervisor), model_id)
+            model = (await live_status(supervisor)).model(model_id)
         except LmxError:
             return None
-        last = None if line is None else line["last_exit"]
-        if last is not None and last.get("pid") == pid and last.get("memory") is not None:
-            found: dict[str, Any] = last["memory"]
-            return found
-        if line is None:
+        if model is None:
             return None  # it was removed
+        last = model.last_exit
+        if last is not None and last.pid == pid and last.memory is not None:
+            return last.memory
         await asyncio.sleep(_MEMORY_POLL_S)
     return None
-
-
-def line_of(status: Mapping[str, Any], model_id: str) -> dict[str, Any] | None:
-    """Return what a status says of a model, None if it is not there."""
-    lines: list[dict[str, Any]] = status["workers"]
-    return next((line for line in lines if line["model"] == model_id), None)
 
 
 def known_model(directory: Directory, name: str) -> ModelView | None:
     """Return the model of a name, None if there is none."""
     return directory.resolve(name) if directory.knows(name) else None
-
-
-def is_loaded(model: ModelView) -> bool:
-    """Return whether a model is in memory and answers."""
-    return shown_state(model) in LOADED_STATES
-
-
-def is_loaded_line(line: Mapping[str, Any]) -> bool:
-    """Return :func:`is_loaded` for a model's line of a status."""
-    return line["state"] in LOADED_STATES
 
 
 @contextmanager

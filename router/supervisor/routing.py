@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 

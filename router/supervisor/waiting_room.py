@@ -16,7 +16,8 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, ProtocolError, UnavailableError
 from lmx.protocol.fair_share import has_room
 from lmx.protocol.host.ordinal import ordinal
-from lmx.protocol.messages.control import Acquire, Acquired, ModelView, Withdraw
+from lmx.protocol.messages.control import Acquire, Acquired, Withdraw
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.supervisor.link import SupervisorLink
 

@@ -20,8 +20,8 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.messages.control import ModelView
 from lmx.protocol.messages.data import Accepted, Generate
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
 from lmx.router.supervisor.directory import ready_instance
 from lmx.router.supervisor.waiting_room import WaitingRoom

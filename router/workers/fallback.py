@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Task
 from lmx.router.workers.dispatch import TaskDispatcher
 from lmx.router.workers.task import TaskAnswer

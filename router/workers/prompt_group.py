@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from lmx.protocol.errors import LmxError
-from lmx.protocol.messages.control import ModelView
 from lmx.protocol.messages.data import Finished, Generate, Timings, Usage
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.workers.dispatch import Dispatcher, Generation
 from lmx.router.workers.stream import NOTHING, Batch
 

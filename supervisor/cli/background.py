@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.views.log import last_lines
 from lmx.supervisor.processes.descendants import unmarked
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
@@ -21,7 +22,7 @@ _START_S: Final = 30.0
 _POLL_S: Final = 0.1
 
 
-def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
+def start_background(home: Home, config_path: Path | None) -> SystemStatus:
     """Start ``up`` detached and return the status once the API listens.
 
     Raises :class:`OperationError` with the end of its log when it does not come up.
@@ -37,7 +38,7 @@ def start_background(home: Home, config_path: Path | None) -> dict[str, Any]:
         if child.poll() is not None:
             raise _not_started(home, child.returncode)
         status = _status_if_running(home)
-        if status is not None and status["router"]["pid"] is not None:
+        if status is not None and status.router.pid is not None:
             return status
         time.sleep(_POLL_S)
     raise OperationError(
@@ -77,7 +78,7 @@ def _not_started(home: Home, status: int) -> OperationError:
     return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")
 
 
-def _status_if_running(home: Home) -> dict[str, Any] | None:
+def _status_if_running(home: Home) -> SystemStatus | None:
     try:
         with ControlClient(home) as client:
             return client.status()

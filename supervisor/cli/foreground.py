@@ -20,8 +20,10 @@ from lmx.protocol.host.limits import raise_file_limit
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.command import config_path
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
+from lmx.supervisor.cli.views.words import SETTLED
 from lmx.supervisor.config.load import config_notices
 from lmx.supervisor.config.schema import LogConfig
 from lmx.supervisor.processes.handover import Handover, Invocation
@@ -44,8 +46,8 @@ _POLL_S: Final = 0.1
 _SEEN_S: Final = 0.01
 """For the event loop to hear of a signal that came just before."""
 
-_SETTLED: Final = frozenset({"ready", "cold", "quarantined", "backoff", "queued", "held"})
-
+_SHOWN: Final = SETTLED | {ModelState.BACKOFF, ModelState.QUEUED}
+"""States in which a model's load has come to an end, or to a pause that others decide about."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -151,9 +153,9 @@ async def _narrate(service: Service) -> None:
             if not service.serving:
                 continue
             status = service.status(time.monotonic())
-            for worker in status["workers"]:
-                progress.show(worker)
-            if all(worker["state"] in _SETTLED for worker in status["workers"]):
+            for model in status.workers:
+                progress.show(model)
+            if all(model.state in _SHOWN for model in status.workers):
                 break
     print_welcome(console, status)
     tip = await asyncio.to_thread(advice)

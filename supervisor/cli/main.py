@@ -81,8 +81,8 @@ def start(config: Path | None) -> None:
 
     read_config(config)
     status = start_background(home(), config_path(config))
-    url, *others = status["router"]["urls"]
-    click.echo(f"lmx is running (pid {status['supervisor']['pid']}) at {url}")
+    url, *others = status.router.urls
+    click.echo(f"lmx is running (pid {status.supervisor.pid}) at {url}")
     if others:
         click.echo(f"also at {', '.join(others)}")
 

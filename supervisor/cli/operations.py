@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
+from lmx.protocol.messages.status import ModelStatus, ReturnedMemory, SystemStatus
+from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console
-from lmx.supervisor.cli.views.words import find_model
+from lmx.supervisor.cli.views.words import SETTLED, find_model
 from lmx.supervisor.cli.without_supervisor import kill_worker
 from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
 from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
 from lmx.supervisor.sockets.client import ControlClient, ReconnectingClient, not_running
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records
+
+_Found = TypeVar("_Found")
 
 _POLL_S: Final = 0.1
 _RESTART_S: Final = 60.0
@@ -56,7 +60,7 @@ def remove_model(home: Home, model: str) -> None:
     if done.pid is not None:
         _poll_status(
             home,
-            lambda status: all(line["pid"] != done.pid for line in status["workers"]),
+            lambda now: now if all(one.pid != done.pid for one in now.workers) else None,
             _REMOVE_S,
         )
     click.echo(done.message)
@@ -71,24 +75,24 @@ def restart_model(home: Home, model: str) -> None:
 def unload_model(home: Home, model: str) -> None:
     """Unload a model and wait until its process is gone."""
     done = _ask(home, control.UnloadModel(model))
-    line = _wait_gone(home, model, done.pid)
-    again = "; a request has had it loaded again" if line["pid"] else ""
+    found = _wait_gone(home, model, done.pid)
+    again = "; a request has had it loaded again" if found.pid else ""
     back = "" if done.pid is None else f"; {_memory_back(home, model, done.pid)}"
-    click.echo(f"unloaded {line['model']}{_gone(done.pid)}{back}{again}")
+    click.echo(f"unloaded {found.model}{_gone(done.pid)}{back}{again}")
 
 
 def drain_model(home: Home, model: str) -> None:
     """Have a model take no new request, and wait until its streams and its process ended."""
     done = _ask(home, control.DrainModel(model))
-    line = _wait_gone(home, model, done.pid)
-    if line["state"] == "held":
-        name = line["model"]
+    found = _wait_gone(home, model, done.pid)
+    name = found.model
+    if found.state is ModelState.HELD:
         click.echo(
             f"drained {name}{_gone(done.pid)}; it takes no request until "
             f"`lmx-supervisor reset {name}` or `load {name}`"
         )
     else:
-        click.echo(f"drained {line['model']}{_gone(done.pid)}; it was asked for again meanwhile")
+        click.echo(f"drained {name}{_gone(done.pid)}; it was asked for again meanwhile")
 
 
 def kill_model(home: Home, model: str) -> None:
@@ -138,18 +142,16 @@ def restart_router(home: Home) -> None:
     """Start a new router beside the old one, and wait until it serves, or one that was started
     in its place."""
     with ControlClient(home) as client:
-        old_pid = client.status()["router"]["pid"]
+        old_pid = client.status().router.pid
         client.ask(control.RestartRouter())
     status = _wait_status(
         home,
-        lambda found: (
-            found["router"]["pid"] not in (None, old_pid) and found["router"]["memory_bytes"] > 0
-        ),
+        lambda found: found.router.pid not in (None, old_pid) and found.router.memory_bytes > 0,
         "the new router does not serve: see `lmx-supervisor logs --router`",
     )
-    router = status["router"]
+    router = status.router
     click.echo(
-        f"a new router (pid {router['pid']}) serves at {router['url']}; the old one ends when its "
+        f"a new router (pid {router.pid}) serves at {router.url}; the old one ends when its "
         "requests have"
     )
 
@@ -159,25 +161,24 @@ def restart_supervisor(home: Home) -> None:
     workers that were ready."""
     with ControlClient(home) as client:
         found = client.status()
-        before = found["supervisor"]
+        before = found.supervisor
         client.ask(control.RestartSupervisor())
     status = _wait_status(
         home,
-        lambda found: found["supervisor"]["epoch"] != before["epoch"],
+        lambda found: found.supervisor.epoch != before.epoch,
         f"no new supervisor answers: see {home.supervisor_log}",
     )
-    warm = {line["pid"] for line in found["workers"] if line["state"] == "ready"}
+    warm = {one.pid for one in found.workers if one.state is ModelState.READY}
 
-    def heard(now: dict[str, Any]) -> bool:
-        return not any(
-            line["pid"] in warm and line["state"] == "starting" for line in now["workers"]
-        )
+    def heard(now: SystemStatus) -> bool | None:
+        silent = (one.pid in warm and one.state is ModelState.STARTING for one in now.workers)
+        return None if any(silent) else True
 
     # One that stays silent is the new supervisor's to judge, not a failure to take over.
     _poll_status(home, heard, _INTRODUCTION_S)
-    after = status["supervisor"]
-    versions = " -> ".join(dict.fromkeys((before["version"], after["version"])))
-    click.echo(f"a new supervisor (pid {after['pid']}, lmx {versions}) has taken over what runs")
+    after = status.supervisor
+    versions = " -> ".join(dict.fromkeys((before.version, after.version)))
+    click.echo(f"a new supervisor (pid {after.pid}, lmx {versions}) has taken over what runs")
 
 
 def _ask(home: Home, question: Any) -> control.Done:
@@ -189,45 +190,44 @@ def _ask(home: Home, question: Any) -> control.Done:
 def _wait_ready(
     home: Home, model: str, old_pid: int | None, context_length: int | None = None
 ) -> None:
-    def settled(line: dict[str, Any]) -> bool:
-        if line["state"] == "ready":
-            return line["pid"] != old_pid and context_length in (None, line["context_length"])
-        # "backoff" and "queued" go on by themselves; "cold" is given up, or was unloaded by
-        # somebody else, as "held" was drained.
-        return line["state"] in ("quarantined", "cold", "held")
+    def settled(now: ModelStatus) -> bool:
+        if now.state is ModelState.READY:
+            return now.pid != old_pid and context_length in (None, now.context_length)
+        # A model in BACKOFF or QUEUED goes on by itself; one that is COLD is given up, or was
+        # unloaded by somebody else, as one that is HELD was drained.
+        return now.state in SETTLED
 
-    line = _wait_for(home, model, settled)
-    if line["state"] != "ready":
+    found = _wait_for(home, model, settled)
+    if found.state is not ModelState.READY:
         raise OperationError(
             ErrorCode.MODEL_LOAD_FAILED,
-            f"{line['model']}: {line['problem'] or 'it was unloaded meanwhile'}",
+            f"{found.model}: {found.problem or 'it was unloaded meanwhile'}",
         )
 
 
-def _wait_gone(home: Home, model: str, pid: int | None) -> dict[str, Any]:
-    return _wait_for(home, model, lambda line: line["pid"] is None or line["pid"] != pid)
+def _wait_gone(home: Home, model: str, pid: int | None) -> ModelStatus:
+    return _wait_for(home, model, lambda now: now.pid is None or now.pid != pid)
 
 
 def _memory_back(home: Home, model: str, pid: int | None) -> str:
     """Wait until it was measured what came back of a worker's memory; returns it for people."""
 
-    def measured(status: dict[str, Any]) -> bool:
-        last = find_model(status["workers"], model)["last_exit"]
-        return last is not None and last["pid"] == pid and last["memory"] is not None
+    def measured(status: SystemStatus) -> ReturnedMemory | None:
+        last = find_model(status.workers, model).last_exit
+        return last.memory if last is not None and last.pid == pid else None
 
-    status = _poll_status(home, measured, _MEMORY_S)
-    if status is None:
+    memory = _poll_status(home, measured, _MEMORY_S)
+    if memory is None:
         return f"its memory is still to come back: see `lmx-supervisor events {model}`"
-    words: str = find_model(status["workers"], model)["last_exit"]["memory"]["detail"]
-    return words
+    return memory.detail
 
 
 def _gone(pid: int | None) -> str:
     return f" (pid {pid} is gone)" if pid else ""
 
 
-def _wait_for(home: Home, model: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Poll the status until a model's line satisfies ``until``; returns that line.
+def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> ModelStatus:
+    """Poll the status until a model satisfies ``until``; returns what was told of it then.
 
     Has no deadline of its own: the supervisor's deadlines end every state in which a model
     is on its way, so ``until`` has to be satisfied by those in which it is not. A model that
@@ -240,33 +240,32 @@ def _wait_for(home: Home, model: str, until: Callable[[dict[str, Any]], bool]) -
         while True:
             status = client.status()
             if status is not None:
-                line = find_model(status["workers"], model)
-                progress.show(line)
-                if until(line):
-                    return line
+                now = find_model(status.workers, model)
+                progress.show(now)
+                if until(now):
+                    return now
             time.sleep(_POLL_S)
 
 
-def _wait_status(
-    home: Home, until: Callable[[dict[str, Any]], bool], failure: str
-) -> dict[str, Any]:
+def _wait_status(home: Home, until: Callable[[SystemStatus], bool], failure: str) -> SystemStatus:
     """Poll the status until it satisfies ``until``; raises :class:`OperationError` with
     ``failure`` when it does not in time."""
-    status = _poll_status(home, until, _RESTART_S)
+    status = _poll_status(home, lambda now: now if until(now) else None, _RESTART_S)
     if status is None:
         raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
     return status
 
 
 def _poll_status(
-    home: Home, until: Callable[[dict[str, Any]], bool], limit_s: float
-) -> dict[str, Any] | None:
-    """Return the first status that satisfies ``until``, None if there is none in time."""
+    home: Home, find: Callable[[SystemStatus], _Found | None], limit_s: float
+) -> _Found | None:
+    """Return what is found first in a status, None if nothing is in time."""
     deadline_s = time.monotonic() + limit_s
     with ReconnectingClient(home, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:
             status = client.status()
-            if status is not None and until(status):
-                return status
+            found = None if status is None else find(status)
+            if found is not None:
+                return found
             time.sleep(_POLL_S)
     return None

@@ -22,7 +22,9 @@ def status(as_json: bool) -> None:
     with ControlClient(home()) as client:
         found = client.status()
     if as_json:
-        click.echo(json_text(found))
+        from lmx.protocol.wire.codec import to_map
+
+        click.echo(json_text(to_map(found)))
         return
     from lmx.supervisor.cli.views.progress import make_console
     from lmx.supervisor.cli.views.status import print_status
@@ -88,16 +90,17 @@ def _worker_log(place: Home, model: str) -> Path:
     path = place.worker_log(model)
     if path.exists():
         return path
-    from lmx.supervisor.cli.views.words import find_model
+    from lmx.supervisor.cli.views.words import find_model, no_such_model
     from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 
     if supervisor_runs(place):
         with ControlClient(place) as client:
-            lines = client.status()["workers"]
-    else:
-        models = read_config(None).models
-        lines = [{"model": found.id, "aliases": found.aliases} for found in models]
-    return place.worker_log(find_model(lines, model)["model"])
+            return place.worker_log(find_model(client.status().workers, model).model)
+    models = read_config(None).models
+    for found in models:
+        if model in (found.id, *found.aliases):
+            return place.worker_log(found.id)
+    raise no_such_model(model, [found.id for found in models])
 
 
 COMMANDS: Final = (status, top, events, logs)

@@ -16,6 +16,7 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control
+from lmx.protocol.states import SupervisorState
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.memory.system import read_footprint
 from lmx.supervisor.processes.child import signal_group
@@ -165,7 +166,7 @@ def _asked_to_stop(home: Home) -> bool:
     # The question is lost, or its answer, or it was denied.
     try:
         with ControlClient(home, ANSWER_S) as client:
-            return bool(client.status().get("state") == "stopping")
+            return client.status().supervisor.state is SupervisorState.STOPPING
     except (OperationError, ProtocolError):
         return False
 

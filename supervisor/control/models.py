@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from lmx.protocol.messages import control
+from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.core.core import Core
@@ -26,7 +27,7 @@ class ModelCommands:
         self._core = core
         self._loading = loading
         self.handlers: dict[type, Handler] = {
-            control.GetSnapshot: self._snapshot,
+            GetSnapshot: self._snapshot,
             control.Acquire: self._acquire,
             control.LoadModel: self._load,
             control.UnloadModel: self._unload,
@@ -37,9 +38,7 @@ class ModelCommands:
             control.PinModel: self._pin,
         }
 
-    def _snapshot(
-        self, _question: control.GetSnapshot, _asker: Asker, now_s: float
-    ) -> control.Snapshot:
+    def _snapshot(self, _question: GetSnapshot, _asker: Asker, now_s: float) -> Snapshot:
         return self._core.snapshot(now_s)
 
     def _acquire(

@@ -1,29 +1,24 @@
 """What routers and the CLI may ask of the supervisor about itself: status, events, reload,
-restarts, the end. Questions about models are :mod:`lmx.supervisor.control.models`'.
-
-What ``lmx-supervisor status --json`` says of the supervisor itself. Pure.
-"""
+restarts, the end. Questions about models are :mod:`lmx.supervisor.control.models`'."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
-from lmx.protocol.states import MemoryPressure, WorkerState
-from lmx.supervisor.config.schema import MemoryConfig
+from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
+from lmx.protocol.states import WorkerState
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Asker
-from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
-from lmx.supervisor.sockets.reachable import api_urls
 
 _TAKE_OVER_S: Final = 8.0
 """For a new router to take over: it starts within a second or two. Less than the CLI waits."""
@@ -35,8 +30,8 @@ _ON_THEIR_WAY_OUT: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
 class ServiceActions(Protocol):
     """What these questions need of the running service."""
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Return all that ``status --json`` shows."""
+    def status(self, now_s: float) -> SystemStatus:
+        """Return all of lmx as it is now."""
 
     def stop(self, why: str) -> None:
         """Begin to stop."""
@@ -64,7 +59,7 @@ class ServiceCommands:
         self._reloader = reloader
         self._invocation = invocation
         self.handlers: dict[type, Handler] = {
-            control.GetStatus: self._status,
+            GetStatus: self._status,
             control.GetEvents: self._list_events,
             control.ReloadConfig: self._reload,
             control.RestartRouter: self._restart_router,
@@ -72,8 +67,8 @@ class ServiceCommands:
             control.StopAll: self._stop_all,
         }
 
-    def _status(self, _question: control.GetStatus, _asker: Asker, now_s: float) -> control.Status:
-        return control.Status(self._service.status(now_s))
+    def _status(self, _question: GetStatus, _asker: Asker, now_s: float) -> Status:
+        return Status(self._service.status(now_s))
 
     def _list_events(
         self, question: control.GetEvents, _asker: Asker, _now_s: float
@@ -176,41 +171,3 @@ class ServiceCommands:
                 f"the configuration has changed ({', '.join(sections)}) and is not in force: "
                 "run `lmx-supervisor reload` first",
             )
-
-
-def supervisor_status(core: Core, memory: MemoryConfig) -> dict[str, Any]:
-    """Return what the core knows: its state and the memory that models have."""
-    ledger = core.ledger
-    return {
-        "state": "stopping" if core.stopping else "running",
-        "epoch": core.epoch,
-        "budget_bytes": ledger.budget_bytes,
-        "reserved_bytes": ledger.reserved_bytes,
-        "missing_bytes": ledger.missing_bytes,
-        "memory_soft_line": memory.soft_line,
-        "swaps_total": core.swaps_total,
-        "soft_line": memory.soft_line,
-        "hard_line": memory.hard_line,
-    }
-
-
-def memory_status(pressure: MemoryPressure, reading: MemoryReading) -> dict[str, Any]:
-    """Return how the machine's memory is."""
-    return {
-        "memory_pressure": pressure.value,
-        "machine_memory_bytes": reading.total_bytes,
-        "machine_used_bytes": reading.used_bytes,
-        "machine_available_bytes": reading.available_bytes,
-    }
-
-
-def with_urls(
-    router: dict[str, Any], host: str, addresses: Callable[[], tuple[str, ...]]
-) -> dict[str, Any]:
-    """Return a router's status with where its API is: ``urls``, and as ``url`` the one to tell
-    people. ``host`` is for while there is no router; ``addresses`` gives the machine's own."""
-    host = router["host"] or host
-    if not router["port"]:
-        return {**router, "host": host}
-    urls = api_urls(host, router["port"], addresses)
-    return {**router, "host": host, "url": urls[0], "urls": list(urls)}

@@ -15,7 +15,8 @@ from typing import Any
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.messages import control
+from lmx.protocol.messages.snapshot import Snapshot
+from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, SlotState
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Change, Settings
@@ -28,7 +29,7 @@ from lmx.supervisor.core.placer import Placer, positions
 from lmx.supervisor.core.slot import MAX_WAITERS, Asker, Slot, Waiter
 from lmx.supervisor.core.slot_life import SlotLife
 from lmx.supervisor.core.unavailable import drained, not_ready, quarantined
-from lmx.supervisor.core.view import PublicState, known_names, worker_status
+from lmx.supervisor.core.view import PublicState, known_names, model_status
 from lmx.supervisor.decisions import lifecycle
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.reclaim import Returned
@@ -385,21 +386,21 @@ class Core:
             self._kept_holds = holds
             self._actions.save_holds(holds)
 
-    def snapshot(self, now_s: float) -> control.Snapshot:
+    def snapshot(self, now_s: float) -> Snapshot:
         """Return the public state as of the last :meth:`flush`'s revision."""
         return self._public.snapshot(
             self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
             stopping=self.stopping, no_loads=self._placer.hindrance or self._life.hindrance,
         )  # fmt: skip
 
-    def status(self, now_s: float) -> list[dict[str, Any]]:
-        """Return every model as ``lmx-supervisor status --json`` shows it."""
+    def status(self, now_s: float) -> tuple[ModelStatus, ...]:
+        """Return every model as ``lmx-supervisor status`` shows it."""
         places = self.positions(now_s)
         memory = self._settings.current.memory
-        return [
-            worker_status(slot, self.ledger, memory, places.get(slot.model.id), now_s)
+        return tuple(
+            model_status(slot, self.ledger, memory, places.get(slot.model.id), now_s)
             for slot in self.slots.values()
-        ]
+        )
 
     # Within.
 

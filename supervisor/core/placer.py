@@ -122,7 +122,7 @@ def _resident(slot: Slot, worker: Worker, ledger: Ledger, memory: MemoryConfig) 
 
 
 def _settled_at_s(slot: Slot, worker: Worker) -> float:
-    if slot.ready_at_s is None or worker.adopted or worker.requests_total > 0:
+    if slot.ready_at_s is None or worker.adopted or worker.figures.requests_total > 0:
         return 0.0
     return slot.ready_at_s + _HANDOVER_S
 

@@ -216,7 +216,7 @@ class SlotLife:
             return
         if isinstance(event, control.WorkerBeat):
             # At peaks too: a cache that has grown is memory that others can't have.
-            self._ledger.raise_to(after.instance, after.memory_bytes)
+            self._ledger.raise_to(after.instance, after.figures.memory_bytes)
         elif isinstance(event, control.DrainRefused) and after.state is WorkerState.READY:
             # It stays after all; so do those who asked for it while it was to go.
             if before.state is WorkerState.DRAINING:
@@ -273,7 +273,9 @@ class SlotLife:
         # What one took that was out of bounds says nothing of what the next one needs.
         in_bounds = cause is not ExitCause.OUT_OF_MEMORY
         if plan is not None and was_ready and not worker.adopted and in_bounds:
-            self._actions.remember(plan, worker.ready_memory_bytes, worker.peak_memory_bytes)
+            self._actions.remember(
+                plan, worker.ready_memory_bytes, worker.figures.peak_memory_bytes
+            )
         self._actions.forget(worker)
         self._actions.publish(control.WorkerExited(worker.instance, worker.model_id, cause, detail))
         slot.exits[cause] += 1

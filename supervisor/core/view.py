@@ -1,18 +1,16 @@
-"""What others see of the supervisor: the routers' snapshot and the CLI's status. Pure.
-
-The state that routers see: a whole snapshot for each change, numbered.
-"""
+"""What others see of the models: the routers' snapshot, a whole one for each change, numbered, and
+the models' part of the status. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from lmx.protocol.messages import control
-from lmx.protocol.messages.control import ModelView, Saved
+from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
+from lmx.protocol.messages.status import LastExit, ModelStatus, ReturnedMemory, WorkerFigures
 from lmx.protocol.models.memory import kv_bytes
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import ModelKind, ModelState, model_state
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config, MemoryConfig
 from lmx.supervisor.core.actions import Actions
@@ -20,7 +18,6 @@ from lmx.supervisor.core.placer import expires_at_s, positions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.unavailable import ready_in_s
 from lmx.supervisor.decisions.ledger import Ledger
-from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.plan import MemoryPlan
 
 
@@ -33,29 +30,15 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
     """
     worker = slot.worker
     return ModelView(
+        **_common(slot, position),
         model_id=slot.model.id,
-        aliases=slot.model.aliases,
-        source=slot.model.source,
         slot=slot.state,
         worker=worker.state if worker else None,
-        instance=worker.instance if worker else None,
-        pid=worker.pid if worker else None,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
-        context_length=slot.context_length,
-        kind=model_kind(slot),
         capabilities=(worker.capabilities if worker else ()) or slot.capabilities,
         created_s=slot.facts.created_s or started_s,
-        loaded_at_s=slot.loaded_at_s,
-        phase=worker.phase if worker else slot.fetch_phase,
-        fraction=worker.fraction if worker else slot.fetch_fraction,
         retry_after_s=ready_in_s(slot, position, now_s),
-        problem=slot.trouble,
-        position=position,
-        pinned=slot.pinned,
         max_waiting=slot.model.max_rows + slot.model.max_queue,
-        family=slot.facts.family,
-        needed_bytes=slot.needs.reserve_bytes if slot.needs else None,
-        added=slot.added,
     )
 
 
@@ -64,72 +47,68 @@ def model_kind(slot: Slot) -> ModelKind | None:
     return (slot.worker.kind if slot.worker else None) or slot.kind
 
 
-def public_state(slot: Slot) -> str:
-    """Return one word for where a model is: the worker's state, else the slot's."""
-    return str(slot.worker.state if slot.worker else slot.state)
+def public_state(slot: Slot) -> ModelState:
+    """Return one word for where a model is."""
+    return model_state(slot.state, slot.worker.state if slot.worker else None)
 
 
-def worker_status(
+def model_status(
     slot: Slot, ledger: Ledger, memory: MemoryConfig, position: int | None, now_s: float
-) -> dict[str, Any]:
-    """Return a slot as ``lmx-supervisor status --json`` shows it."""
-    worker = slot.worker
+) -> ModelStatus:
+    """Return a slot as ``lmx-supervisor status`` shows it."""
+    worker, plan = slot.worker, slot.plan or slot.needs
     expires_s = expires_at_s(slot, memory)
     idle_since_s = worker.idle_since_s if worker else None
+    return ModelStatus(
+        **_common(slot, position),
+        model=slot.model.id,
+        state=public_state(slot),
+        parameters=dict(slot.model.parameters) if isinstance(slot.model, AddedModelConfig) else {},
+        figures=worker.figures if worker else WorkerFigures(),
+        reserved_bytes=ledger.reserved_by(worker.instance) if worker else 0,
+        weights_bytes=plan.weights_bytes if plan else None,
+        kv_capacity_bytes=plan.kv_cache_bytes if plan else None,
+        context_bytes=_context_bytes(slot, plan),
+        idle_s=None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
+        expires_in_s=_left_s(expires_s, now_s),
+        waiting=len(slot.waiters),
+        max_rows=slot.model.max_rows,
+        requests_active=worker.rows if worker else 0,
+        requests_queued=worker.queued if worker else 0,
+        stalled_s=round(worker.stalled_s, 3) if worker else 0.0,
+        loads_total=slot.loads_total,
+        load_s_total=round(slot.load_s_total, 3),
+        exits={cause.value: count for cause, count in sorted(slot.exits.items())},
+        last_exit=_last_exit(slot),
+        restarts=slot.restarts,
+        retry_in_s=_left_s(slot.retry_at_s, now_s),
+    )
+
+
+def _common(slot: Slot, position: int | None) -> dict[str, Any]:
+    """Return the fields of :class:`ModelCommon`."""
+    worker = slot.worker
     return {
-        "model": slot.model.id,
-        "aliases": list(slot.model.aliases),
+        "aliases": slot.model.aliases,
         "source": slot.model.source,
-        "kind": _text(model_kind(slot)),
+        "kind": model_kind(slot),
         "family": slot.facts.family,
         "added": slot.added,
-        "parameters": dict(slot.model.parameters)
-        if isinstance(slot.model, AddedModelConfig)
-        else {},
-        "state": public_state(slot),
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
-        "memory_bytes": worker.memory_bytes if worker else 0,
-        "peak_memory_bytes": worker.peak_memory_bytes if worker else 0,
-        "kv_bytes": worker.kv_bytes if worker else 0,
-        "reserved_bytes": ledger.reserved_by(worker.instance) if worker else 0,
-        **_needs(slot),
-        "pinned": slot.pinned,
-        "idle_s": None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
-        "expires_in_s": None if expires_s is None else round(max(0.0, expires_s - now_s), 3),
-        "position": position,
-        "waiting": len(slot.waiters),
-        "max_rows": slot.model.max_rows,
         "context_length": slot.context_length,
-        "requests_active": worker.rows if worker else 0,
-        "requests_queued": worker.queued if worker else 0,
-        "stalled_s": round(worker.stalled_s, 3) if worker else 0.0,
-        "requests_total": worker.requests_total if worker else 0,
-        "tokens_total": worker.tokens_total if worker else 0,
-        **{f"{name}_total": count for name, count in _saved(worker).items()},
-        "phase": _text(worker.phase if worker else slot.fetch_phase),
+        "phase": worker.phase if worker else slot.fetch_phase,
         "fraction": worker.fraction if worker else slot.fetch_fraction,
         "loaded_at_s": slot.loaded_at_s,
-        "loads_total": slot.loads_total,
-        "load_s_total": round(slot.load_s_total, 3),
-        "exits": {str(cause): count for cause, count in sorted(slot.exits.items())},
-        "last_exit": _last_exit(slot),
-        "restarts": slot.restarts,
-        "retry_in_s": None
-        if slot.retry_at_s is None
-        else round(max(0.0, slot.retry_at_s - now_s), 3),
+        "position": position,
+        "pinned": slot.pinned,
+        "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
         "problem": slot.trouble,
     }
 
 
-def _needs(slot: Slot) -> dict[str, int | None]:
-    needs = slot.plan or slot.needs
-    return {
-        "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
-        "weights_bytes": needs.weights_bytes if needs else None,
-        "kv_capacity_bytes": needs.kv_cache_bytes if needs else None,
-        "context_bytes": _context_bytes(slot, needs),
-    }
+def _left_s(at_s: float | None, now_s: float) -> float | None:
+    return None if at_s is None else round(max(0.0, at_s - now_s), 3)
 
 
 def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
@@ -141,38 +120,27 @@ def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
     return min(slot.model.kept_rows * row_bytes, needs.kv_cache_bytes)
 
 
-def _last_exit(slot: Slot) -> dict[str, Any] | None:
+def _last_exit(slot: Slot) -> LastExit | None:
     last = slot.last_exit
     if last is None:
         return None
     returned = last.returned
-    return {
-        "cause": str(last.cause),
-        "detail": last.detail,
-        "at_s": last.at_s,
-        "pid": last.pid,
-        "memory": None
-        if returned is None
-        else {
-            "returned_bytes": returned.returned_bytes,
-            "missing_bytes": returned.missing_bytes,
-            "took_s": round(returned.took_s, 3),
-            "detail": returned.words,
-        },
-    }
-
-
-def _saved(worker: Worker | None) -> dict[str, int]:
-    return asdict(worker.saved if worker else Saved())
+    memory = None
+    if returned is not None:
+        memory = ReturnedMemory(
+            returned_bytes=returned.returned_bytes,
+            missing_bytes=returned.missing_bytes,
+            took_s=round(returned.took_s, 3),
+            detail=returned.words,
+        )
+    return LastExit(
+        cause=last.cause, detail=last.detail, at_s=last.at_s, pid=last.pid, memory=memory
+    )
 
 
 def known_names(slots: Iterable[Slot]) -> str:
     """Return the ids of all models, for an error message."""
     return ", ".join(slot.model.id for slot in slots) or "none is configured"
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 _FREE_STEP_BYTES: Final = 64 * 1024**2
@@ -198,19 +166,19 @@ class PublicState:
         *,
         stopping: bool,
         no_loads: str | None,
-    ) -> control.Snapshot:
+    ) -> Snapshot:
         """Return the slots as routers see them."""
         places = positions(slots, now_s)
         views = tuple(
             model_view(slot, places.get(slot.model.id), self._started_s, now_s) for slot in slots
         )
-        return control.Snapshot(
+        return Snapshot(
             self._epoch, self.revision, config.default_model_id, views, stopping,
             routes=_routes(config), free_bytes=free_bytes,
             no_loads=no_loads,
         )  # fmt: skip
 
-    def flush(self, snapshot: control.Snapshot) -> None:
+    def flush(self, snapshot: Snapshot) -> None:
         """Publish a snapshot if it says something new; how long to wait is nothing new."""
         facts = (
             snapshot.stopping,
@@ -226,10 +194,10 @@ class PublicState:
             self._actions.publish(replace(snapshot, revision=self.revision))
 
 
-def _routes(config: Config) -> tuple[control.Route, ...]:
+def _routes(config: Config) -> tuple[Route, ...]:
     id_of = {name: model.id for model in config.models for name in (model.id, *model.aliases)}
     return tuple(
         # Two names may be of one model. Routers leave out what is not there.
-        control.Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
+        Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
         for name, names in config.routing.items()
     )

@@ -31,12 +31,12 @@ def exit_cause(
     if out_of_memory and status in (None, -signal.SIGKILL):
         return ExitCause.OUT_OF_MEMORY, (
             "the system killed the worker process because memory ran out; it held "
-            f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"
+            f"{format_bytes(worker.figures.memory_bytes)} when it last told: {_ADVICE}"
         )
     if status == WorkerExit.OUT_OF_MEMORY:
         return ExitCause.OUT_OF_MEMORY, (
             "the engine could not get the memory that it needed; the worker held "
-            f"{format_bytes(worker.memory_bytes)} when it last told: {_ADVICE}"
+            f"{format_bytes(worker.figures.memory_bytes)} when it last told: {_ADVICE}"
         )
     if status is None:
         return ExitCause.CRASH, "the worker process is gone; its exit status is unknown"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
 from lmx.supervisor.decisions.exit_cause import exit_cause
 from lmx.supervisor.decisions.worker import (
@@ -112,10 +113,10 @@ def _loading(worker: Worker, now_s: float) -> Worker:
 
 
 def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: float) -> _Result:
+    figures = dataclasses.replace(worker.figures, memory_bytes=event.memory_bytes)
     after = _with(
         worker, state=_S.READY, deadline_s=None, phase=None, fraction=None,
-        ready_memory_bytes=event.memory_bytes, memory_bytes=event.memory_bytes,
-        peak_memory_bytes=max(worker.peak_memory_bytes, event.memory_bytes),
+        ready_memory_bytes=event.memory_bytes, figures=_with_peak(figures, worker),
         context_length=event.context_length, capabilities=event.capabilities,
         idle_since_s=None if worker.busy else now_s,
     )  # fmt: skip
@@ -146,16 +147,17 @@ def _load_failed(worker: Worker, event: control.LoadFailed, now_s: float) -> _Re
 def _beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     after = _with(
         worker, beat_at_s=now_s, rows=event.rows, queued=event.queued,
-        stalled_s=event.stalled_for_s,
-        requests_total=event.requests_total, tokens_total=event.tokens_total,
-        memory_bytes=event.memory_bytes, saved=event.saved, kv_bytes=event.kv_bytes,
-        peak_memory_bytes=max(
-            worker.peak_memory_bytes, event.peak_memory_bytes, event.memory_bytes
-        ),
+        stalled_s=event.stalled_for_s, figures=_with_peak(event.figures, worker),
         keep_alive_s=event.keep_alive_s, said=event.state,
         idle_since_s=None if event.rows + event.queued else now_s - event.idle_for_s,
     )  # fmt: skip
     return after, ()
+
+
+def _with_peak(figures: WorkerFigures, worker: Worker) -> WorkerFigures:
+    """Return a worker's new figures with a peak that never goes down."""
+    peaks = (worker.figures.peak_memory_bytes, figures.peak_memory_bytes, figures.memory_bytes)
+    return dataclasses.replace(figures, peak_memory_bytes=max(peaks))
 
 
 def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmx.protocol.messages.control import Saved
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, WorkerState
 
 
@@ -32,9 +32,9 @@ nobody is made to wait for its memory."""
 class Worker:
     """One worker process. ``deadline_s`` is when the present state times out, if it can.
 
-    ``ready_memory_bytes`` was measured when it became ready, ``memory_bytes`` at its last beat,
-    ``peak_memory_bytes`` is the most it ever held. ``said`` is the state that its last beat
-    named. ``idle_since_s``: when its last request ended, None while it has one or is not READY.
+    ``ready_memory_bytes`` was measured when it became ready, ``figures`` are those of its last
+    beat. ``said`` is the state that its last beat named. ``idle_since_s``: when its last request
+    ended, None while it has one or is not READY.
     ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
     ``stalled_s``: for how long it had made no progress with its requests, at its last beat.
     ``stopping_at_s``: when it was sent to its end.
@@ -53,19 +53,14 @@ class Worker:
     phase: LoadPhase | None = None
     fraction: float | None = None
     ready_memory_bytes: int = 0
-    memory_bytes: int = 0
+    figures: WorkerFigures = field(default_factory=WorkerFigures)
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     kind: ModelKind | None = None
     rows: int = 0
     queued: int = 0
     stalled_s: float = 0.0
-    requests_total: int = 0
-    tokens_total: int = 0
-    saved: Saved = field(default_factory=Saved)
     said: WorkerState | None = None
-    peak_memory_bytes: int = 0
-    kv_bytes: int = 0
     idle_since_s: float | None = None
     keep_alive_s: float | None = None
     polite: bool = False

@@ -6,13 +6,14 @@ from __future__ import annotations
 import random
 import signal
 import socket
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
-from lmx.protocol.states import ExitCause
+from lmx.protocol.messages.status import RouterStatus
+from lmx.protocol.states import ExitCause, RouterState
 from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.config.settings import Change, Settings
 from lmx.supervisor.decisions import restart
@@ -202,23 +203,23 @@ class RouterGuard:
                 listener.close()
         self.listener = self._moved = None
 
-    def status(self) -> dict[str, Any]:
-        """Return the router as ``lmx-supervisor status --json`` shows it."""
-        router = self.process
-        return {
-            "state": "running" if router else "restarting",
-            "pid": router.pid if router else None,
-            "host": router.record.host if router else None,
-            "port": router.port if router else None,
-            "adopted": router.adopted if router else False,
-            "memory_bytes": router.memory_bytes if router else 0,
-            "streams": sum(router.streams for router in self._routers()),
-            "waiting": sum(router.waiting for router in self._routers()),
-            "requests_total": self._served
-            + sum(router.requests_total for router in self._routers()),
-            "restarts": self.restarts,
-            "retiring": len(self._retirement.routers),
-        }
+    def status(self) -> RouterStatus:
+        """Return the router as ``lmx-supervisor status`` shows it, without its URLs. While there
+        is none, its host is where the next one will listen."""
+        router, all_routers = self.process, self._routers()
+        return RouterStatus(
+            state=RouterState.RUNNING if router else RouterState.RESTARTING,
+            pid=router.pid if router else None,
+            host=(router.record.host if router else "") or self._settings.current.server.host,
+            port=router.port if router else None,
+            adopted=router.adopted if router else False,
+            memory_bytes=router.memory_bytes if router else 0,
+            streams=sum(router.streams for router in all_routers),
+            waiting=sum(router.waiting for router in all_routers),
+            requests_total=self._served + sum(router.requests_total for router in all_routers),
+            restarts=self.restarts,
+            retiring=len(self._retirement.routers),
+        )
 
     @property
     def _timing(self) -> TimingConfig:

@@ -7,14 +7,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import structlog
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.config.schema import Config, LogConfig
-from lmx.supervisor.control.service import memory_status, supervisor_status, with_urls
+from lmx.supervisor.control.status import OwnProcess, supervisor_status, with_urls
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
@@ -114,25 +114,27 @@ class Service:
             self._parts.reloader.reload(why, now_s)
         self._parts.core.flush(now_s)
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Return all that ``lmx-supervisor status --json`` shows; only once it serves."""
+    def status(self, now_s: float) -> SystemStatus:
+        """Return all of lmx as it is now; only once it serves."""
         parts = self._parts
         assert parts is not None
-        config = parts.settings.current
-        return {
-            "supervisor": {
-                **supervisor_status(parts.core, config.memory),
-                **memory_status(parts.memory.pressure, parts.memory.reading or read_memory()),
-                "pid": os.getpid(),
-                "version": self.version,
-                "uptime_s": round(time.time() - self.started_s, 3),
-                "memory_bytes": psutil.Process().memory_info().rss,
-                "home": str(self.home.path),
-                "notices": list(self.notices),
-            },
-            "router": with_urls(parts.guard.status(), config.server.host, own_addresses),
-            "workers": parts.core.status(now_s),
-        }
+        own = OwnProcess(
+            pid=os.getpid(),
+            version=self.version,
+            home=str(self.home.path),
+            uptime_s=time.time() - self.started_s,
+            memory_bytes=psutil.Process().memory_info().rss,
+            notices=tuple(self.notices),
+        )
+        soft_line = parts.settings.current.memory.soft_line
+        reading = parts.memory.reading or read_memory()
+        return SystemStatus(
+            supervisor=supervisor_status(
+                parts.core, own, soft_line, parts.memory.pressure, reading
+            ),
+            router=with_urls(parts.guard.status(), own_addresses),
+            workers=parts.core.status(now_s),
+        )
 
     async def _serve(self, parts: Parts) -> Handover | None:
         loop = asyncio.get_running_loop()

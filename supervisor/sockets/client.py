@@ -14,6 +14,7 @@ import zmq
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
@@ -98,9 +99,9 @@ class ControlClient:
             )
         return reply
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SystemStatus:
         """Return the supervisor's status."""
-        reply: control.Status = self.ask(control.GetStatus())
+        reply: Status = self.ask(GetStatus())
         return reply.status
 
     def _wait(self) -> None:
@@ -167,9 +168,9 @@ class ReconnectingClient:
         self._answered_at_s = time.monotonic()
         return reply
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> SystemStatus | None:
         """Return the status, or None while there is nobody to give it; raises as ``ask``."""
-        reply: control.Status | None = self.ask(control.GetStatus())
+        reply: Status | None = self.ask(GetStatus())
         return reply.status if reply is not None else None
 
     def _drop(self) -> None:

@@ -26,15 +26,12 @@ from lmx.protocol.messages.control import (
     Event,
     EventList,
     GetEvents,
-    GetSnapshot,
-    GetStatus,
     Identify,
     KillModel,
     LoadAdvanced,
     Loaded,
     LoadFailed,
     LoadModel,
-    ModelView,
     PinModel,
     Pressure,
     ReloadConfig,
@@ -43,12 +40,9 @@ from lmx.protocol.messages.control import (
     RestartModel,
     RestartRouter,
     RestartSupervisor,
-    Route,
     RouterBeat,
     RouterHello,
     Saved,
-    Snapshot,
-    Status,
     StopAll,
     UnloadModel,
     Welcome,
@@ -98,6 +92,7 @@ from lmx.protocol.messages.inventory import (
     RemoveModel,
     StartDownload,
 )
+from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
 from lmx.protocol.messages.specs import (
     ApiKey,
     LogSpec,
@@ -108,6 +103,7 @@ from lmx.protocol.messages.specs import (
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.messages.tasks import (
     DescribeTokenizer,
     Detokenize,

@@ -15,8 +15,9 @@ import lmx.protocol.messages.control
 import lmx.protocol.messages.data
 import lmx.protocol.messages.specs  # noqa: F401
 from lmx.protocol.errors import ErrorCode, ProtocolError
-from lmx.protocol.messages.control import Denied, Drain, LoadAdvanced, Snapshot
+from lmx.protocol.messages.control import Denied, Drain, LoadAdvanced
 from lmx.protocol.messages.data import Cancel, Credit, Generate, Outputs, Sampling
+from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.states import LoadPhase
 from lmx.protocol.wire.codec import MAGIC, MAX_MESSAGE_BYTES, VERSION, decode, encode
 

@@ -9,11 +9,10 @@ What a worker has done over its life, as its beats tell it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Saved
 from lmx.protocol.messages.data import Refused, Timings, Usage
 
 
@@ -92,14 +91,19 @@ class LifetimeCounts:
     """Generations that were accepted, and tasks that were taken."""
     tokens: int = 0
     """Tokens that were made."""
-    saved: Saved = field(default_factory=Saved)
+    prompt_tokens: int = 0
+    """Tokens of the prompts of generations that have ended."""
+    cached_tokens: int = 0
+    """Those of them that were in the prefix cache."""
+    drafted_tokens: int = 0
+    """Tokens that were guessed ahead."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
 
     def finished(self, usage: Usage, timings: Timings) -> None:
-        """Count what a generation didn't have to compute."""
-        saved = self.saved
-        self.saved = Saved(
-            saved.prompt_tokens + usage.prompt_tokens,
-            saved.cached_tokens + usage.cached_tokens,
-            saved.drafted_tokens + timings.drafted_tokens,
-            saved.accepted_tokens + timings.accepted_tokens,
-        )
+        """Count what a generation did not have to compute: of its prompt's tokens those that were
+        cached, and of the tokens that were guessed ahead those that were right."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.drafted_tokens += timings.drafted_tokens
+        self.accepted_tokens += timings.accepted_tokens

@@ -16,6 +16,7 @@ import psutil
 from lmx.protocol.host.memory import mac_footprint
 from lmx.protocol.messages.control import Loaded, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import WorkerState
 from lmx.worker.engine import ModelFacts, capabilities
 from lmx.worker.scheduling.progress import InFlight
@@ -118,12 +119,21 @@ class Heartbeat:
             rows=rows,
             queued=max(0, held - rows),
             stalled_for_s=self._in_flight.stalled_for_s(now),
-            memory_bytes=memory_bytes(self._engine.memory_bytes),
-            requests_total=self._counts.requests,
-            tokens_total=self._counts.tokens,
-            saved=self._counts.saved,
-            peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
-            kv_bytes=self._engine.kv_bytes,
+            figures=self._figures(),
             idle_for_s=self._idle_clock.idle_for_s(held, now),
             keep_alive_s=self._idle_clock.keep_alive_s,
+        )
+
+    def _figures(self) -> WorkerFigures:
+        counts = self._counts
+        return WorkerFigures(
+            memory_bytes=memory_bytes(self._engine.memory_bytes),
+            peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
+            kv_bytes=self._engine.kv_bytes,
+            requests_total=counts.requests,
+            tokens_total=counts.tokens,
+            prompt_tokens_total=counts.prompt_tokens,
+            cached_tokens_total=counts.cached_tokens,
+            drafted_tokens_total=counts.drafted_tokens,
+            accepted_tokens_total=counts.accepted_tokens,
         )

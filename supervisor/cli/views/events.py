@@ -31,7 +31,7 @@ def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_j
         if model is not None:
             status = client.status()
             assert status is not None  # the first question is answered, or raises
-            model_id = find_model(status["workers"], model)["model"]
+            model_id = find_model(status.workers, model).model
         cursor = EventCursor()
         write = _write_json if as_json else _write_line
 

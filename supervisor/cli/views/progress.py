@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from lmx.supervisor.cli.views.words import doing
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
+from lmx.protocol.states import ModelKind, ModelState
+from lmx.supervisor.cli.views.words import SETTLED, doing
 from lmx.supervisor.decisions.ledger import format_bytes
 
-_SETTLED: Final = frozenset({"ready", "cold", "quarantined", "held"})
 _PLAIN_WIDTH: Final = 160
 
 
@@ -54,7 +55,7 @@ class LoadProgress:
         self._tasks: dict[str, Any] = {}
         self._started_s: dict[str, float] = {}
         self._said: dict[str, str] = {}
-        self._ready_pids: dict[str, int] = {}
+        self._ready_pids: dict[str, int | None] = {}
 
     def __enter__(self) -> LoadProgress:
         self._bars.start()
@@ -68,47 +69,48 @@ class LoadProgress:
     ) -> None:
         self._bars.stop()
 
-    def show(self, worker: dict[str, Any]) -> None:
-        """Show one model's line of the status."""
-        model, state = worker["model"], worker["state"]
-        self._started_s.setdefault(model, time.monotonic())
-        if state in _SETTLED:
-            self._settle(model, worker)
+    def show(self, model: ModelStatus) -> None:
+        """Show one model's part of the status."""
+        name = model.model
+        self._started_s.setdefault(name, time.monotonic())
+        if model.state in SETTLED:
+            self._settle(model)
             return
-        what = doing(worker)
-        if model not in self._tasks:
-            self._tasks[model] = self._bars.add_task(model, total=None, percent="")
-        fraction = worker["fraction"]
+        what = doing(model)
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=None, percent="")
+        fraction = model.fraction
         self._bars.update(
-            self._tasks[model],
-            description=f"{model}  {what}",
+            self._tasks[name],
+            description=f"{name}  {what}",
             total=None if fraction is None else 1.0,
             completed=fraction or 0.0,
             percent="" if fraction is None else f"{fraction:.0%}",
         )
-        if state == "backoff" and worker["problem"]:
-            self._once(model, f"[yellow]failed[/]  {model}: {escape(worker['problem'])}")
+        if model.state is ModelState.BACKOFF and model.problem:
+            self._once(name, f"[yellow]failed[/]  {name}: {escape(model.problem)}")
         elif not self._console.is_terminal:
-            self._once(model, f"{model}: {what}")
+            self._once(name, f"{name}: {what}")
 
-    def _settle(self, model: str, worker: dict[str, Any]) -> None:
-        if model in self._tasks:
-            self._bars.remove_task(self._tasks.pop(model))
-        if worker["state"] == "ready":
+    def _settle(self, model: ModelStatus) -> None:
+        name = model.model
+        if name in self._tasks:
+            self._bars.remove_task(self._tasks.pop(name))
+        if model.state is ModelState.READY:
             # Once: its time and its memory change with each status, while others still load.
-            if self._ready_pids.get(model) == worker["pid"]:
+            if self._ready_pids.get(name) == model.pid:
                 return
-            self._ready_pids[model] = worker["pid"]
-            took_s = time.monotonic() - self._started_s[model]
+            self._ready_pids[name] = model.pid
+            took_s = time.monotonic() - self._started_s[name]
             line = (
-                f"[green]ready[/]  {model}  {format_bytes(worker['memory_bytes'])}, "
-                f"pid {worker['pid']}, {took_s:.1f} s"
+                f"[green]ready[/]  {name}  {format_bytes(model.figures.memory_bytes)}, "
+                f"pid {model.pid}, {took_s:.1f} s"
             )
-        elif worker["problem"]:
-            line = f"[red]{worker['state']}[/]  {model}: {escape(worker['problem'])}"
+        elif model.problem:
+            line = f"[red]{model.state}[/]  {name}: {escape(model.problem)}"
         else:
             return
-        self._once(model, line)
+        self._once(name, line)
 
     def _once(self, model: str, line: str) -> None:
         if self._said.get(model) != line:
@@ -116,22 +118,22 @@ class LoadProgress:
             self._console.print(line)
 
 
-def print_welcome(console: Console, status: dict[str, Any]) -> None:
+def print_welcome(console: Console, status: SystemStatus) -> None:
     """Print the base URL, the models, where the API is described, and a request to paste."""
-    url = status["router"].get("url", "(the router is being restarted)")
-    workers = status["workers"]
-    shown = [worker for worker in workers if worker["state"] == "ready"] or workers
-    console.print(f"\n[bold]lmx {status['supervisor']['version']}[/] serves at [bold]{url}[/]")
-    others = status["router"].get("urls", [])[1:]
+    router, models = status.router, status.workers
+    shown = [model for model in models if model.state is ModelState.READY] or list(models)
+    url = router.url or "(the router is being restarted)"
+    console.print(f"\n[bold]lmx {status.supervisor.version}[/] serves at [bold]{url}[/]")
+    others = router.urls[1:]
     if others:
         console.print(f"and at  {', '.join(others)}", markup=False)
-    names = ", ".join(worker["model"] for worker in shown)
+    names = ", ".join(model.model for model in shown)
     console.print(f"models: {names or 'none; add some to lmx.yaml'}")
-    if "url" in status["router"]:
+    if router.url is not None:
         console.print(f"docs:   {url.removesuffix('/v1')}/docs")
     if shown:
         # The first that chats; a kind that is not known yet most likely does.
-        chats = [worker for worker in shown if worker["kind"] in (None, "chat")]
+        chats = [model for model in shown if model.kind in (None, ModelKind.CHAT)]
         path, body = _example((chats or shown)[0])
         console.print("\ntry it:\n")
         console.print(
@@ -140,12 +142,12 @@ def print_welcome(console: Console, status: dict[str, Any]) -> None:
         )
 
 
-def _example(worker: dict[str, Any]) -> tuple[str, str]:
+def _example(model: ModelStatus) -> tuple[str, str]:
     """Return the path and the body of a request that a model of its kind can answer."""
-    body: dict[str, Any] = {"model": worker["model"]}
-    if worker["kind"] == "embedding":
+    body: dict[str, Any] = {"model": model.model}
+    if model.kind is ModelKind.EMBEDDING:
         return "embeddings", json.dumps(body | {"input": "The capital of France is Paris."})
-    if worker["kind"] == "rerank":
+    if model.kind is ModelKind.RERANK:
         documents = ["Paris is the capital.", "Bread is good."]
         return "rerank", json.dumps(body | {"query": "France", "documents": documents})
     messages = [{"role": "user", "content": "What is the capital of France?"}]

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
 from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
 from lmx.supervisor.decisions.ledger import format_bytes
 
 
-def print_status(console: Console, status: dict[str, Any]) -> None:
+def print_status(console: Console, status: SystemStatus) -> None:
     """Print all of a status. What is wrong with a model has a line of its own below the table,
     and so have remarks that don't fit into it."""
-    supervisor, router, workers = status["supervisor"], status["router"], status["workers"]
+    supervisor, router, workers = status.supervisor, status.router, status.workers
     console.print(
-        f"supervisor  {supervisor['state']}  pid {supervisor['pid']}  "
-        f"lmx {supervisor['version']}  up {duration(supervisor['uptime_s'])}"
+        f"supervisor  {supervisor.state}  pid {supervisor.pid}  "
+        f"lmx {supervisor.version}  up {duration(supervisor.uptime_s)}"
     )
     console.print(
-        f"router      {router['state']}  pid {router['pid']}  {router.get('url', '')}  "
-        f"{router_words(router)}"
+        f"router      {router.state}  pid {router.pid}  {router.url or ''}  {router_words(router)}"
     )
     console.print(
-        f"memory      {format_bytes(supervisor['reserved_bytes'])} of "
-        f"{format_bytes(supervisor['budget_bytes'])} reserved"
+        f"memory      {format_bytes(supervisor.reserved_bytes)} of "
+        f"{format_bytes(supervisor.budget_bytes)} reserved"
     )
     if machine := memory_words(supervisor):
         console.print(f"[yellow]{machine}[/]")
-    for notice in supervisor.get("notices", ()):
+    for notice in supervisor.notices:
         console.print(f"[yellow]{escape(notice)}[/]")
     if not workers:
         console.print("\nno models; add some to lmx.yaml, then `lmx-supervisor reload`")
@@ -46,7 +45,7 @@ def print_status(console: Console, status: dict[str, Any]) -> None:
     console.print(model_table(columns, console.width))
     now_s = time.time()
     lines = [
-        f"[bold]{worker['model']}[/]  {escape(words)}"
+        f"[bold]{worker.model}[/]  {escape(words)}"
         for worker, remark in zip(workers, said, strict=True)
         if (words := told(worker, remark, now_s))
     ]

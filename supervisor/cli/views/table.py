@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from lmx.protocol.messages.status import ModelStatus
 from lmx.supervisor.cli.views.words import COLOURS, short_duration
 from lmx.supervisor.decisions.ledger import format_bytes
 
@@ -33,31 +33,24 @@ class Column:
         return min(longest, self.cut_to or longest) + 2
 
 
-def model_columns(workers: Sequence[dict[str, Any]]) -> dict[str, Column]:
+def model_columns(models: Sequence[ModelStatus]) -> dict[str, Column]:
     """Return the columns that `status` and `top` share, by their headings, in order."""
-    states = tuple(worker["state"] for worker in workers)
-    style = tuple(COLOURS.get(state, "cyan") for state in states)
+    style = tuple(COLOURS.get(model.state, "cyan") for model in models)
 
-    def figures(heading: str, key: str, leave: int | None) -> Column:
-        return Column(heading, tuple(str(worker[key]) for worker in workers), leave)
-
-    def sizes(heading: str, key: str, leave: int | None) -> Column:
-        return Column(heading, tuple(_size(worker[key]) for worker in workers), leave)
-
-    def times(heading: str, key: str, leave: int) -> Column:
-        return Column(heading, tuple(_time(worker[key]) for worker in workers), leave)
+    def cells(words: Callable[[ModelStatus], object]) -> tuple[str, ...]:
+        return tuple(str(words(model)) for model in models)
 
     columns = (
-        Column("MODEL", tuple(worker["model"] for worker in workers), right=False),
-        Column("STATE", states, right=False, style=style),
-        Column("PID", tuple(str(worker["pid"] or "-") for worker in workers), leave=5),
-        sizes("MEMORY", "memory_bytes", None),
-        sizes("RESERVED", "reserved_bytes", 4),
-        figures("ACTIVE", "requests_active", None),
-        figures("QUEUED", "requests_queued", None),
-        figures("SERVED", "requests_total", 1),
-        times("IDLE", "idle_s", 3),
-        times("EXPIRES", "expires_in_s", 2),
+        Column("MODEL", cells(lambda model: model.model), right=False),
+        Column("STATE", cells(lambda model: model.state.value), right=False, style=style),
+        Column("PID", cells(lambda model: model.pid or "-"), leave=5),
+        Column("MEMORY", cells(lambda model: _size(model.figures.memory_bytes))),
+        Column("RESERVED", cells(lambda model: _size(model.reserved_bytes)), leave=4),
+        Column("ACTIVE", cells(lambda model: model.requests_active)),
+        Column("QUEUED", cells(lambda model: model.requests_queued)),
+        Column("SERVED", cells(lambda model: model.figures.requests_total), leave=1),
+        Column("IDLE", cells(lambda model: _time(model.idle_s)), leave=3),
+        Column("EXPIRES", cells(lambda model: _time(model.expires_in_s)), leave=2),
     )
     return {column.heading: column for column in columns}
 

@@ -1,9 +1,4 @@
-"""One frame of `lmx-supervisor top`. Pure: values in, a picture out.
-
-Tokens per second of each model, from totals that are read again and again. Pure.
-
-`lmx-supervisor top`: models, memory and events, live, until Ctrl-C.
-"""
+"""`lmx-supervisor top`: models with their tokens per second, memory and events, live, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.status import ModelStatus, SupervisorStatus, SystemStatus
 from lmx.supervisor.cli.views.events import EventCursor, event_words, one_line
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
@@ -41,13 +37,13 @@ class TokenRates:
     def __init__(self) -> None:
         self._readings: dict[str, deque[tuple[float, int]]] = {}
 
-    def take(self, workers: Iterable[dict[str, Any]], now_s: float) -> None:
+    def take(self, workers: Iterable[ModelStatus], now_s: float) -> None:
         """Take the models' lines of one status."""
         readings: dict[str, deque[tuple[float, int]]] = {}
         for worker in workers:
-            if (instance := worker["instance"]) is not None:
+            if (instance := worker.instance) is not None:
                 kept = self._readings.get(instance, deque(maxlen=_READINGS))
-                kept.append((now_s, worker["tokens_total"]))
+                kept.append((now_s, worker.figures.tokens_total))
                 readings[instance] = kept
         self._readings = readings
 
@@ -67,7 +63,7 @@ _LINES_ABOVE_EVENTS: Final = 6
 
 
 def top_frame(
-    status: dict[str, Any],
+    status: SystemStatus,
     rates: TokenRates,
     events: Sequence[Event],
     size: tuple[int, int],
@@ -76,7 +72,7 @@ def top_frame(
     """Return the frame for a terminal of that many columns and lines; ``now_s`` is the time of
     day."""
     width, height = size
-    supervisor, workers = status["supervisor"], status["workers"]
+    supervisor, workers = status.supervisor, status.workers
     parts: list[RenderableType] = [_processes(status), _budget(supervisor)]
     if words := memory_words(supervisor):
         parts.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
@@ -88,18 +84,18 @@ def top_frame(
     return Group(*parts)
 
 
-def _processes(status: dict[str, Any]) -> Text:
-    supervisor, router = status["supervisor"], status["router"]
+def _processes(status: SystemStatus) -> Text:
+    supervisor, router = status.supervisor, status.router
     return Text(
-        f"lmx {supervisor['version']}  {supervisor['state']} for "
-        f"{duration(supervisor['uptime_s'])}  {router.get('url', 'router ' + router['state'])}  "
+        f"lmx {supervisor.version}  {supervisor.state} for "
+        f"{duration(supervisor.uptime_s)}  {router.url or f'router {router.state}'}  "
         f"{router_words(router)}",
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 
 
-def _budget(supervisor: dict[str, Any]) -> RenderableType:
-    reserved, budget = supervisor["reserved_bytes"], supervisor["budget_bytes"]
+def _budget(supervisor: SupervisorStatus) -> RenderableType:
+    reserved, budget = supervisor.reserved_bytes, supervisor.budget_bytes
     grid = Table.grid(padding=(0, 1))
     full = reserved > budget
     grid.add_row(
@@ -113,11 +109,11 @@ def _budget(supervisor: dict[str, Any]) -> RenderableType:
     return grid
 
 
-def _models(workers: list[dict[str, Any]], rates: TokenRates, width: int, now_s: float) -> Table:
+def _models(workers: Sequence[ModelStatus], rates: TokenRates, width: int, now_s: float) -> Table:
     columns = model_columns(workers)
     for absent in ("PID", "SERVED"):
         del columns[absent]
-    speeds = (rates.of(worker["instance"]) for worker in workers)
+    speeds = (rates.of(worker.instance) for worker in workers)
     speed = Column("TOK/S", tuple("-" if one is None else f"{one:.0f}" for one in speeds), 5)
     notes = tuple(one_line(told(worker, remarks(worker), now_s)) for worker in workers)
     note = Column("NOTE", notes, right=False, cut_to=_NOTE_WIDTH)
@@ -175,11 +171,11 @@ def _show(
     rates: TokenRates,
     events: deque[Event],
 ) -> None:
-    status: dict[str, Any] | None = client.status()
+    status = client.status()
     if status is None:
         live.update(Text("lmx does not answer; waiting for it to come back"), refresh=True)
         return
     events.extend(event for _, event in cursor.read(client))
-    rates.take(status["workers"], time.monotonic())
+    rates.take(status.workers, time.monotonic())
     frame = top_frame(status, rates, events, (console.width, console.height), time.time())
     live.update(frame, refresh=True)

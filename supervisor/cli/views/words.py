@@ -3,129 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.ordinal import ordinal
+from lmx.protocol.messages.status import ModelStatus, RouterStatus, SupervisorStatus
+from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, ModelState
 from lmx.supervisor.decisions.ledger import format_bytes
 
-COLOURS: Final = {
-    "ready": "green",
-    "cold": "dim",
-    "quarantined": "red",
-    "held": "magenta",
-    "backoff": "yellow",
-    "queued": "yellow",
-    "stopping": "yellow",
-    "draining": "yellow",
+COLOURS: Final[dict[ModelState, str]] = {
+    ModelState.READY: "green",
+    ModelState.COLD: "dim",
+    ModelState.QUARANTINED: "red",
+    ModelState.HELD: "magenta",
+    ModelState.BACKOFF: "yellow",
+    ModelState.QUEUED: "yellow",
+    ModelState.STOPPING: "yellow",
+    ModelState.DRAINING: "yellow",
 }
 """Of states; any other is on its way: cyan."""
 
+SETTLED: Final = frozenset(
+    {ModelState.READY, ModelState.COLD, ModelState.QUARANTINED, ModelState.HELD}
+)
+"""States in which a model stays until something asks for it."""
+
 _PHASES: Final = {
-    "download": "downloading",
-    "convert": "converting",
-    "check": "checking",
-    "start": "starting",
-    "warmup": "warming up",
+    LoadPhase.DOWNLOAD: "downloading",
+    LoadPhase.CONVERT: "converting",
+    LoadPhase.CHECK: "checking",
+    LoadPhase.START: "starting",
+    LoadPhase.WARMUP: "warming up",
 }
-_FAILURES: Final = frozenset({"crash", "signal", "out_of_memory", "hang", "load_failed"})
+_FAILURES: Final = frozenset(
+    {
+        ExitCause.CRASH,
+        ExitCause.SIGNAL,
+        ExitCause.OUT_OF_MEMORY,
+        ExitCause.HANG,
+        ExitCause.LOAD_FAILED,
+    }
+)
+_GAVE_WAY: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
 
 
-def find_model(workers: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return a model's line of the status, of all ``workers``, by id, alias or
-    repository.
+def find_model(models: Sequence[ModelStatus], name: str) -> ModelStatus:
+    """Return a model's part of the status by id, alias or repository.
 
     Raises :class:`OperationError` (model_not_found), naming the models there are.
     """
-    for worker in workers:
-        if name in (worker["model"], *worker["aliases"]):
-            return worker
-    for worker in workers:
-        if name == worker.get("source", "").partition("@")[0]:
-            return worker
-    known = ", ".join(worker["model"] for worker in workers) or "none is configured"
-    raise OperationError(ErrorCode.MODEL_NOT_FOUND, f"no model is named {name!r}; known: {known}")
+    for model in models:
+        if name in (model.model, *model.aliases):
+            return model
+    for model in models:
+        if name == model.source.partition("@")[0]:
+            return model
+    raise no_such_model(name, [model.model for model in models])
 
 
-def doing(worker: dict[str, Any]) -> str:
+def no_such_model(name: str, model_ids: Sequence[str]) -> OperationError:
+    """Return the error for a name that no model has, which names the models there are."""
+    known = ", ".join(model_ids) or "none is configured"
+    return OperationError(ErrorCode.MODEL_NOT_FOUND, f"no model is named {name!r}; known: {known}")
+
+
+def doing(model: ModelStatus) -> str:
     """Return what a model that is on its way is busy with: ``weights``, ``waits for memory,
     2nd in line``, ``draining, 3 requests left``."""
-    state: str = worker["state"]
-    if state == "queued":
-        place = worker["position"]
+    if model.state is ModelState.QUEUED:
+        place = model.position
         return "waits for memory" + (f", {ordinal(place)} in line" if place else "")
-    if state == "draining" and worker["requests_active"]:
-        count = worker["requests_active"]
+    if model.state is ModelState.DRAINING and model.requests_active:
+        count = model.requests_active
         return f"draining, {count} request{'' if count == 1 else 's'} left"
-    phase = worker["phase"]
-    return _PHASES.get(phase, phase) or state
+    if model.phase is None:
+        return model.state.value
+    return _PHASES.get(model.phase, model.phase.value)
 
 
-def remarks(worker: dict[str, Any]) -> str:
+def remarks(model: ModelStatus) -> str:
     """Return what a table has no column for, short: progress, its place in line, pinned."""
     said = []
-    state = worker["state"]
-    if worker["retry_in_s"] is not None:
-        said.append(f"again in {worker['retry_in_s']:.0f} s")
-    fraction = worker["fraction"]
-    progress = doing(worker) + ("" if fraction is None else f" {fraction:.0%}")
-    if (worker["phase"] or state == "queued") and progress != state:
+    if model.retry_in_s is not None:
+        said.append(f"again in {model.retry_in_s:.0f} s")
+    progress = doing(model) + ("" if model.fraction is None else f" {model.fraction:.0%}")
+    if (model.phase or model.state is ModelState.QUEUED) and progress != model.state:
         said.append(progress)
-    if worker["pinned"]:
+    if model.pinned:
         said.append("pinned")
-    last = worker["last_exit"]
-    if state == "cold" and last is not None and last["cause"] in ("evicted", "expired"):
-        said.append(last["cause"])
+    last = model.last_exit
+    if model.state is ModelState.COLD and last is not None and last.cause in _GAVE_WAY:
+        said.append(last.cause.value)
     return ", ".join(said)
 
 
-def trouble(worker: dict[str, Any], now_s: float) -> str | None:
+def trouble(model: ModelStatus, now_s: float) -> str | None:
     """Return what is wrong with a model, or was when its worker last ended; None if nothing.
 
     ``now_s`` is the time of day.
     """
-    last = worker["last_exit"]
-    failed = last is not None and last["cause"] in _FAILURES
-    when = (
-        f"{last['cause'].replace('_', ' ')} {short_duration(now_s - last['at_s'])} ago"
-        if failed
-        else None
-    )
-    problem: str | None = worker["problem"]
-    if worker["state"] == "ready":
-        problem = None  # it is over; the last exit is told with its own reason
-    if problem and when:
+    # Of one that is ready it is over; the last exit is told with its own reason.
+    problem = None if model.state is ModelState.READY else model.problem
+    last = model.last_exit
+    if last is None or last.cause not in _FAILURES:
+        return problem
+    when = f"{last.cause.replace('_', ' ')} {short_duration(now_s - last.at_s)} ago"
+    if problem:
         return f"{problem} (last exit: {when})"
-    if when:
-        return f"last exit: {when}" + (f": {last['detail']}" if last["detail"] else "")
-    return problem
+    return f"last exit: {when}" + (f": {last.detail}" if last.detail else "")
 
 
-def told(worker: dict[str, Any], remark: str, now_s: float) -> str:
+def told(model: ModelStatus, remark: str, now_s: float) -> str:
     """Return a remark and the trouble of a model as one text, for a place that names it."""
-    words = (trouble(worker, now_s) or "").removeprefix(f"{worker['model']} ")
+    words = (trouble(model, now_s) or "").removeprefix(f"{model.model} ")
     return "; ".join(part for part in (remark, words) if part)
 
 
-def router_words(router: dict[str, Any]) -> str:
+def router_words(router: RouterStatus) -> str:
     """Return how many requests the router has: ``2 open, 20 waiting, 22 served``."""
-    waiting = f"{router['waiting']} waiting, " if router["waiting"] else ""
-    return f"{router['streams']} open, {waiting}{router['requests_total']} served"
+    waiting = f"{router.waiting} waiting, " if router.waiting else ""
+    return f"{router.streams} open, {waiting}{router.requests_total} served"
 
 
-def memory_words(supervisor: dict[str, Any]) -> str:
+def memory_words(supervisor: SupervisorStatus) -> str:
     """Return what is to be said about memory beside the budget: pressure, missing bytes."""
     said = []
-    pressure = supervisor["memory_pressure"]
-    if pressure != "none":
-        used, all_of = supervisor["machine_used_bytes"], supervisor["machine_memory_bytes"]
+    if supervisor.memory_pressure is not MemoryPressure.NONE:
         said.append(
-            f"memory pressure is {pressure}: {format_bytes(used)} of the machine's "
-            f"{format_bytes(all_of)} are in use, nothing new is loaded"
+            f"memory pressure is {supervisor.memory_pressure}: "
+            f"{format_bytes(supervisor.machine_used_bytes)} of the machine's "
+            f"{format_bytes(supervisor.machine_memory_bytes)} are in use, nothing new is loaded"
         )
-    if supervisor["missing_bytes"]:
+    if supervisor.missing_bytes:
         said.append(
-            f"{format_bytes(supervisor['missing_bytes'])} did not come back from processes "
+            f"{format_bytes(supervisor.missing_bytes)} did not come back from processes "
             "that ended: see `lmx-supervisor events`"
         )
     return "; ".join(said)

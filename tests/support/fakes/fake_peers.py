@@ -25,13 +25,9 @@ from lmx.protocol.messages.control import (
     Acquired,
     BeatSeen,
     Denied,
-    GetSnapshot,
     Identify,
-    ModelView,
-    Route,
     RouterBeat,
     RouterHello,
-    Snapshot,
     WorkerExited,
 )
 from lmx.protocol.messages.counts import CountsKept, ReportCounts
@@ -51,6 +47,7 @@ from lmx.protocol.messages.data import (
     Timings,
     Usage,
 )
+from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
 from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Task, Tokenize
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
 from lmx.protocol.wire.codec import decode, encode

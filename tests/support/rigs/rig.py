@@ -26,7 +26,8 @@ import psutil
 import yaml
 
 from lmx.protocol.errors import OperationError
-from lmx.protocol.messages.control import Event, EventList, GetEvents, GetStatus, Status
+from lmx.protocol.messages.control import Event, EventList, GetEvents
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, Done, Status
+from lmx.protocol.messages.control import Denied, Done
+from lmx.protocol.messages.status import Status
 from lmx.protocol.wire import codec
 from lmx.supervisor.cli.views.json_output import json_text
 

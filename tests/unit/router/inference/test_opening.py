@@ -12,7 +12,8 @@ from fake_peers import FakeStream, cold, until
 from router_rig import TEXTS, Rig, answer, chat_body, data_lines, joined_text, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Acquired, Denied, ModelView
+from lmx.protocol.messages.control import Acquired, Denied
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments

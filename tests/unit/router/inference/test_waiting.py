@@ -11,7 +11,8 @@ from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
 from router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Acquire, Acquired, Denied, ModelView, RouterBeat, Withdraw
+from lmx.protocol.messages.control import Acquire, Acquired, Denied, RouterBeat, Withdraw
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.router.workers.dispatch import _PAUSES_S

@@ -17,8 +17,9 @@ from router_rig import MODEL, TEXTS, Rig, answer, chat_body, data_lines, router_
 from yarl import URL
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, Route
+from lmx.protocol.messages.control import Denied
 from lmx.protocol.messages.data import Accepted, Delta, Timings, TokenLogprob
+from lmx.protocol.messages.snapshot import Route
 from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.jobs import store

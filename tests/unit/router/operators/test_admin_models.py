@@ -18,13 +18,12 @@ from lmx.protocol.messages.control import (
     Acquired,
     Denied,
     Done,
-    GetStatus,
     LoadModel,
-    Status,
     UnloadModel,
     Withdraw,
 )
 from lmx.protocol.messages.inventory import Deleted, DeleteModel
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState
 from lmx.router.supervisor import queries
 

@@ -11,7 +11,8 @@ from fake_peers import cold, ready, until
 from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, GetStatus, ReloadConfig, Reloaded, Status
+from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState
 
 

@@ -13,17 +13,10 @@ from fake_peers import FakeStream, cold, ready, until
 from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import (
-    Acquire,
-    Acquired,
-    Denied,
-    Done,
-    GetStatus,
-    LoadModel,
-    Status,
-)
+from lmx.protocol.messages.control import Acquire, Acquired, Denied, Done, LoadModel
 from lmx.protocol.messages.data import Timings
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import SlotState, WorkerState
 
 GIVEN = {

@@ -14,8 +14,9 @@ from promtool import check_metrics, obtain_promtool
 from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Acquire, GetStatus, Status
+from lmx.protocol.messages.control import Acquire
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.states import DownloadStatus, ExitCause, FinishReason, SlotState
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import CLIENT_LEFT, Outcome

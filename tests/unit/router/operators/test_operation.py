@@ -18,17 +18,9 @@ from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.host.log_files import process_log, rotated, slug, worker_log
-from lmx.protocol.messages.control import (
-    Denied,
-    Done,
-    Event,
-    EventList,
-    GetEvents,
-    GetStatus,
-    KillModel,
-    Snapshot,
-    Status,
-)
+from lmx.protocol.messages.control import Denied, Done, Event, EventList, GetEvents, KillModel
+from lmx.protocol.messages.snapshot import Snapshot
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.router.operators.logs import CHUNK_BYTES, Place, last_lines, log_path, more_lines
 from lmx.router.schema.answers.operation import EventLine, LogLine, WorkersAnswer
 from lmx.router.supervisor.directory import Directory

@@ -6,7 +6,7 @@ import pytest
 from fake_peers import cold, ready
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.control import ModelView, Snapshot
+from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, advance, can_serve, is_behind, ready_instance
 

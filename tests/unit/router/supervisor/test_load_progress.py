@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.host.ordinal import ordinal
-from lmx.protocol.messages.control import ModelView
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
 from lmx.router.supervisor.waiting_room import LoadPace, progress_text
 

@@ -10,7 +10,8 @@ from fake_peers import FakeStream, until
 from router_rig import Rig, router_rig
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, GetStatus, ReloadConfig, Reloaded, Status
+from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.web_origins import is_loopback
 
 KEY = {"X-Admin-Key": "test-admin-key"}

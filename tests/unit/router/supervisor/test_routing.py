@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from router_rig import INSTANCE, MODEL, Rig, answer, chat_body, data_lines, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.control import Acquire, Acquired, Denied, ModelView, Route, Snapshot
+from lmx.protocol.messages.control import Acquire, Acquired, Denied
+from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 from lmx.router.supervisor.routing import ROUTE_NAMES, candidates, leading_to, ranked, route_models

@@ -13,8 +13,9 @@ import structlog
 from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
 from router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
 
-from lmx.protocol.messages.control import Acquired, GetSnapshot, RouterHello
+from lmx.protocol.messages.control import Acquired, RouterHello
 from lmx.protocol.messages.data import Delta, Outputs
+from lmx.protocol.messages.snapshot import GetSnapshot
 from lmx.protocol.states import ExitCause
 from lmx.router.server.process import Router
 from lmx.router.workers.stream import CREDIT_DELTAS

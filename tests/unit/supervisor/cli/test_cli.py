@@ -16,6 +16,7 @@ from fake_supervisor import fake_supervisor, model_line, status
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli import background, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.views.events import EventCursor
@@ -43,7 +44,7 @@ def in_turn(*replies: Any) -> Callable[[Any], Any]:
 
 
 def statuses(*found: dict[str, Any]) -> Callable[[Any], Any]:
-    return in_turn(*(control.Status(one) for one in found))
+    return in_turn(*(Status(one) for one in found))
 
 
 def test_simple_commands_say_what_the_supervisor_says(home: Home) -> None:
@@ -82,7 +83,7 @@ def test_restart_wants_one_thing(home: Home) -> None:
 def test_drain_waits_for_the_streams(home: Home) -> None:
     answers = {
         control.DrainModel: lambda _: control.Done("draining", 4711),
-        control.GetStatus: statuses(
+        GetStatus: statuses(
             status(model_line("a", "draining", requests_active=2)),
             status(model_line("a", "draining", requests_active=1)),
             status(model_line("a", "held")),
@@ -100,7 +101,7 @@ def test_drain_waits_for_the_streams(home: Home) -> None:
 def test_load_says_what_it_waits_for(home: Home) -> None:
     answers = {
         control.LoadModel: lambda _: control.Done("loading a"),
-        control.GetStatus: statuses(
+        GetStatus: statuses(
             status(model_line("a", "queued", position=2)),
             status(model_line("a", "loading", phase="weights", fraction=0.4)),
             status(model_line("a", "backoff", problem="it [fell]", retry_in_s=0.5)),
@@ -124,7 +125,7 @@ def test_load_says_what_it_waits_for(home: Home) -> None:
 def test_a_load_with_another_context_waits_for_the_worker_that_has_it(home: Home) -> None:
     answers = {
         control.LoadModel: lambda _: control.Done("loading a"),
-        control.GetStatus: statuses(
+        GetStatus: statuses(
             status(model_line("a", context_length=2048)),
             status(model_line("a", "draining")),
             status(model_line("a", context_length=64, pid=4712)),
@@ -155,20 +156,18 @@ def test_a_model_is_added_by_a_path_that_means_the_same_everywhere(
 def test_remove_waits_until_the_worker_is_gone(home: Home) -> None:
     answers = {
         inventory.RemoveModel: lambda _: control.Done("a is removed", 4711),
-        control.GetStatus: statuses(
-            status(model_line("a", "draining")), status(model_line("b", pid=1))
-        ),
+        GetStatus: statuses(status(model_line("a", "draining")), status(model_line("b", pid=1))),
     }
     with fake_supervisor(home, answers) as asked:
         done = run("remove", "a")
     assert (done.exit_code, done.output) == (0, "a is removed\n")
-    assert asked.count(control.GetStatus()) == 2
+    assert asked.count(GetStatus()) == 2
 
 
 def test_a_load_that_ends_cold_failed(home: Home) -> None:
     answers = {
         control.LoadModel: lambda _: control.Done("loading a"),
-        control.GetStatus: statuses(status(model_line("a", "cold", problem="no [such] folder"))),
+        GetStatus: statuses(status(model_line("a", "cold", problem="no [such] folder"))),
     }
     with fake_supervisor(home, answers):
         done = run("load", "a")
@@ -178,7 +177,7 @@ def test_a_load_that_ends_cold_failed(home: Home) -> None:
 def test_a_wait_outlasts_a_model_that_is_gone(home: Home) -> None:
     answers = {
         control.UnloadModel: lambda _: control.Done("unloading", 4711),
-        control.GetStatus: statuses(status(model_line("a", "draining")), status(model_line("b"))),
+        GetStatus: statuses(status(model_line("a", "draining")), status(model_line("b"))),
     }
     with fake_supervisor(home, answers):
         done = run("unload", "a")
@@ -208,13 +207,13 @@ def test_reload_of_a_bad_file_says_every_problem(home: Home) -> None:
 def test_restart_of_the_supervisor_waits_for_the_new_one(home: Home) -> None:
     answers = {
         control.RestartSupervisor: lambda _: control.Done("begun"),
-        control.GetStatus: statuses(status(), status(), status(epoch="e2", version="0.2.0", pid=1)),
+        GetStatus: statuses(status(), status(), status(epoch="e2", version="0.2.0", pid=1)),
     }
     with fake_supervisor(home, answers) as asked:
         done = run("restart", "--supervisor")
     assert done.exit_code == 0, done.output
     assert "lmx 0.1.0 -> 0.2.0" in done.output
-    assert [type(question) for question in asked].count(control.GetStatus) == 4
+    assert [type(question) for question in asked].count(GetStatus) == 4
 
 
 def test_restart_of_the_supervisor_waits_for_what_the_workers_say(home: Home) -> None:
@@ -222,7 +221,7 @@ def test_restart_of_the_supervisor_waits_for_what_the_workers_say(home: Home) ->
     waiting = model_line("b", "starting", pid=4712)  # was starting before: nothing to wait for
     answers = {
         control.RestartSupervisor: lambda _: control.Done("begun"),
-        control.GetStatus: statuses(
+        GetStatus: statuses(
             status(model_line("a"), waiting),
             status(unheard, waiting, epoch="e2"),
             status(unheard, waiting, epoch="e2"),
@@ -232,7 +231,7 @@ def test_restart_of_the_supervisor_waits_for_what_the_workers_say(home: Home) ->
     with fake_supervisor(home, answers) as asked:
         done = run("restart", "--supervisor")
     assert (done.exit_code, "has taken over" in done.output) == (0, True)
-    assert [type(question) for question in asked].count(control.GetStatus) == 4
+    assert [type(question) for question in asked].count(GetStatus) == 4
 
 
 def test_a_worker_that_stays_silent_does_not_hold_up_the_new_supervisor(
@@ -242,7 +241,7 @@ def test_a_worker_that_stays_silent_does_not_hold_up_the_new_supervisor(
     unheard = status(model_line("a", "starting", pid=4711), epoch="e2")
     answers = {
         control.RestartSupervisor: lambda _: control.Done("begun"),
-        control.GetStatus: statuses(status(model_line("a")), unheard),
+        GetStatus: statuses(status(model_line("a")), unheard),
     }
     with fake_supervisor(home, answers):
         done = run("restart", "--supervisor")
@@ -255,7 +254,7 @@ def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
     new["router"] |= {"pid": 5}
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
-        control.GetStatus: statuses(old, old, young, new),
+        GetStatus: statuses(old, old, young, new),
     }
     with fake_supervisor(home, answers) as asked:
         done = run("restart", "--router")
@@ -269,7 +268,7 @@ def test_restart_of_the_router_is_done_when_another_new_one_serves(home: Home) -
     next_one["router"] |= {"pid": 6}
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
-        control.GetStatus: statuses(old, died, next_one),
+        GetStatus: statuses(old, died, next_one),
     }
     with fake_supervisor(home, answers):
         done = run("restart", "--router")
@@ -282,7 +281,7 @@ def test_a_router_that_never_serves_is_an_error(
     monkeypatch.setattr(operations, "_RESTART_S", 0.1)
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
-        control.GetStatus: statuses(status()),
+        GetStatus: statuses(status()),
     }
     with fake_supervisor(home, answers):
         done = run("restart", "--router")
@@ -291,7 +290,7 @@ def test_a_router_that_never_serves_is_an_error(
 
 def test_top_without_a_terminal_prints_one_frame(home: Home) -> None:
     answers = {
-        control.GetStatus: statuses(status(model_line("a", pinned=True))),
+        GetStatus: statuses(status(model_line("a", pinned=True))),
         control.GetEvents: event_log("e1", 2),
     }
     with fake_supervisor(home, answers):
@@ -315,7 +314,7 @@ def event_log(epoch: str, count: int) -> Callable[[Any], Any]:
 def test_events_of_one_model_the_last_of_them(home: Home) -> None:
     line = model_line("a", aliases=["al"])
     answers = {
-        control.GetStatus: statuses(status(line, model_line("b"))),
+        GetStatus: statuses(status(line, model_line("b"))),
         control.GetEvents: event_log("e1", 9),
     }
     with fake_supervisor(home, answers):
@@ -350,7 +349,7 @@ def test_events_are_read_on_after_a_supervisor_that_counts_anew(home: Home) -> N
 
 def test_patience_has_an_end(home: Home) -> None:
     with ReconnectingClient(home, patience_s=0.0) as client:
-        with fake_supervisor(home, {control.GetStatus: statuses(status())}):
+        with fake_supervisor(home, {GetStatus: statuses(status())}):
             assert client.status() is not None
         with pytest.raises(OperationError) as caught:
             client.status()
@@ -375,7 +374,7 @@ def test_a_second_stop_is_explained(home: Home) -> None:
 
 
 def test_logs_of_an_unknown_model_names_those_there_are(home: Home) -> None:
-    with fake_supervisor(home, {control.GetStatus: statuses(status(model_line("a")))}):
+    with fake_supervisor(home, {GetStatus: statuses(status(model_line("a")))}):
         done = run("logs", "nobody")
         assert (done.exit_code, "no model is named 'nobody'; known: a" in done.output) == (1, True)
         done = run("logs", "a")

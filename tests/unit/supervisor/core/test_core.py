@@ -12,6 +12,7 @@ from fake_actions import FakeActions
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
@@ -90,7 +91,7 @@ def test_routers_know_the_worker_before_they_are_told_to_use_it() -> None:
     core.flush(0.0)
     actions.told.clear()
     bring_up(core, slot_of(core), 1.0)
-    assert [type(message) for message in actions.told] == [control.Snapshot, control.Acquired]
+    assert [type(message) for message in actions.told] == [Snapshot, control.Acquired]
 
 
 def test_bytes_are_held_until_the_exit_is_observed() -> None:
@@ -324,6 +325,6 @@ def test_a_snapshot_is_published_for_each_change_and_only_then() -> None:
         instance, control.WorkerBeat(instance, WorkerState.READY, 3, 0, 0.0, 95, 3, 9), 3.0
     )
     core.flush(3.0)
-    revisions = [m.revision for m in actions.published if isinstance(m, control.Snapshot)]
+    revisions = [m.revision for m in actions.published if isinstance(m, Snapshot)]
     assert revisions == list(range(1, core.revision + 1))
     assert core.revision == 3, "cold, starting, ready; a beat is no change"

@@ -7,6 +7,7 @@ from typing import Any
 from fake_actions import FakeActions
 
 from lmx.protocol.messages import control
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
@@ -26,7 +27,7 @@ def make(actions: FakeActions, **model: Any) -> Core:
     return configured(actions, **model)[0]
 
 
-def view(core: Core) -> control.ModelView:
+def view(core: Core) -> ModelView:
     return core.snapshot(0.0).models[0]
 
 

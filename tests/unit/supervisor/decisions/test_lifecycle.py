@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
 from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned, step
 from lmx.supervisor.decisions.worker import (
@@ -274,7 +275,7 @@ def test_each_message_of_a_worker_is_among_the_events() -> None:
     told = {
         message for message in vars(control).values()
         if isinstance(message, type) and "instance" in getattr(message, "__annotations__", {})
-        and message not in (control.Acquired, control.ModelView, control.WorkerExited)
+        and message not in (control.Acquired, ModelView, control.WorkerExited)
     }  # fmt: skip
     assert told == LATE
 

@@ -14,6 +14,7 @@ from core_rig import CoreRig
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
+from lmx.protocol.messages.snapshot import Route
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
@@ -444,7 +445,7 @@ def test_a_request_never_adds_a_model() -> None:
 def test_a_snapshot_has_routes_by_id_and_what_is_free() -> None:
     rig = CoreRig({"a": 100, "b": 300}, routing={"code": ["b-alias", "a", "b"]})
     snapshot = rig.core.snapshot(0.0)
-    assert snapshot.routes == (control.Route("code", ("b", "a")),)
+    assert snapshot.routes == (Route("code", ("b", "a")),)
     assert snapshot.free_bytes == 1000
     rig.up("b")
     assert rig.core.snapshot(0.0).free_bytes == 700
@@ -454,7 +455,7 @@ def test_a_route_may_name_a_model_that_is_added_later(folder: Path) -> None:
     rig = CoreRig({"a": 100})
     reloading = Reloading(rig)
     reloading.write(routing={"code": ["new", "a"]})
-    assert rig.core.snapshot(0.0).routes == (control.Route("code", ("new", "a")),)
+    assert rig.core.snapshot(0.0).routes == (Route("code", ("new", "a")),)
     assert "'new'" in rig.actions.details["routing.incomplete"]
     rig.operate(AddModel("new", str(folder)))
     rig.actions.details.clear()

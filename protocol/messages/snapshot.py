@@ -1,0 +1,148 @@
+"""What routers know of the models: the supervisor's public state, on the events socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmx.protocol.states import (
+    LoadPhase,
+    ModelKind,
+    ModelState,
+    SlotState,
+    WorkerState,
+    model_state,
+)
+from lmx.protocol.wire.codec import message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCommon:
+    """What both a snapshot (:class:`ModelView`) and a status
+    (:class:`lmx.protocol.messages.status.ModelStatus`) tell of a model."""
+
+    aliases: tuple[str, ...]
+    """Its other names."""
+
+    source: str
+    """What it is made of, as the configuration has it: a repository, a folder or a file."""
+
+    kind: ModelKind | None = None
+    """What it is for; null until its files are known."""
+
+    family: str | None = None
+    """The name of its architecture (``qwen3``); null until its files are known."""
+
+    added: bool = False
+    """Whether it was added while lmx ran, and is not of the configuration."""
+
+    pid: int | None = None
+    """The process id of its worker, null where it has none."""
+
+    instance: str | None = None
+    """The name of its worker, another one for each start; null where it has none."""
+
+    context_length: int | None = None
+    """The context, in tokens, that its worker has or the next one will have; null where that is
+    the model's own and its files are not known yet."""
+
+    phase: LoadPhase | None = None
+    """What its load is busy with, null where none is under way."""
+
+    fraction: float | None = None
+    """How much of that phase is done, from 0 to 1; null where that is unknown."""
+
+    loaded_at_s: float | None = None
+    """When its last load ended well, in Unix time; null where none did."""
+
+    position: int | None = None
+    """Its place, from 1, among the models that wait for memory; null where it does not wait."""
+
+    pinned: bool = False
+    """Whether it is never evicted."""
+
+    needed_bytes: int | None = None
+    """What its next worker would have reserved; null until its files are known."""
+
+    problem: str | None = None
+    """Why it is down, or would be if it were started now, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView(ModelCommon):
+    """What a router needs to know of one configured model."""
+
+    model_id: str
+    """Its name in the configuration."""
+
+    slot: SlotState
+    """Where the model is."""
+
+    worker: WorkerState | None = None
+    """Where its worker is, null where it has none."""
+
+    memory_bytes: int = 0
+    """What its worker measured when it became ready; each beat's figure is in the status."""
+
+    capabilities: tuple[str, ...] = ()
+    """What requests may use: ``tools``, ``native_tools``, ``structured_outputs``,
+    ``reasoning``."""
+
+    created_s: int = 0
+    """When its files were made, in Unix time."""
+
+    retry_after_s: float | None = None
+    """In how many seconds it may be ready, its load included, as of the last change of anything
+    else."""
+
+    max_waiting: int = 0
+    """How many requests may wait for it."""
+
+    @property
+    def state(self) -> ModelState:
+        """Where the model is, in the word that users see."""
+        return model_state(self.slot, self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A name that stands for the first of several models that can answer."""
+
+    name: str
+
+    model_ids: tuple[str, ...]
+    """In the order in which they are asked."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """Question; the reply is a :class:`Snapshot`."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of the supervisor's public state. Each change publishes a whole new one, so that a
+    missed one heals with the next."""
+
+    epoch: str
+    """The supervisor's life that it is of."""
+
+    revision: int
+    """It grows by one with each change within an epoch."""
+
+    default_model: str | None
+    """The model of requests that name none, by its id."""
+
+    models: tuple[ModelView, ...]
+
+    stopping: bool = False
+    """Whether lmx is being stopped."""
+
+    routes: tuple[Route, ...] = ()
+
+    free_bytes: int = 0
+    """What of the budget nobody has reserved."""
+
+    no_loads: str | None = None
+    """Why no model at all can be loaded just now, for people; null: models can be."""
