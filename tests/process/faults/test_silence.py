@@ -134,8 +134,7 @@ def kept_stopped(pid: int) -> Iterator[None]:
 def supervisor_pid(lmx: Rig) -> int | None:
     """The pid of the supervisor that answers, None if none does."""
     with contextlib.suppress(OperationError), ControlClient(Home(lmx.home), 1.0) as client:
-        pid: int = client.status()["supervisor"]["pid"]
-        return pid
+        return client.status().supervisor.pid
     return None
 
 

@@ -295,9 +295,9 @@ def test_answers_a_stream(start: Start) -> None:
     assert finished.usage.prompt_tokens == accepted.prompt_tokens
     assert finished.usage.completion_tokens == 9
     assert sum(delta.tokens for delta in peer.answers(Delta, 1)) == 9
-    beat = peer.fact(WorkerBeat, lambda beat: beat.tokens_total == 9)
-    assert beat.saved.prompt_tokens == accepted.prompt_tokens
-    assert (beat.requests_total, beat.rows, beat.queued, beat.stalled_for_s) == (1, 0, 0, 0)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.figures.tokens_total == 9)
+    assert beat.figures.prompt_tokens_total == accepted.prompt_tokens
+    assert (beat.figures.requests_total, beat.rows, beat.queued, beat.stalled_for_s) == (1, 0, 0, 0)
 
 
 def test_without_credit_text_is_joined_and_comes_with_the_end(start: Start) -> None:
@@ -313,7 +313,7 @@ def test_credit_releases_what_waits(start: Start) -> None:
     peer = start().loaded()
     peer.say(ask(credit=1, tokens=500, step_s=0.01))
     peer.answer(Delta, 1)
-    peer.fact(WorkerBeat, lambda beat: beat.tokens_total >= 3)
+    peer.fact(WorkerBeat, lambda beat: beat.figures.tokens_total >= 3)
     assert len(peer.answers(Delta, 1)) == 1
     peer.say(Credit(1, 1))
     peer.until(lambda: len(peer.answers(Delta, 1)) == 2, "second delta")
@@ -341,7 +341,7 @@ def test_cancel_frees_the_row_within_a_step(
     event = worker.event("stream.cancelled")
     assert (event["request_id"], event["where"]) == ("req-1", where)
     assert event["step_when_freed"] - event["step_at_cancel"] <= 1
-    peer.fact(WorkerBeat, lambda beat: beat.requests_total == 1 and beat.rows == 0)
+    peer.fact(WorkerBeat, lambda beat: beat.figures.requests_total == 1 and beat.rows == 0)
     assert peer.answers(Finished, 1) == peer.answers(Failed, 1) == []
 
 
@@ -399,10 +399,12 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
     worker = start(engine_options=options, kv_layers=layers, kv_cache_bytes=1 << 20)
     peer = worker.loaded()
     peer.say(ask(1, tokens=1000, step_s=0.01))
-    peer.fact(WorkerBeat, lambda beat: beat.memory_bytes > 10 << 40)
+    peer.fact(WorkerBeat, lambda beat: beat.figures.memory_bytes > 10 << 40)
     beat = peer.fact(WorkerBeat, lambda beat: beat.rows == 1)
-    assert beat.kv_bytes == 1280, "its prompt and what is counted of its answer, by steps of 256"
-    assert beat.peak_memory_bytes >= beat.memory_bytes
+    assert beat.figures.kv_bytes == 1280, (
+        "its prompt and what is counted of its answer, by steps of 256"
+    )
+    assert beat.figures.peak_memory_bytes >= beat.figures.memory_bytes
     peer.say(ask(2, encode_s=1.5))
     peer.order(Pressure(MemoryPressure.HARD))
     failed = peer.answer(Failed, 1)
@@ -410,8 +412,8 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
     assert peer.answers(Accepted, 2) == []
     peer.order(Pressure(MemoryPressure.NONE))
     peer.answer(Finished, 2)
-    beat = peer.fact(WorkerBeat, lambda beat: beat.requests_total == 2 and beat.rows == 0)
-    assert beat.kv_bytes == 0
+    beat = peer.fact(WorkerBeat, lambda beat: beat.figures.requests_total == 2 and beat.rows == 0)
+    assert beat.figures.kv_bytes == 0
 
 
 def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
@@ -466,7 +468,7 @@ def test_a_worker_that_is_to_go_right_after_the_answer_says_so_at_once(start: St
     peer = worker.loaded()
     peer.say(dataclasses.replace(ask(1, tokens=3), keep_alive_s=0.0))
     peer.answer(Finished, 1)
-    beat = peer.fact(WorkerBeat, lambda beat: beat.requests_total == 1)
+    beat = peer.fact(WorkerBeat, lambda beat: beat.figures.requests_total == 1)
     assert (beat.keep_alive_s, beat.rows, beat.queued) == (0, 0, 0)
 
 
@@ -565,7 +567,9 @@ def test_a_router_that_vanishes_loses_its_streams(start: Start) -> None:
     peer.answer(Accepted, 2)
     peer.router.close(linger=0)
     peer.until(lambda: len(worker.events("stream.cancelled")) == 2, "both cancelled")
-    peer.fact(WorkerBeat, lambda beat: beat.requests_total == 2 and beat.rows == beat.queued == 0)
+    peer.fact(
+        WorkerBeat, lambda beat: beat.figures.requests_total == 2 and beat.rows == beat.queued == 0
+    )
 
 
 def test_pulses_while_no_token_is_due(start: Start) -> None:

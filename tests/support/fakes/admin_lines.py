@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
+from lmx.protocol.wire.codec import from_map
+
 GIB = 1024**3
 
 
-def status_line(model: str, state: str = "ready", **values: Any) -> dict[str, Any]:
-    """One model's line."""
-    return {
+def status_line(model: str, state: str = "ready", **values: Any) -> ModelStatus:
+    """One model's part of it."""
+    line = {
         "model": model, "aliases": ["short"], "source": f"owner/{model}", "kind": "chat",
         "family": "qwen3", "added": False, "parameters": {}, "state": state, "pid": 4711,
         "instance": "0000000a", "memory_bytes": 2 * GIB, "peak_memory_bytes": 3 * GIB,
@@ -23,10 +26,11 @@ def status_line(model: str, state: str = "ready", **values: Any) -> dict[str, An
         "exits": {}, "last_exit": None, "restarts": 0, "retry_in_s": None, "problem": None,
         **values,
     }  # fmt: skip
+    return from_map(ModelStatus, line, "model")
 
 
 def last_exit(pid: int = 4711, returned_bytes: int = 2 * GIB) -> dict[str, Any]:
-    """How a worker ended whose memory has come back."""
+    """How a worker ended whose memory has come back, for ``last_exit``."""
     memory = {
         "returned_bytes": returned_bytes, "missing_bytes": 0, "took_s": 0.4,
         "detail": f"{returned_bytes / GIB:.1f} GiB came back in 0.4 s",
@@ -34,12 +38,12 @@ def last_exit(pid: int = 4711, returned_bytes: int = 2 * GIB) -> dict[str, Any]:
     return {"cause": "killed", "detail": "", "at_s": 1.0, "pid": pid, "memory": memory}
 
 
-def cold_line(model: str, **values: Any) -> dict[str, Any]:
-    """One of a model that is not loaded."""
+def cold_line(model: str, **values: Any) -> ModelStatus:
+    """That of a model that is not loaded."""
     return status_line(
         model,
-        "cold",
         **{
+            "state": "cold",
             "pid": None, "instance": None, "memory_bytes": 0, "peak_memory_bytes": 0,
             "reserved_bytes": 0, "idle_s": None, "requests_total": 0, "loaded_at_s": None,
             **values,
@@ -47,16 +51,26 @@ def cold_line(model: str, **values: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def told_status(*lines: dict[str, Any], **supervisor: Any) -> dict[str, Any]:
-    """All of it."""
-    return {
+def told_status(
+    *models: ModelStatus, router: dict[str, Any] | None = None, **supervisor: Any
+) -> SystemStatus:
+    """All of it: ``router`` and ``supervisor`` have what is not as usual."""
+    told = {
         "supervisor": {
             "state": "running", "epoch": "e1", "budget_bytes": 96 * GIB,
             "reserved_bytes": 8 * GIB, "missing_bytes": 0, "memory_soft_line": 0.9,
             "swaps_total": 0, "memory_pressure": "none", "machine_memory_bytes": 128 * GIB,
-            "machine_used_bytes": 64 * GIB, "pid": 1, "version": "1.2.3", "uptime_s": 3600.5,
-            "memory_bytes": 1, "home": "/h", **supervisor,
+            "machine_used_bytes": 64 * GIB, "machine_available_bytes": 64 * GIB, "pid": 1,
+            "version": "1.2.3", "uptime_s": 3600.5, "memory_bytes": 1, "home": "/h",
+            "notices": [], **supervisor,
         },
-        "router": {"restarts": 0},
-        "workers": list(lines),
+        "router": {
+            "state": "running", "pid": 2, "host": "127.0.0.1", "port": 8000, "adopted": False,
+            "memory_bytes": 1, "streams": 3, "waiting": 0, "requests_total": 9, "restarts": 0,
+            "retiring": 0, "url": "http://127.0.0.1:8000/v1",
+            "urls": ["http://127.0.0.1:8000/v1"], **(router or {}),
+        },
+        "workers": [],
     }  # fmt: skip
+    found = from_map(SystemStatus, told, "status")
+    return SystemStatus(supervisor=found.supervisor, router=found.router, workers=models)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
+from admin_lines import status_line, told_status
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.state.home import Home
@@ -60,34 +62,22 @@ def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
         os.close(lock)
 
 
-def model_line(model: str, state: str = "ready", **values: Any) -> dict[str, Any]:
-    """Return a model's line of a status."""
+def model_line(model: str, state: str = "ready", **values: Any) -> ModelStatus:
+    """Return a model's part of a status."""
     loaded = state in ("ready", "draining")
-    return {
-        "model": model, "aliases": [], "source": "/x", "kind": "chat", "state": state,
-        "pid": 4711 if loaded else None, "instance": f"{model}-1" if loaded else None,
-        "memory_bytes": 2**30 if loaded else 0, "reserved_bytes": 2**31 if loaded else 0,
-        "peak_memory_bytes": 0, "kv_bytes": 0, "context_length": 4096,
-        "requests_active": 0, "requests_queued": 0, "requests_total": 7, "tokens_total": 100,
-        "phase": None, "fraction": None, "loaded_at_s": None, "restarts": 0, "retry_in_s": None,
-        "problem": None, "pinned": False, "idle_s": None, "expires_in_s": None, "position": None,
-        "waiting": 0, "loads_total": 1, "load_s_total": 1.0, "exits": {}, "last_exit": None,
-        **values,
+    told = {
+        "aliases": [], "source": "/x", "family": None, "pid": 4711 if loaded else None,
+        "instance": f"{model}-1" if loaded else None, "memory_bytes": 2**30 if loaded else 0,
+        "reserved_bytes": 2**31 if loaded else 0, "peak_memory_bytes": 0, "requests_total": 7,
+        "tokens_total": 100, "loaded_at_s": None, "idle_s": None, **values,
     }  # fmt: skip
+    return status_line(model, state, **told)
 
 
-def status(*workers: dict[str, Any], **supervisor: Any) -> dict[str, Any]:
+def status(*models: ModelStatus, **supervisor: Any) -> SystemStatus:
     """Return a status with these models."""
-    return {
-        "supervisor": {
-            "state": "running", "pid": 1, "version": "0.1.0", "epoch": "e1", "uptime_s": 61.0,
-            "memory_bytes": 1, "budget_bytes": 2**33, "reserved_bytes": 2**32, "home": "/h",
-            "missing_bytes": 0, "memory_pressure": "none", "machine_memory_bytes": 2**34,
-            "machine_used_bytes": 2**33, "swaps_total": 0, **supervisor,
-        },
-        "router": {
-            "state": "running", "pid": 2, "port": 8000, "adopted": False, "memory_bytes": 1,
-            "streams": 3, "waiting": 0, "requests_total": 9, "restarts": 0, "url": "http://127.0.0.1:8000/v1",
-        },
-        "workers": list(workers),
+    usual: dict[str, Any] = {
+        "version": "0.1.0", "uptime_s": 61.0, "budget_bytes": 2**33, "reserved_bytes": 2**32,
+        "machine_memory_bytes": 2**34, "machine_used_bytes": 2**33,
     }  # fmt: skip
+    return told_status(*models, **(usual | supervisor))

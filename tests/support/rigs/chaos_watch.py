@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
 
 import psutil
 from rig import Rig
 
+from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -68,22 +68,22 @@ class Watch:
         except Exception as error:
             self.failure = error  # a watch that saw nothing has proved nothing
 
-    def _check_ledger(self, status: dict[str, Any]) -> None:
-        supervisor = status["supervisor"]
-        reserved_bytes, budget_bytes = supervisor["reserved_bytes"], supervisor["budget_bytes"]
+    def _check_ledger(self, status: SystemStatus) -> None:
+        supervisor = status.supervisor
+        reserved_bytes, budget_bytes = supervisor.reserved_bytes, supervisor.budget_bytes
         self.most_bytes = max(self.most_bytes, reserved_bytes)
         if reserved_bytes > budget_bytes:
             self.wrongs.append(f"{reserved_bytes} bytes of {budget_bytes} are reserved")
-        lines = sum(line["reserved_bytes"] for line in status["workers"])
+        lines = sum(model.reserved_bytes for model in status.workers)
         if lines > reserved_bytes:
             self.wrongs.append(f"the workers hold {lines} bytes, of {reserved_bytes} in all")
 
     def _check_processes(
-        self, processes: list[tuple[str, str]], before: dict[str, Any], after: dict[str, Any]
+        self, processes: list[tuple[str, str]], before: SystemStatus, after: SystemStatus
     ) -> None:
         """A process of neither moment lives without a slot: only one that was spawned after
         the first and gone before the second could be innocent, and none is so quick."""
-        known = {line["instance"] for status in (before, after) for line in status["workers"]}
+        known = {model.instance for status in (before, after) for model in status.workers}
         for model, instance in processes:
             if instance not in known:
                 self.wrongs.append(f"a process of {model} ({instance}) has no slot")

@@ -10,6 +10,7 @@ from typing import Any
 from fake_actions import FakeActions
 
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
@@ -136,12 +137,20 @@ class CoreRig:
         self.said(name, control.WorkerHello, name, 1, WorkerState.STARTING)
         self.said(name, control.Loaded, measured, 2048, 0.1)
 
-    def beat(self, name: str, rows: int = 0, idle_for_s: float = 0.0, **named: Any) -> None:
-        worker = self.worker(name)
-        named.setdefault("memory_bytes", self.actions.needs.get(name, 100))
+    def beat(
+        self,
+        name: str,
+        rows: int = 0,
+        idle_for_s: float = 0.0,
+        keep_alive_s: float | None = None,
+        **figures: int,
+    ) -> None:
+        """What it measures and counts is usual but for ``figures``."""
+        usual = {"memory_bytes": self.actions.needs.get(name, 100), "requests_total": 1}
         self.said(
-            name, control.WorkerBeat, worker.state, rows, 0, 0.0, requests_total=1,
-            tokens_total=1, idle_for_s=0.0 if rows else idle_for_s, **named,
+            name, control.WorkerBeat, self.worker(name).state, rows, 0, 0.0,
+            WorkerFigures(**(usual | figures)), idle_for_s=0.0 if rows else idle_for_s,
+            keep_alive_s=keep_alive_s,
         )  # fmt: skip
 
     def up(self, name: str) -> None:

@@ -28,6 +28,7 @@ import yaml
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.status import GetStatus, Status
+from lmx.protocol.wire.codec import to_map
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
@@ -150,7 +151,7 @@ class Rig:
         """Return what ``status --json`` prints, without the CLI: a process for each look costs
         a second, and tests look all the time. Raises :class:`OperationError`."""
         found: Status = self.ask(GetStatus())
-        return found.status
+        return to_map(found.status)
 
     def worker(self, model: str) -> dict[str, Any]:
         """Return one model's line of the status."""

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.control import Denied, Done
-from lmx.protocol.messages.status import Status
+from lmx.protocol.messages.control import Denied, Done, Event, EventList
 from lmx.protocol.wire import codec
 from lmx.supervisor.cli.views.json_output import json_text
 
@@ -27,16 +26,21 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+def event_with(data: dict[str, Any]) -> EventList:
+    """A reply that holds values of any kind."""
+    return EventList("e", 1, (Event(1, 1.0, "model.added", None, "", data),))
+
+
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4))
-def test_any_status_travels(status: dict[str, Any]) -> None:
-    found = codec.decode(codec.encode_any(Status(status), 7))
+def test_any_values_travel(data: dict[str, Any]) -> None:
+    found = codec.decode(codec.encode_any(event_with(data), 7))
     assert found.correlation == 7
-    assert len(found.message.status) <= len(status)
-    json.loads(json_text(status), parse_constant=pytest.fail)
+    assert len(found.message.events[0].data) <= len(data)
+    json.loads(json_text(data), parse_constant=pytest.fail)
 
 
 def test_what_can_travel_is_as_it_was() -> None:
-    for message in (Status({"a": [1, {"b": "é"}]}), Denied(ErrorCode.INTERNAL, "no")):
+    for message in (event_with({"a": [1, {"b": "é"}]}), Denied(ErrorCode.INTERNAL, "no")):
         assert codec.encode_any(message, 3) == codec.encode(message, 3)
 
 
@@ -44,8 +48,8 @@ def test_what_can_not_is_replaced_and_nothing_else() -> None:
     deep: Any = []
     for _ in range(3000):
         deep = [deep]
-    status = {"name": "a\ud800", "big": 2**70, "small": -(2**70), "deep": deep, "good": [1, "x"]}
-    found = codec.decode(codec.encode_any(Status(status))).message.status
+    data = {"name": "a\ud800", "big": 2**70, "small": -(2**70), "deep": deep, "good": [1, "x"]}
+    found = codec.decode(codec.encode_any(event_with(data))).message.events[0].data
     assert found["name"] == "a\\ud800"
     assert (found["big"], found["small"]) == (2**64 - 1, -(2**63))
     assert found["good"] == [1, "x"]

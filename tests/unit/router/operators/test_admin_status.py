@@ -12,12 +12,12 @@ from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded
-from lmx.protocol.messages.status import GetStatus, Status
+from lmx.protocol.messages.status import GetStatus, ModelStatus, Status
 from lmx.protocol.states import SlotState
 
 
-def tell(rig: Rig, *lines: dict[str, Any], **supervisor: Any) -> None:
-    rig.supervisor.replies[GetStatus] = Status(told_status(*lines, **supervisor))
+def tell(rig: Rig, *models: ModelStatus, **supervisor: Any) -> None:
+    rig.supervisor.replies[GetStatus] = Status(told_status(*models, **supervisor))
 
 
 async def test_the_status_has_the_fields_of_the_document_and_some_more() -> None:

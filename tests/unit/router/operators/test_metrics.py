@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from admin_lines import cold_line, status_line, told_status
 from fake_peers import FakeStream, cold, ready, until
 from metric_lint import problems
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,44 +27,17 @@ from lmx.router.operators.metrics import metrics as metrics_handler
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 
-STATUS: dict[str, Any] = {
-    "supervisor": {
-        "budget_bytes": 1000,
-        "reserved_bytes": 700,
-        "missing_bytes": 5,
-        "memory_pressure": "soft",
-        "swaps_total": 4,
-    },
-    "router": {"restarts": 1},
-    "workers": [
-        {
-            "model": MODEL,
-            "state": "ready",
-            "memory_bytes": 300,
-            "reserved_bytes": 400,
-            "peak_memory_bytes": 350,
-            "kv_bytes": 25,
-            "kv_capacity_bytes": 100,
-            "requests_active": 2,
-            "requests_queued": 3,
-            "prompt_tokens_total": 90,
-            "cached_tokens_total": 60,
-            "drafted_tokens_total": 8,
-            "accepted_tokens_total": 5,
-            "loads_total": 6,
-            "load_s_total": 1.5,
-            "restarts": 2,
-            "exits": {"crash": 2, "hang": 1, "evicted": 4},
-        },
-        {
-            "model": "big",
-            "state": "queued",
-            "memory_bytes": 0,
-            "kv_bytes": 0,
-            "kv_capacity_bytes": None,
-        },
-    ],
-}
+STATUS = told_status(
+    status_line(
+        MODEL, memory_bytes=300, reserved_bytes=400, peak_memory_bytes=350, kv_bytes=25,
+        kv_capacity_bytes=100, requests_active=2, requests_queued=3, prompt_tokens_total=90,
+        cached_tokens_total=60, drafted_tokens_total=8, accepted_tokens_total=5, loads_total=6,
+        load_s_total=1.5, restarts=2, exits={"crash": 2, "hang": 1, "evicted": 4},
+    ),
+    cold_line("big", state="queued", kv_capacity_bytes=None),
+    router={"restarts": 1},
+    budget_bytes=1000, reserved_bytes=700, missing_bytes=5, memory_pressure="soft", swaps_total=4,
+)  # fmt: skip
 DOWNLOAD = DownloadView(
     "d1", "org/x", None, None, DownloadStatus.DOWNLOADING, 10, 5, 1.0, 1700000000.0
 )
@@ -356,7 +330,7 @@ def full_text() -> str:
     metrics.request_ended(Outcome(), None, 404, 1.0)
     metrics.rate_limited("key", "requests")
     return exposition(
-        Scrape("1.2.3", True, STATUS, {"big": 1}, Downloads((DOWNLOAD,)), metrics.read())
+        Scrape("1.2.3", STATUS, (), {"big": 1}, Downloads((DOWNLOAD,)), metrics.read())
     ).decode()
 
 
@@ -401,8 +375,8 @@ def test_our_own_rules_find_what_is_wrong(text: str, words: str) -> None:
 
 
 def test_labels_are_bounded() -> None:
-    odd = {"model": MODEL, "state": "ready", "exits": {"never heard of": 3}}
-    scraped = Scrape("1", True, {"workers": [odd]}, {}, None, counting(MODEL).read())
+    odd = told_status(status_line(MODEL, exits={"never heard of": 3}))
+    scraped = Scrape("1", odd, (), {}, None, counting(MODEL).read())
     causes = {
         key[1]
         for key in samples(exposition(scraped).decode())
@@ -413,7 +387,7 @@ def test_labels_are_bounded() -> None:
 
 def test_a_label_may_hold_anything() -> None:
     odd = 'a"b\\c\nd'
-    status = {"workers": [{"model": odd, "state": "ready", "memory_bytes": 1}]}
-    text = exposition(Scrape("1", True, status, {}, None, counting(odd).read())).decode()
+    status = told_status(status_line(odd, memory_bytes=1))
+    text = exposition(Scrape("1", status, (), {}, None, counting(odd).read())).decode()
     assert problems(text) == []
     assert samples(text)["lmx_model_memory_bytes", odd] == 1

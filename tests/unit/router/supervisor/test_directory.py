@@ -6,7 +6,7 @@ import pytest
 from fake_peers import cold, ready
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.snapshot import ModelView, Snapshot
+from lmx.protocol.messages.snapshot import Snapshot
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, advance, can_serve, is_behind, ready_instance
 
@@ -70,7 +70,7 @@ def test_is_behind(epoch: str, revision: int, behind: bool) -> None:
 
 @pytest.mark.parametrize("state", list(WorkerState))
 def test_only_a_ready_worker_takes_requests(state: WorkerState) -> None:
-    model = ModelView("a", (), "s", SlotState.OCCUPIED, worker=state, instance="1")
+    model = cold("a", SlotState.OCCUPIED, worker=state, instance="1")
     assert ready_instance(model) == ("1" if state is WorkerState.READY else None)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from admin_lines import told_status
 from fake_peers import FakeStream, until
 from router_rig import Rig, router_rig
 
@@ -37,7 +38,7 @@ async def test_more_requests_than_the_limit_are_429_and_operators_get_through() 
     async with router_rig(accept_only, max_requests=2) as rig:
         rig.supervisor.replies = {
             ReloadConfig: Reloaded((), ()),
-            GetStatus: Status({"workers": []}),
+            GetStatus: Status(told_status()),
         }
         held = [asyncio.create_task(rig.chat_json()) for _ in range(2)]
         await rig.worker.stream(1)

@@ -138,8 +138,9 @@ def any_model(draw: st.DrawFn, model_id: str) -> ModelView:
     slot = draw(st.sampled_from(SlotState))
     worker = draw(st.sampled_from(WorkerState)) if slot is SlotState.OCCUPIED else None
     return ModelView(
-        model_id, draw(st.sets(st.sampled_from([*ROUTE_NAMES, "x"]), max_size=1).map(tuple)),
-        f"org/{model_id}", slot, worker, instance="1" if worker else None,
+        model_id=model_id,
+        aliases=draw(st.sets(st.sampled_from([*ROUTE_NAMES, "x"]), max_size=1).map(tuple)),
+        source=f"org/{model_id}", slot=slot, worker=worker, instance="1" if worker else None,
         kind=draw(st.none() | st.sampled_from(ModelKind)),
         needed_bytes=draw(st.none() | st.integers(0, 10)),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fake_supervisor import fake_supervisor, model_line, status
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
-from lmx.protocol.messages.status import GetStatus, Status
+from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.supervisor.cli import background, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.views.events import EventCursor
@@ -43,7 +44,7 @@ def in_turn(*replies: Any) -> Callable[[Any], Any]:
     return lambda _question: next(left, last)
 
 
-def statuses(*found: dict[str, Any]) -> Callable[[Any], Any]:
+def statuses(*found: SystemStatus) -> Callable[[Any], Any]:
     return in_turn(*(Status(one) for one in found))
 
 
@@ -249,9 +250,9 @@ def test_a_worker_that_stays_silent_does_not_hold_up_the_new_supervisor(
 
 
 def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
-    old, young, new = status(), status(), status()
-    young["router"] |= {"pid": 5, "memory_bytes": 0}
-    new["router"] |= {"pid": 5}
+    old = status()
+    young = replace(old, router=replace(old.router, pid=5, memory_bytes=0))
+    new = replace(old, router=replace(old.router, pid=5))
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
         GetStatus: statuses(old, old, young, new),
@@ -263,9 +264,9 @@ def test_restart_of_the_router_waits_until_it_serves(home: Home) -> None:
 
 
 def test_restart_of_the_router_is_done_when_another_new_one_serves(home: Home) -> None:
-    old, died, next_one = status(), status(), status()
-    died["router"] |= {"pid": None, "memory_bytes": 0}
-    next_one["router"] |= {"pid": 6}
+    old = status()
+    died = replace(old, router=replace(old.router, pid=None, memory_bytes=0))
+    next_one = replace(old, router=replace(old.router, pid=6))
     answers = {
         control.RestartRouter: lambda _: control.Done("begun", 5),
         GetStatus: statuses(old, died, next_one),

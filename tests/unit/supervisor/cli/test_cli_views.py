@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.supervisor.cli.views.events import event_line
 from lmx.supervisor.cli.views.progress import LoadProgress, print_welcome
 from lmx.supervisor.cli.views.status import print_status
@@ -47,7 +49,7 @@ def test_ordinals(number: int, text: str) -> None:
         (model_line("a", "starting"), "starting"),
     ],
 )
-def test_what_a_model_is_busy_with(line: dict[str, Any], words: str) -> None:
+def test_what_a_model_is_busy_with(line: ModelStatus, words: str) -> None:
     assert doing(line) == words
 
 
@@ -64,7 +66,7 @@ def test_what_a_model_is_busy_with(line: dict[str, Any], words: str) -> None:
         (model_line("a", "ready", last_exit=crash(cause="expired")), ""),
     ],
 )  # fmt: skip
-def test_remarks(line: dict[str, Any], words: str) -> None:
+def test_remarks(line: ModelStatus, words: str) -> None:
     assert remarks(line) == words
 
 
@@ -80,19 +82,19 @@ def test_remarks(line: dict[str, Any], words: str) -> None:
          "why (last exit: out of memory 3 min ago)"),
     ],
 )  # fmt: skip
-def test_trouble(line: dict[str, Any], words: str | None) -> None:
+def test_trouble(line: ModelStatus, words: str | None) -> None:
     assert trouble(line, NOW_S) == words
 
 
 def test_who_waits_for_a_model_shows() -> None:
-    router = {"streams": 2, "waiting": 20, "requests_total": 22}
+    router = replace(status().router, streams=2, waiting=20, requests_total=22)
     assert router_words(router) == "2 open, 20 waiting, 22 served"
-    assert router_words(router | {"waiting": 0}) == "2 open, 22 served"
+    assert router_words(replace(router, waiting=0)) == "2 open, 22 served"
 
 
 def test_memory_is_told_when_there_is_something_to_tell() -> None:
-    assert memory_words(status()["supervisor"]) == ""
-    words = memory_words(status(memory_pressure="hard", missing_bytes=2**30)["supervisor"])
+    assert memory_words(status().supervisor) == ""
+    words = memory_words(status(memory_pressure="hard", missing_bytes=2**30).supervisor)
     assert "pressure is hard" in words
     assert "1.0 GiB did not come back" in words
 
@@ -100,14 +102,14 @@ def test_memory_is_told_when_there_is_something_to_tell() -> None:
 def rendered(what: Any, width: int) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False, soft_wrap=True)
-    if isinstance(what, dict):
+    if isinstance(what, SystemStatus):
         print_status(console, what)
     else:
         console.print(what)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def busy() -> dict[str, Any]:
+def busy() -> SystemStatus:
     return status(
         model_line("org/a-model-of-some-length", requests_active=31, pinned=True),
         model_line("b", "quarantined", problem=LONG),
@@ -188,7 +190,7 @@ def test_an_event_is_one_line() -> None:
     ],
 )
 def test_the_request_to_paste_suits_the_model(
-    workers: list[dict[str, Any]], path: str, model: str
+    workers: list[ModelStatus], path: str, model: str
 ) -> None:
     out = io.StringIO()
     print_welcome(Console(file=out, width=200, soft_wrap=True), status(*workers))

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from admin_lines import told_status
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import Status
 from lmx.supervisor.cli import without_supervisor
 from lmx.supervisor.cli.without_supervisor import stop
 from lmx.supervisor.sockets.client import ControlClient
@@ -58,7 +60,7 @@ class _Supervisor:
         if isinstance(question, control.StopAll):
             self.asked += 1
             raise self._refusal
-        return SimpleNamespace(status={"state": self._state})
+        return Status(told_status(state=self._state))
 
 
 @pytest.mark.parametrize(

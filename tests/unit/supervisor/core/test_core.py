@@ -13,6 +13,7 @@ from fake_actions import FakeActions
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import Snapshot
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
@@ -211,10 +212,12 @@ def test_the_ledger_follows_peaks() -> None:
     core.want(slot_of(core), 0.0)
     instance = bring_up(core, slot_of(core), 1.0)
     for memory_bytes, reserved_bytes in ((50, 90), (900, 900), (60, 900)):
-        beat = control.WorkerBeat(instance, WorkerState.READY, 1, 0, 0.0, memory_bytes, 1, 1)
+        beat = control.WorkerBeat(
+            instance, WorkerState.READY, 1, 0, 0.0, WorkerFigures(memory_bytes=memory_bytes)
+        )
         core.worker_said(instance, beat, 2.0)
         assert core.ledger.reserved_bytes == reserved_bytes
-    assert worker_of(slot_of(core)).memory_bytes == 60
+    assert worker_of(slot_of(core)).figures.memory_bytes == 60
 
 
 def test_what_is_due_while_shutting_down_is_not_started() -> None:
@@ -322,7 +325,9 @@ def test_a_snapshot_is_published_for_each_change_and_only_then() -> None:
     core.flush(1.0)
     instance = bring_up(core, slot_of(core), 2.0)
     core.worker_said(
-        instance, control.WorkerBeat(instance, WorkerState.READY, 3, 0, 0.0, 95, 3, 9), 3.0
+        instance,
+        control.WorkerBeat(instance, WorkerState.READY, 3, 0, 0.0, WorkerFigures(memory_bytes=95)),
+        3.0,
     )
     core.flush(3.0)
     revisions = [m.revision for m in actions.published if isinstance(m, Snapshot)]

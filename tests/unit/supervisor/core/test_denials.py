@@ -36,7 +36,7 @@ def test_earlier_loads_tell_how_long_one_takes() -> None:
     rig.now_s = 40.0
     rig.bring_up("a")
     status = rig.core.status(40.0)[0]
-    assert (status["loads_total"], status["load_s_total"]) == (1, 40.0)
+    assert (status.loads_total, status.load_s_total) == (1, 40.0)
     rig.exits("a", 0)
     rig.actions.needs["a"] = 900
     rig.now_s = 41.0

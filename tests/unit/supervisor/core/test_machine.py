@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
     LoadPhase,
@@ -134,8 +135,8 @@ class Supervised(RuleBasedStateMachine):
             held = self.core.ledger.reserved_by(worker.instance)
             state = WorkerState.DRAINING if worker.instance in self.closed else WorkerState.READY
             self.rig.said(
-                name, control.WorkerBeat, state, self.rows.get(worker.instance, 0), 0, 0.0, held,
-                1, 1, keep_alive_s=keep_alive_s,
+                name, control.WorkerBeat, state, self.rows.get(worker.instance, 0), 0, 0.0,
+                WorkerFigures(memory_bytes=held, requests_total=1), keep_alive_s=keep_alive_s,
             )  # fmt: skip
 
     @rule(name=names)

@@ -70,11 +70,11 @@ def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
 def test_a_cold_model_has_the_problem_of_its_files_until_they_are_mended() -> None:
     rig = reading()
     answer(rig, "a", problem="it is broken")
-    line = next(line for line in rig.core.status(0.0) if line["model"] == "a")
-    assert line["problem"] == "it is broken"
+    line = next(line for line in rig.core.status(0.0) if line.model == "a")
+    assert line.problem == "it is broken"
     answer(rig, "a")
-    line = next(line for line in rig.core.status(0.0) if line["model"] == "a")
-    assert line["problem"] is None
+    line = next(line for line in rig.core.status(0.0) if line.model == "a")
+    assert line.problem is None
 
 
 def test_an_answer_about_another_source_is_none() -> None:

@@ -7,6 +7,7 @@ from core_rig import CoreRig, make_config
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
 
 TWO = {"a": 700, "b": 400}
@@ -96,7 +97,8 @@ def test_a_drain_that_got_lost_is_asked_again() -> None:
     worker = rig.worker("a")
     for second in range(16, 36):
         rig.now_s = float(second)
-        beat = control.WorkerBeat(worker.instance, WorkerState.READY, 0, 0, 0.0, 700, 1, 1)
+        figures = WorkerFigures(memory_bytes=700, requests_total=1)
+        beat = control.WorkerBeat(worker.instance, WorkerState.READY, 0, 0, 0.0, figures)
         rig.core.worker_said(worker.instance, beat, rig.now_s)
         rig.at(rig.now_s)
     assert rig.sent("a").count(control.Drain(True)) == 2
@@ -205,18 +207,18 @@ def test_an_idle_model_stays_for_as_long_as_asked(
     rig.up("a")
     rig.now_s = 500.0
     rig.beat("a", rows=1, keep_alive_s=None)
-    assert rig.core.status(500.0)[0]["expires_in_s"] is None
+    assert rig.core.status(500.0)[0].expires_in_s is None
     rig.now_s = 1000.0
     rig.beat("a", keep_alive_s=request_s)
     status = rig.core.status(1000.0)[0]
     if stays_s is None:
-        assert status["expires_in_s"] is None
+        assert status.expires_in_s is None
         rig.at(100_000.0)
         rig.beat("a", keep_alive_s=request_s, idle_for_s=99_000.0)
         assert control.Drain(True) not in rig.sent("a")
         return
     if stays_s:
-        assert status["expires_in_s"] == stays_s
+        assert status.expires_in_s == stays_s
         rig.at(1000.0 + stays_s - 0.1)
         assert control.Drain(True) not in rig.sent("a")
     rig.at(1000.0 + stays_s)
@@ -465,7 +467,7 @@ def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
     change(rig, {"e": 100, "a": 100, "b": 100, "d": 100}, models=settings)
     assert rig.state("a") == "ready"
     assert rig.core.slot("other") is rig.slot("a")
-    assert rig.core.status(1.0)[1]["expires_in_s"] == 59.0
+    assert rig.core.status(1.0)[1].expires_in_s == 59.0
     assert (rig.state("b"), rig.state("c")) == ("draining", "draining")
     assert (rig.state("d"), rig.state("e")) == ("starting", "cold")
     assert [view.model_id for view in rig.core.snapshot(1.0).models] == list("eabd")
@@ -475,7 +477,7 @@ def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
     assert rig.slot("b").model.context_length == 99
     rig.drains("c")
     assert "c" not in rig.core.slots
-    assert [line["model"] for line in rig.core.status(1.0)] == list("eabd")
+    assert [line.model for line in rig.core.status(1.0)] == list("eabd")
 
 
 def test_what_waits_for_a_model_that_is_removed_is_told() -> None:
@@ -655,7 +657,9 @@ def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() ->
     rig = CoreRig({"a": 100}, 1000)
     rig.up("a")
     instance = rig.worker("a").instance
-    beat = control.WorkerBeat(instance, WorkerState.DRAINING, 1, 0, 0.0, 100, 1, 1)
+    beat = control.WorkerBeat(
+        instance, WorkerState.DRAINING, 1, 0, 0.0, WorkerFigures(memory_bytes=100)
+    )
     rig.core.worker_said(instance, beat, 1.0)
     assert rig.state("a") == "draining"
     asker = rig.ask("a")

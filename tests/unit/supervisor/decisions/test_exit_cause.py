@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, WorkerExit, WorkerState
 from lmx.supervisor.decisions.exit_cause import exit_cause
 from lmx.supervisor.decisions.lifecycle import spawned
 from lmx.supervisor.decisions.worker import Limits, Worker
 
 LIMITS = Limits(10, 20, 5, 30, 8, 3, 2)
-NEW = replace(spawned("i", "m", 42, LIMITS, 0.0), memory_bytes=3 * 1024**3)
+FIGURES = WorkerFigures(memory_bytes=3 * 1024**3)
+NEW = replace(spawned("i", "m", 42, LIMITS, 0.0), figures=FIGURES)
 
 
 @pytest.mark.parametrize(

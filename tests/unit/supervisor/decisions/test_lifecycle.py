@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
 from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned, step
 from lmx.supervisor.decisions.worker import (
@@ -41,7 +42,9 @@ def hello(state: WorkerState = WorkerState.STARTING) -> control.WorkerHello:
 
 
 def beat(stalled_for_s: float = 0.0, rows: int = 0) -> control.WorkerBeat:
-    return control.WorkerBeat(ME, WorkerState.READY, rows, 0, stalled_for_s, 7, 1, 2)
+    return control.WorkerBeat(
+        ME, WorkerState.READY, rows, 0, stalled_for_s, WorkerFigures(memory_bytes=7)
+    )
 
 
 LOADED = control.Loaded(ME, 1234, 8192, 1.5)

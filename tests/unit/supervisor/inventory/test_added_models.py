@@ -53,8 +53,8 @@ def test_an_added_model_is_served_and_nobody_else_notices(folder: Path) -> None:
     assert (rig.state("a"), rig.state("new")) == ("ready", "cold")
     assert rig.sent("a")[1:] == [], "but for its Welcome"
     line = rig.core.status(0.0)[-1]
-    assert (line["added"], line["context_length"]) == (True, 64)
-    assert line["parameters"] == {"n_gpu_layers": 7}
+    assert (line.added, line.context_length) == (True, 64)
+    assert line.parameters == {"n_gpu_layers": 7}
     assert rig.slot("new").model.preload is False
     rig.ask("new")
     assert rig.state("new") == "starting"
@@ -116,7 +116,7 @@ def test_the_same_again_is_no_error_and_other_settings_are(folder: Path) -> None
     rig.up("new")
     again = AddModel("new", f"{folder}/../{folder.name}/", 64, {"p": 1})
     assert isinstance(rig.operate(again), control.Done)
-    assert rig.core.status(0.0)[-1]["parameters"] == {"p": 1}
+    assert rig.core.status(0.0)[-1].parameters == {"p": 1}
     assert rig.state("new") == "ready"
     assert isinstance(rig.operate(AddModel("a", "/a", 32)), control.Done), "configured, the same"
     assert added(rig) == ["new"]
@@ -499,10 +499,8 @@ def test_the_status_tells_for_how_long_work_stalls() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
     worker = rig.worker("a")
-    rig.said("a", control.WorkerBeat, worker.state, 1, 0, 12.5, 90, 1, 1)
-    line = rig.core.status(0.0)[0]
-    assert line["stalled_s"] == 12.5
-    assert {"kv_capacity_bytes", "weights_bytes", "needed_bytes", "family"} <= set(line)
+    rig.said("a", control.WorkerBeat, worker.state, 1, 0, 12.5)
+    assert rig.core.status(0.0)[0].stalled_s == 12.5
 
 
 @pytest.mark.parametrize(("tokens", "shown_bytes"), [(512, 1_024_000), (1024, 2_048_000)])
@@ -517,6 +515,6 @@ def test_the_status_tells_what_full_contexts_take_without_the_room_for_short_one
         kv_layers=(KvLayers(10, 100, step_tokens=256),),
     )
     line = rig.core.status(0.0)[0]
-    assert (line["context_bytes"], line["kv_capacity_bytes"]) == (shown_bytes, 8_192_000)
+    assert (line.context_bytes, line.kv_capacity_bytes) == (shown_bytes, 8_192_000)
     rig.slot("a").needs = MemoryPlan(100)
-    assert rig.core.status(0.0)[0]["context_bytes"] is None
+    assert rig.core.status(0.0)[0].context_bytes is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.control import Pressure
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
@@ -80,13 +81,13 @@ class Machine:
         self.reads += 1
         if not self.readable:
             raise OSError(24, "Too many open files")
-        held = sum(worker.memory_bytes for worker in self.workers)
+        held = sum(worker.figures.memory_bytes for worker in self.workers)
         return MemoryReading(TOTAL, TOTAL - self.others - self.leaked - held, self.wired)
 
     def footprint(self, pid: int) -> Footprint | None:
         if self.hidden:
             return None
-        held = next(one.memory_bytes for one in self.workers if one.pid == pid)
+        held = next(one.figures.memory_bytes for one in self.workers if one.pid == pid)
         return Footprint(held, held if self.gpu else 0)
 
     def start(
@@ -95,7 +96,13 @@ class Machine:
         self.ledger.adopt(name, reserved)
         worker = spawned(name, f"model-{name}", 100 + len(self.workers), LIMITS, 0.0)
         self.workers.append(
-            replace(worker, state=WorkerState.READY, memory_bytes=held, rows=rows, adopted=adopted)
+            replace(
+                worker,
+                state=WorkerState.READY,
+                figures=WorkerFigures(memory_bytes=held),
+                rows=rows,
+                adopted=adopted,
+            )
         )
 
     def change(self, name: str, **changes: Any) -> None:
@@ -105,7 +112,7 @@ class Machine:
 
     def grow(self, name: str, held: int) -> None:
         """As the core takes a beat: the ledger follows."""
-        self.change(name, memory_bytes=held)
+        self.change(name, figures=WorkerFigures(memory_bytes=held))
         self.ledger.raise_to(name, held)
 
     def exit(self, name: str, leaked: int = 0) -> None:
@@ -191,7 +198,7 @@ def test_a_load_that_was_measured_is_granted_what_it_was_corrected_to(machine: M
     machine.start("b", 5 * GIB, 10 * GIB)
     machine.change("b", state=WorkerState.LOADING)
     machine.run(1)
-    machine.change("b", state=WorkerState.READY, memory_bytes=19 * GIB)
+    machine.change("b", state=WorkerState.READY, figures=WorkerFigures(memory_bytes=19 * GIB))
     machine.ledger.correct("b", 20 * GIB)
     machine.run(1)
     assert machine.watch.pressure is NONE
@@ -282,7 +289,7 @@ def test_another_model_that_loads_meanwhile_is_no_loss(machine: Machine) -> None
     machine.start("b", GIB, 24 * GIB)
     machine.run(3)
     machine.exit("a")
-    machine.change("b", memory_bytes=22 * GIB)
+    machine.change("b", figures=WorkerFigures(memory_bytes=22 * GIB))
     machine.run(0.2)
     assert machine.settled == [("a", 0)]
 
@@ -290,7 +297,9 @@ def test_another_model_that_loads_meanwhile_is_no_loss(machine: Machine) -> None
 def test_one_reading_of_a_process_half_torn_down_does_no_harm(machine: Machine) -> None:
     machine.start("a", 20 * GIB, 22 * GIB)
     machine.run(3)
-    machine.change("a", memory_bytes=0)  # its pages are counted free before its exit is told
+    machine.change(
+        "a", figures=WorkerFigures()
+    )  # its pages are counted free before its exit is told
     machine.others -= 12 * GIB
     machine.run(0.6)
     machine.others += 12 * GIB

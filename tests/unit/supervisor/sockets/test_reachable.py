@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 import pytest
+from admin_lines import told_status
 from click.testing import CliRunner
 
 from lmx.supervisor.cli import background, main
-from lmx.supervisor.control.service import with_urls
+from lmx.supervisor.control.status import with_urls
 from lmx.supervisor.sockets.reachable import api_urls, ordered, own_addresses
 
 FOUND = (
@@ -57,9 +59,8 @@ def test_a_listener_on_all_addresses_is_told_by_those_there_are(
     host: str, expected: list[str]
 ) -> None:
     assert list(api_urls(host, 8000, lambda: ORDERED)) == expected
-    router = with_urls({"host": host, "port": 8000}, "", lambda: ORDERED)
-    assert router["url"] == expected[0]
-    assert router["urls"] == expected
+    router = with_urls(replace(told_status().router, host=host, port=8000), lambda: ORDERED)
+    assert (router.url, list(router.urls)) == (expected[0], expected)
 
 
 def test_a_machine_without_a_network_is_told_by_loopback() -> None:
@@ -68,7 +69,7 @@ def test_a_machine_without_a_network_is_told_by_loopback() -> None:
 
 def test_start_prints_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     urls = list(api_urls("0.0.0.0", 8000, lambda: ORDERED))
-    status = {"supervisor": {"pid": 7}, "router": {"url": urls[0], "urls": urls}}
+    status = told_status(router={"url": urls[0], "urls": urls})
     monkeypatch.setattr(background, "start_background", lambda *_: status)
     said = CliRunner().invoke(main.main, ["start"]).output
     assert "at http://192.168.1.5:8000/v1\n" in said
