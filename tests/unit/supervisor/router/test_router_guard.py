@@ -88,14 +88,14 @@ def test_the_old_router_serves_until_the_new_one_has_said_hello(
     guard.start(0.0)
     assert guard.replace(1.0) == 102
     assert (serving_pid(guard), actions.signals) == (101, [])
-    guard.hello(102, guard.status("::").port or 0, 2.0)
+    guard.hello(102, guard.status().port or 0, 2.0)
     assert (serving_pid(guard), actions.signals) == (102, [(101, USR1)])
     assert [(r.pid, r.retiring) for r in actions.saved] == [(102, False), (101, True)]
-    assert guard.status("::").retiring == 1
+    assert guard.status().retiring == 1
     assert actions.notes == ["router.restarted"]
     guard.exited(101, 3.0)
     assert [r.pid for r in actions.saved] == [102]
-    assert guard.status("::").restarts == 0
+    assert guard.status().restarts == 0
 
 
 def test_what_a_retiring_router_does_not_end_is_ended_at_the_drain_timeout(
@@ -146,7 +146,7 @@ def test_its_status_counts_who_waits_in_all_routers(
     guard.replace(0.0)
     guard.beat(control.RouterBeat(101, 1, 7, 1, 20), 0.0)
     guard.beat(control.RouterBeat(102, 1, 0, 1, 3), 0.0)
-    assert (guard.status("::").waiting, guard.status("::").requests_total) == (23, 7)
+    assert (guard.status().waiting, guard.status().requests_total) == (23, 7)
 
 
 def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
@@ -170,7 +170,7 @@ def test_a_new_address_is_taken_when_the_new_router_serves(
     guard.hello(102, new.getsockname()[1], 2.0)
     assert guard.listener is new
     assert old.fileno() == -1
-    assert guard.status("::").port == new.getsockname()[1]
+    assert guard.status().port == new.getsockname()[1]
 
 
 def test_nothing_changes_when_no_process_starts(guard: RouterGuard, actions: FakeRouters) -> None:
@@ -195,7 +195,7 @@ def test_an_adopted_router_gives_its_address_free_first(
     theirs.close()
     for tenth in range(12, 20):
         guard.tick(tenth / 10, 0.0)
-    assert (serving_pid(guard), guard.status("::").port) == (101, port)
+    assert (serving_pid(guard), guard.status().port) == (101, port)
 
 
 def test_one_that_retired_under_an_earlier_supervisor_is_no_second_router(
