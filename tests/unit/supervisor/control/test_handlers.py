@@ -12,7 +12,6 @@ import pytest
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.counts import ReportCounts
-from lmx.protocol.messages.status import GetStatus
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
 from lmx.supervisor.control.models import ModelCommands
@@ -74,9 +73,9 @@ async def test_what_is_returned_is_the_reply_at_once_or_later() -> None:
         await asyncio.sleep(0)
         return control.Done("later")
 
-    rig = Rig(StopAll=lambda *_: control.Done("now"), GetStatus=later)
+    rig = Rig(StopAll=lambda *_: control.Done("now"), ReloadConfig=later)
     assert await rig.ask(control.StopAll()) == control.Done("now")
-    assert await rig.ask(GetStatus()) == control.Done("later")
+    assert await rig.ask(control.ReloadConfig()) == control.Done("later")
     assert [asker for asker, _ in rig.replies] == [ASKER, ASKER]
 
 
@@ -89,8 +88,8 @@ async def test_what_is_refused_is_denied_at_once_or_later() -> None:
     async def refuse_later(*_: Any) -> Any:
         raise error
 
-    rig = Rig(StopAll=refuse, GetStatus=refuse_later)
-    for question in (control.StopAll(), GetStatus()):
+    rig = Rig(StopAll=refuse, ReloadConfig=refuse_later)
+    for question in (control.StopAll(), control.ReloadConfig()):
         denied = await rig.ask(question)
         assert isinstance(denied, control.Denied)
         assert (denied.code, denied.message, denied.param) == (error.code, "no", "model_id")

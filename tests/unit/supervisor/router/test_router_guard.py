@@ -327,7 +327,7 @@ def test_only_a_change_that_needs_it_replaces_the_router(
     assert guard.successor is None
     change(settings, 2.0, server={**LOCAL, "max_requests": 7})
     assert guard.successor is not None
-    assert guard.successor.port == guard.status()["port"], "on the socket that there is"
+    assert guard.successor.port == guard.status().port, "on the socket that there is"
 
 
 def test_another_address_is_bound_for_the_new_router(
