@@ -15,6 +15,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Finished
+from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
