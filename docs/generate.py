@@ -9,6 +9,7 @@ The meaning, range and default of a field of a request stand on the field
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
+- ``docs/status.schema.json``, which says what `lmx-supervisor status --json` prints.
 
 With ``--check`` nothing is written: the exit status is 1 when something would be.
 """
@@ -27,6 +28,7 @@ from typing import Any, Final, get_args
 import yaml
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
+from status_schema import status_schema
 
 from lmx.protocol.models.keep_alive import keep_alive_text
 from lmx.router.schema.openapi.docstrings import field_docstrings
@@ -42,6 +44,7 @@ PARAMETERS: Final = ROOT / "docs" / "parameters.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
+STATUS: Final = ROOT / "docs" / "status.schema.json"
 
 _MARKED: Final = re.compile(r"(<!-- (fields of|keys of) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _UNBOUNDED: Final = 2**31 - 1
@@ -69,6 +72,7 @@ def documents() -> dict[Path, str]:
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
         EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",
+        STATUS: json.dumps(status_schema(), indent=2) + "\n",
     }
 
 

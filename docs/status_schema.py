@@ -1,5 +1,5 @@
-"""The JSON Schema of what `lmx-supervisor status --json` prints, made from the messages: their types,
-and as descriptions the texts that stand below each field."""
+"""The JSON Schema of what `lmx-supervisor status --json` prints. It is made from the messages: from
+their types, and as descriptions from the texts that stand below their fields."""
 
 from __future__ import annotations
 

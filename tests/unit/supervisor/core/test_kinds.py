@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from fake_actions import FakeActions
 
 from lmx.protocol.messages import control
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.snapshot import ModelCommon, ModelView
 from lmx.protocol.states import ModelKind, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
+from lmx.supervisor.core.view import _common
 from lmx.supervisor.decisions.ledger import Ledger
 
 
@@ -115,3 +117,13 @@ def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:
     core.worker_said("0ld0", hello, 0.0)
     assert view(core).kind is ModelKind.CHAT
     assert view(core).capabilities == ("tools",)
+
+
+def test_the_snapshot_and_the_status_agree_about_what_both_tell() -> None:
+    core = make(FakeActions(), aliases=["al"], pinned=True)
+    bring_up(core, "tools")
+    seen, (told,) = view(core), core.status(0.0)
+    assert _common(core.slot("a"), None).keys() == {field.name for field in fields(ModelCommon)}
+    for field in fields(ModelCommon):
+        assert getattr(seen, field.name) == getattr(told, field.name), field.name
+    assert (seen.state, told.model, told.pinned) == (told.state, seen.model_id, True)
