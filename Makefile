@@ -88,7 +88,7 @@ lint: install ## ruff: rules and format
 
 types: install ## mypy --strict
 	@$(BIN)/mypy $(PACKAGES)
-	@$(BIN)/mypy tests deploy docs/generate.py
+	@$(BIN)/mypy tests deploy docs
 
 imports: install ## import-linter: who may import whom
 	@PYTHONPATH=build/ns $(BIN)/lint-imports
