@@ -1,0 +1,79 @@
+"""Where one model is in its life: a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.supervisor.decisions.restart import FailureRecord, RestartPolicy
+from lmx.supervisor.decisions.slots.demand import Demand
+from lmx.supervisor.decisions.worker import Worker
+
+
+class Intent(Enum):
+    """What is to become of a model. It decides what follows when its worker ends."""
+
+    UP = "up"
+    """It is to be running: somebody asked for it, and nobody has taken that back since."""
+    DOWN = "down"
+    """Nobody wants it: it stays down until somebody asks."""
+    HELD = "held"
+    """An operator drained it: it takes no request until an operator wants it again."""
+    REMOVED = "removed"
+    """It is no longer configured: its slot goes with its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for all slots alike."""
+
+    restart: RestartPolicy
+    stopping: bool = False
+    """lmx is going down: nothing is started any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLife:
+    """Where one model is in its life. Times are monotonic seconds."""
+
+    model_id: str
+    state: SlotState = SlotState.COLD
+    intent: Intent = Intent.DOWN
+    worker: Worker | None = None
+    """Its process; there is one exactly while the slot is OCCUPIED."""
+    demand: Demand = field(default_factory=Demand)
+    """Who waits for it."""
+    failures: FailureRecord = field(default_factory=FailureRecord)
+    problem: LmxError | None = None
+    """Why it is down, or what is wrong with its worker."""
+    fetch_phase: LoadPhase | None = None
+    """How far its fetch is, while it is FETCHING."""
+    fetch_fraction: float | None = None
+    need_bytes: int | None = None
+    """The memory that it waits for, while it is QUEUED; None: its files are still being read."""
+    queue_told: bool = False
+    """Whether people were told that it waits for memory."""
+    retry_at_s: float | None = None
+    """When its BACKOFF is over."""
+    spawned_at_s: float | None = None
+    """When this supervisor started its worker; None for one that it adopted."""
+    ready_at_s: float | None = None
+    """When its worker became ready."""
+    evicted_for: str | None = None
+    """The model that its worker makes room for."""
+    history: tuple[str, ...] = ("cold",)
+    """Its latest events that changed its state, for the message of a bug."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to be running."""
+        return self.intent is Intent.UP
+
+    @property
+    def ready_worker(self) -> Worker | None:
+        """The worker, if it takes requests."""
+        if self.worker is not None and self.worker.state is WorkerState.READY:
+            return self.worker
+        return None

@@ -1,0 +1,162 @@
+"""What the handlers of the slot's table have in common: how a slot changes, and what those who wait
+for its model are told. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.states import SlotState
+from lmx.supervisor.decisions import restart
+from lmx.supervisor.decisions.lifecycle import LifecycleError
+from lmx.supervisor.decisions.slots.demand import Demand
+from lmx.supervisor.decisions.slots.effects import (
+    Answer,
+    Deny,
+    Note,
+    ReadFiles,
+    SlotEffect,
+    StopFetch,
+    TellLate,
+)
+from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
+from lmx.supervisor.decisions.worker import Worker
+
+_BY_OPERATOR_S: Final = 300.0
+"""What only an operator brings back: longer than client libraries wait by themselves."""
+
+Effects = tuple[SlotEffect, ...]
+Result = tuple[SlotLife, Effects]
+
+
+def enter(life: SlotLife, state: SlotState, **changes: Any) -> SlotLife:
+    """Return the slot in a state, without anything that belongs to the state before."""
+    fresh: dict[str, Any] = {
+        "worker": None,
+        "fetch_phase": None,
+        "fetch_fraction": None,
+        "need_bytes": None,
+        "queue_told": False,
+        "retry_at_s": None,
+        "spawned_at_s": None,
+        "ready_at_s": None,
+        "evicted_for": None,
+    }
+    return changed(life, state=state, **{**fresh, **changes})
+
+
+def changed(life: SlotLife, **changes: Any) -> SlotLife:
+    """Return the slot with other values."""
+    return dataclasses.replace(life, **changes)
+
+
+def wished(life: SlotLife, intent: Intent) -> Intent:
+    """What requests and the machine's memory may wish: no more than operators let them."""
+    return life.intent if life.intent in (Intent.HELD, Intent.REMOVED) else intent
+
+
+def operator_wished(life: SlotLife, intent: Intent) -> Intent:
+    """What operators may wish: everything, of a model that is configured."""
+    return life.intent if life.intent is Intent.REMOVED else intent
+
+
+def never(life: SlotLife, event: Any, _rules: Rules, _now_s: float) -> Result:
+    """It can't happen: a bug, told with the slot's past."""
+    raise LifecycleError(
+        f"the slot of {life.model_id} got {type(event).__name__} while {life.state}; before that: "
+        f"{', '.join(life.history)}"
+    )
+
+
+def late(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """It comes too late to matter."""
+    return life, ()
+
+
+def deny_all(life: SlotLife, error: LmxError) -> Result:
+    """All who wait are about to hear that it is in vain."""
+    waiters = life.demand.waiters
+    effects: Effects = (Deny(waiters, error),) if waiters else ()
+    return changed(life, demand=Demand()), effects
+
+
+def answer_all(life: SlotLife, worker: Worker) -> Result:
+    """All who wait are about to get their answer. It is told even where nobody waits, so that
+    routers know of the worker at once."""
+    answer = Answer(life.demand.waiters, worker.instance)
+    return changed(life, demand=Demand()), (answer,)
+
+
+def lapse(life: SlotLife, now_s: float) -> Result:
+    """Those whose time to wait is over are about to hear where the model is."""
+    demand, overdue = life.demand.lapse(now_s)
+    effects: Effects = (TellLate(overdue),) if overdue else ()
+    return changed(life, demand=demand), effects
+
+
+def drained_error(model_id: str) -> UnavailableError:
+    """Return the error for a request to a model that an operator holds down."""
+    return UnavailableError(
+        ErrorCode.MODEL_DRAINED,
+        f"{model_id} was drained by an operator and takes no request until "
+        f"`lmx-supervisor load {model_id}`",
+        retry_after_s=_BY_OPERATOR_S,
+    )
+
+
+def quarantined_error(model_id: str, problem: str) -> UnavailableError:
+    """Return the error for a request to a quarantined model."""
+    return UnavailableError(
+        ErrorCode.MODEL_QUARANTINED,
+        f"{model_id} is quarantined: {problem}",
+        retry_after_s=_BY_OPERATOR_S,
+    )
+
+
+def unloaded_error(detail: str) -> UnavailableError:
+    """Return the error for a request whose model will not be loaded for it."""
+    return UnavailableError(ErrorCode.MODEL_UNLOADED, detail)
+
+
+def failed_error(detail: str) -> UnavailableError:
+    """Return why a model is down as an error."""
+    return UnavailableError(ErrorCode.MODEL_LOAD_FAILED, detail)
+
+
+def begin(life: SlotLife, rules: Rules) -> Result:
+    """A cold model's files are read, at each start anew: the folder may hold another model by now,
+    and what was measured of it since may have made the plan another one."""
+    if rules.stopping:
+        return life, ()
+    return enter(life, SlotState.QUEUED, problem=None), (ReadFiles(),)
+
+
+def park(life: SlotLife, state: SlotState, **changes: Any) -> Result:
+    """Leave a slot that has no worker in a state in which nothing happens."""
+    return enter(life, state, problem=None, **changes), stop_fetch(life)
+
+
+def stop_fetch(life: SlotLife) -> Effects:
+    """Return what ends its fetch, if one runs."""
+    return (StopFetch(),) if life.state is SlotState.FETCHING else ()
+
+
+def quarantine(
+    life: SlotLife, decision: restart.Quarantine, detail: str, rules: Rules, *,
+    permanent: bool = False,
+) -> Result:  # fmt: skip
+    """Only an operator starts the model again. ``permanent``: its first failure says it all."""
+    how = (
+        "can't be loaded as it is"
+        if permanent
+        else f"failed {decision.failures} times within {rules.restart.window_s:g} s, last"
+    )
+    problem = (
+        f"{how}: {detail.rstrip('.')}. Mend it, then run `lmx-supervisor restart {life.model_id}`"
+    )
+    after = enter(
+        life, SlotState.QUARANTINED, intent=wished(life, Intent.DOWN), problem=failed_error(problem)
+    )
+    after, denied = deny_all(after, quarantined_error(life.model_id, problem))
+    return after, (Note("model.quarantined", problem, {"failures": decision.failures}), *denied)

@@ -1,0 +1,197 @@
+"""A slot with a worker: what the worker says, how it is asked to go, and what follows its end.
+Pure. What a worker's own states are is :mod:`lmx.supervisor.decisions.lifecycle`."""
+
+from __future__ import annotations
+
+from typing import Any, Final, assert_never
+
+from lmx.protocol.messages import control
+from lmx.protocol.states import ExitCause, SlotState, WorkerState
+from lmx.supervisor.decisions import lifecycle, restart
+from lmx.supervisor.decisions.lifecycle import LifecycleError
+from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots.effects import (
+    Gone,
+    Note,
+    WorkerGone,
+    WorkerMeasured,
+    WorkerReady,
+    WorkerStuck,
+)
+from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
+from lmx.supervisor.decisions.slots.moves import (
+    Effects,
+    Result,
+    answer_all,
+    begin,
+    changed,
+    deny_all,
+    enter,
+    failed_error,
+    lapse,
+    quarantine,
+    stop_fetch,
+    unloaded_error,
+    wished,
+)
+from lmx.supervisor.decisions.worker import (
+    BecameReady,
+    DrainAsked,
+    Ended,
+    ProcessExited,
+    SendDrain,
+    SendSignal,
+    SendWelcome,
+    Stuck,
+    Tick,
+    Worker,
+)
+
+_ASKED_FOR: Final = (
+    ExitCause.UNLOADED,
+    ExitCause.SHUTDOWN,
+    ExitCause.KILLED,
+    ExitCause.EVICTED,
+    ExitCause.EXPIRED,
+)
+_MADE_ROOM: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
+
+
+def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) -> Result:
+    """The worker of an earlier supervisor is this one's. A model that is held has none."""
+    effects = stop_fetch(life)
+    after = enter(life, SlotState.OCCUPIED, worker=event.worker, intent=wished(life, Intent.UP))
+    if life.intent is not Intent.HELD:
+        return after, effects
+    detail = "an operator drained the model, before this supervisor took over"
+    after, drained = drain(after, ExitCause.UNLOADED, detail, now_s)
+    return after, (*effects, *drained)
+
+
+def evict(life: SlotLife, event: events.Evicted, _rules: Rules, now_s: float) -> Result:
+    """The worker is to give its memory back; nobody wants the model until somebody asks again."""
+    after = changed(life, intent=wished(life, Intent.DOWN), evicted_for=event.for_model)
+    return drain(after, event.cause, event.detail, now_s, if_idle=event.if_idle)
+
+
+def drain(
+    life: SlotLife, cause: ExitCause, detail: str, now_s: float, *, if_idle: bool = False
+) -> Result:
+    """The worker is to end after its streams."""
+    return step_worker(life, DrainAsked(if_idle, cause, detail), now_s)
+
+
+def worker_said(life: SlotLife, event: Any, _rules: Rules, now_s: float) -> Result:
+    """The worker says something, or is killed."""
+    return step_worker(life, event, now_s)
+
+
+def tick_occupied(life: SlotLife, event: Tick, _rules: Rules, now_s: float) -> Result:
+    """The worker's deadlines, and those of the requests that wait."""
+    after, effects = step_worker(life, event, now_s)
+    after, late = lapse(after, now_s)
+    return after, (*effects, *late)
+
+
+def _occupant(life: SlotLife) -> Worker:
+    if life.worker is None:
+        raise LifecycleError(f"the slot of {life.model_id} is {life.state} without a worker")
+    return life.worker
+
+
+def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
+    """Take an event of its worker, all but its end."""
+    before = _occupant(life)
+    worker, effects = lifecycle.step(before, event, now_s)
+    life = changed(life, worker=worker)
+    out: Effects = ()
+    for effect in effects:
+        match effect:
+            case SendWelcome() | SendDrain() | SendSignal():
+                out = (*out, effect)
+            case BecameReady(memory_bytes):
+                life, told = _became_ready(life, worker, memory_bytes, now_s)
+                out = (*out, *told)
+            case Stuck():
+                detail = "not even SIGKILL ends it: its memory stays taken until it does"
+                life = changed(life, problem=failed_error(detail))
+                out = (*out, WorkerStuck(worker, detail))
+            case Ended():
+                raise LifecycleError(f"the worker of {life.model_id} ended without its exit")
+            case _:
+                assert_never(effect)
+    if isinstance(event, control.WorkerBeat):
+        return life, (*out, WorkerMeasured(worker))
+    if isinstance(event, control.DrainRefused) and worker.state is WorkerState.READY:
+        life, told = _stays(life, before, worker)
+        return life, (*out, *told)
+    return life, out
+
+
+def _became_ready(life: SlotLife, worker: Worker, memory_bytes: int, now_s: float) -> Result:
+    load_s = None if life.spawned_at_s is None else now_s - life.spawned_at_s
+    after, answer = answer_all(changed(life, ready_at_s=now_s, problem=None), worker)
+    return after, (WorkerReady(worker, memory_bytes, load_s), *answer)
+
+
+def _stays(life: SlotLife, before: Worker, worker: Worker) -> Result:
+    """It stays after all; so do those who asked for it while it was to go."""
+    effects: Effects = ()
+    if before.state is WorkerState.DRAINING:
+        waits_on = "" if life.evicted_for is None else f": {life.evicted_for} waits on"
+        data = {"for_model": life.evicted_for}
+        effects = (Note("model.stays", f"it was busy{waits_on}", data),)
+    after = changed(life, intent=wished(life, Intent.UP), evicted_for=None)
+    after, answer = answer_all(after, worker)
+    return after, (*effects, *answer)
+
+
+def exited(life: SlotLife, event: events.Exited, rules: Rules, now_s: float) -> Result:
+    """The worker is gone: what follows is said by its cause and by what is wanted."""
+    end = ProcessExited(event.status, event.out_of_memory)
+    worker, (ended, *_) = lifecycle.step(_occupant(life), end, now_s)
+    assert isinstance(ended, Ended)
+    cause, detail = ended.cause, ended.detail
+    failures, decision = restart.after_exit(
+        life.failures, cause, wanted=life.wanted and not rules.stopping,
+        was_ready_for_s=0.0 if life.ready_at_s is None else now_s - life.ready_at_s, now_s=now_s,
+        jitter=event.jitter, policy=rules.restart, permanent=worker.permanent,
+    )  # fmt: skip
+    again = isinstance(decision, restart.StartAgain) and life.intent is not Intent.HELD
+    gone = WorkerGone(
+        worker, cause, detail,
+        was_ready=life.ready_at_s is not None,
+        swapped=cause is ExitCause.EVICTED and life.evicted_for is not None,
+        restarts=again and cause not in _MADE_ROOM,
+        decision=type(decision).__name__,
+    )  # fmt: skip
+    problem = None if cause in _ASKED_FOR else failed_error(detail)
+    after = enter(life, SlotState.COLD, failures=failures, problem=problem)
+    denied: Effects = ()
+    if cause is ExitCause.LOAD_FAILED:
+        after, denied = deny_all(after, failed_error(detail))
+    after, effects = _after_exit(after, decision, worker, rules, now_s)
+    if life.intent is Intent.REMOVED:
+        effects = (*effects, Gone())
+    return after, (gone, *denied, *effects)
+
+
+def _after_exit(
+    life: SlotLife, decision: restart.Decision, worker: Worker, rules: Rules, now_s: float
+) -> Result:
+    if life.intent is Intent.HELD:
+        return enter(life, SlotState.HELD), ()
+    match decision:
+        case restart.StartAgain(wait_s):
+            if wait_s <= 0:
+                return begin(life, rules)
+            note = Note(
+                "model.backoff", f"starts again in {wait_s:.1f} s", {"wait_s": round(wait_s, 3)}
+            )
+            return enter(life, SlotState.BACKOFF, retry_at_s=now_s + wait_s), (note,)
+        case restart.StayDown():
+            return deny_all(life, unloaded_error(worker.detail))
+        case restart.Quarantine():
+            return quarantine(life, decision, worker.detail, rules, permanent=worker.permanent)
+        case _:
+            assert_never(decision)

@@ -1,0 +1,116 @@
+"""A model's way to its worker: its files, its fetch, its place, and what keeps it down. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.states import ExitCause, SlotState
+from lmx.supervisor.decisions import restart
+from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots.effects import LogNoRoom, Note, ReadFiles, StartFetch
+from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
+from lmx.supervisor.decisions.slots.moves import (
+    Effects,
+    Result,
+    begin,
+    changed,
+    deny_all,
+    enter,
+    lapse,
+    quarantine,
+    wished,
+)
+from lmx.supervisor.decisions.worker import Tick
+
+
+def files_missing(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model is not on this machine as it is."""
+    return enter(life, SlotState.FETCHING), (StartFetch(),)
+
+
+def fetch_advanced(
+    life: SlotLife, event: events.FetchAdvanced, _rules: Rules, _now_s: float
+) -> Result:
+    """The fetch has come so far."""
+    return changed(life, fetch_phase=event.phase, fetch_fraction=event.fraction), ()
+
+
+def fetched(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:
+    """The model is on this machine, and its files are read."""
+    return begin(enter(life, SlotState.COLD), rules)
+
+
+def fetch_failed(life: SlotLife, event: events.FetchFailed, rules: Rules, now_s: float) -> Result:
+    """The model could not be fetched."""
+    return _give_up(life, event.error, rules, now_s)
+
+
+def planned(life: SlotLife, event: events.Planned, _rules: Rules, _now_s: float) -> Result:
+    """The model waits for so much memory from here on."""
+    return changed(life, need_bytes=event.need_bytes), ()
+
+
+def not_started(life: SlotLife, event: events.NotStarted, rules: Rules, now_s: float) -> Result:
+    """The model can't be started as things stand."""
+    return _give_up(life, event.error, rules, now_s)
+
+
+def _give_up(life: SlotLife, error: LmxError, rules: Rules, now_s: float) -> Result:
+    """Nothing was started: whoever waits is told why.
+
+    A source that keeps failing is quarantined like a worker that does, or each request would
+    fetch it anew. Missing memory is no fault of the model's.
+    """
+    after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN), problem=error)
+    after, effects = deny_all(after, error)
+    if error.code is ErrorCode.INSUFFICIENT_MEMORY:
+        return after, (*effects, LogNoRoom(error.message))
+    effects = (*effects, Note("model.not_started", error.message, {"code": str(error.code)}))
+    failures, decision = restart.after_exit(
+        life.failures, ExitCause.LOAD_FAILED, wanted=False, was_ready_for_s=0.0, now_s=now_s,
+        jitter=0.0, policy=rules.restart,
+    )  # fmt: skip
+    after = changed(after, failures=failures)
+    if not isinstance(decision, restart.Quarantine):
+        return after, effects
+    after, quarantined = quarantine(after, decision, error.message, rules)
+    return after, (*effects, *quarantined)
+
+
+def queue_told(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """People know that the model waits."""
+    return changed(life, queue_told=True), ()
+
+
+def reread(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model waits for no memory until its files were read again."""
+    return enter(life, SlotState.QUEUED), (ReadFiles(),)
+
+
+def launched(life: SlotLife, event: events.Launched, _rules: Rules, now_s: float) -> Result:
+    """The model has a worker."""
+    return enter(life, SlotState.OCCUPIED, worker=event.worker, spawned_at_s=now_s), ()
+
+
+def dropped(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model stays down until somebody asks."""
+    detail = "there is no room for it, and nobody waits for it: its first request loads it"
+    after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN))
+    return after, (Note("model.stays_cold", detail),)
+
+
+def tick(life: SlotLife, _event: Tick, _rules: Rules, now_s: float) -> Result:
+    """Nobody waits for longer than they said."""
+    return lapse(life, now_s)
+
+
+def tick_backoff(life: SlotLife, event: Tick, rules: Rules, now_s: float) -> Result:
+    """A model whose backoff is over begins, if it is wanted still."""
+    effects: Effects = ()
+    if life.retry_at_s is not None and now_s >= life.retry_at_s:
+        life = enter(life, SlotState.COLD)
+        if life.wanted:
+            life, effects = begin(life, rules)
+    after, late = lapse(life, now_s)
+    return after, (*effects, *late)

@@ -1,0 +1,267 @@
+"""What requests, operators and the configuration wish of a model's slot. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.states import ExitCause, SlotState
+from lmx.supervisor.decisions.restart import FailureRecord
+from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots.demand import MAX_WAITERS
+from lmx.supervisor.decisions.slots.effects import Answer, Deny, Gone, Note
+from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
+from lmx.supervisor.decisions.slots.moves import (
+    Result,
+    begin,
+    changed,
+    deny_all,
+    drained_error,
+    enter,
+    never,
+    operator_wished,
+    park,
+    quarantined_error,
+    unloaded_error,
+    wished,
+)
+from lmx.supervisor.decisions.slots.occupied import drain, step_worker
+from lmx.supervisor.decisions.worker import KillAsked, StopAsked
+
+# Requests.
+
+
+def ask(life: SlotLife, event: events.Asked, rules: Rules, _now_s: float) -> Result:
+    """The request waits, if one more may."""
+    error = _refusal(life, rules)
+    if error is not None:
+        return life, (Deny((event.waiter,), error),)
+    demand = life.demand.with_waiter(event.waiter)
+    return changed(life, demand=demand, intent=wished(life, Intent.UP)), ()
+
+
+def ask_cold(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
+    """The request has the model begin."""
+    after, effects = ask(life, event, rules, now_s)
+    return (after, effects) if effects else begin(after, rules)
+
+
+def ask_occupied(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
+    """The request waits for the worker, or for the next one if this one is on its way out."""
+    worker = life.ready_worker
+    if worker is not None:
+        return life, (Answer((event.waiter,), worker.instance),)
+    if life.intent is Intent.HELD:
+        return ask_held(life, event, rules, now_s)
+    return ask(life, event, rules, now_s)
+
+
+def ask_held(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) -> Result:
+    """A model that an operator drained takes no request."""
+    return life, (Deny((event.waiter,), drained_error(life.model_id)),)
+
+
+def ask_quarantined(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) -> Result:
+    """Nothing is tried for a request."""
+    problem = life.problem.message if life.problem else ""
+    return life, (Deny((event.waiter,), quarantined_error(life.model_id, problem)),)
+
+
+def _refusal(life: SlotLife, rules: Rules) -> LmxError | None:
+    if rules.stopping:
+        return UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+    if life.demand.is_full:
+        return UnavailableError(
+            ErrorCode.QUEUE_FULL,
+            f"{MAX_WAITERS} requests wait for {life.model_id} already",
+            retry_after_s=10.0,
+        )
+    return None
+
+
+def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: float) -> Result:
+    """What has begun goes on, whoever leaves."""
+    return changed(life, demand=life.demand.without(event.identity)), ()
+
+
+def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_s: float) -> Result:
+    """Nobody gives way for what nobody waits for any more."""
+    demand = life.demand.without(event.identity)
+    after = changed(life, demand=demand)
+    if demand == life.demand or demand.asked_at_s(now_s) is not None:
+        return after, ()
+    detail = "the requests that waited for it have left: its next one loads it"
+    cold = enter(after, SlotState.COLD, intent=wished(life, Intent.DOWN), problem=None)
+    return cold, (Note("model.stays_cold", detail),)
+
+
+# Operators.
+
+
+def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
+    """The model begins now, whatever kept it down."""
+    demand = replace(life.demand, ordered_at_s=now_s)
+    intent = operator_wished(life, Intent.UP)
+    after = enter(life, SlotState.COLD, intent=intent, demand=demand, failures=FailureRecord())
+    return begin(after, rules)
+
+
+def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
+    """The model goes on, and its past is forgiven."""
+    demand = replace(life.demand, ordered_at_s=now_s)
+    intent = operator_wished(life, Intent.UP)
+    return changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
+
+
+def order_again(life: SlotLife, event: events.OrderedAnew, rules: Rules, now_s: float) -> Result:
+    """The model waits from here on for what it needs with its other settings."""
+    return order(life, event, rules, now_s)
+
+
+def order_another(life: SlotLife, event: events.OrderedAnew, _rules: Rules, now_s: float) -> Result:
+    """The worker ends after its streams, and the next one begins."""
+    demand = replace(life.demand, ordered_at_s=now_s)
+    after = changed(life, intent=operator_wished(life, Intent.UP), demand=demand)
+    return drain(after, ExitCause.UNLOADED, event.detail, now_s)
+
+
+_UNLOADED: Final = "an operator unloaded the model"
+
+
+def unload(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model is not on its way any more."""
+    after, denied = deny_all(life, unloaded_error(_UNLOADED))
+    after, effects = park(after, SlotState.COLD, intent=wished(life, Intent.DOWN))
+    return after, (*denied, *effects)
+
+
+def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
+    """The worker ends after its streams."""
+    after, denied = deny_all(life, unloaded_error(_UNLOADED))
+    after = changed(after, intent=wished(life, Intent.DOWN))
+    after, effects = drain(after, ExitCause.UNLOADED, _UNLOADED, now_s)
+    return after, (*denied, *effects)
+
+
+def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model is down already, and only ``load``, ``restart`` and ``reset`` forgive it."""
+    return deny_all(life, unloaded_error(_UNLOADED))
+
+
+_HELD: Final = Note("model.held", "by an operator")
+
+
+def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model takes no request from here on."""
+    after, denied = deny_all(life, drained_error(life.model_id))
+    after, effects = park(after, SlotState.HELD, intent=operator_wished(life, Intent.HELD))
+    return after, (_HELD, *denied, *effects)
+
+
+def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
+    """The worker ends after its streams, and the model stays down then."""
+    after, denied = deny_all(life, drained_error(life.model_id))
+    after = changed(after, intent=operator_wished(life, Intent.HELD))
+    detail = "an operator drained the model"
+    after, effects = drain(after, ExitCause.UNLOADED, detail, now_s)
+    return after, (_HELD, *denied, *effects)
+
+
+def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
+    """The model is cold, and begins where somebody waits for it. An operator's load that failed
+    is not tried again."""
+    note = Note("model.reset", f"it was {life.state}")
+    asked = life.demand.asked_at_s(now_s) is not None
+    intent = operator_wished(life, Intent.UP if asked else Intent.DOWN)
+    after = enter(life, SlotState.COLD, intent=intent, failures=FailureRecord(), problem=None)
+    after, effects = begin(after, rules) if after.wanted else (after, ())
+    return after, (note, *effects)
+
+
+def reset_coming(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model goes on; where it was to be held once its worker has ended, it is not."""
+    state = life.worker.state if life.worker else life.state
+    intent = Intent.DOWN if life.intent is Intent.HELD else life.intent
+    after = changed(life, intent=intent, failures=FailureRecord())
+    return after, (Note("model.reset", f"it was {state}"),)
+
+
+_SHUTTING_DOWN: Final = "lmx is shutting down"
+
+
+def shut_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """Nobody waits any more."""
+    after = changed(life, intent=wished(life, Intent.DOWN))
+    return deny_all(after, UnavailableError(ErrorCode.SHUTTING_DOWN, _SHUTTING_DOWN))
+
+
+def shut_down_coming(life: SlotLife, event: Any, rules: Rules, now_s: float) -> Result:
+    """The model is not on its way any more."""
+    after, effects = park(life, SlotState.COLD)
+    after, denied = shut_down(after, event, rules, now_s)
+    return after, (*effects, *denied)
+
+
+def shut_down_occupied(
+    life: SlotLife, event: events.ShutDown, rules: Rules, now_s: float
+) -> Result:
+    """The worker ends: after it was asked politely, or at once."""
+    end = KillAsked if event.at_once else StopAsked
+    after, effects = step_worker(life, end(ExitCause.SHUTDOWN, _SHUTTING_DOWN), now_s)
+    after, denied = shut_down(after, event, rules, now_s)
+    return after, (*effects, *denied)
+
+
+# The configuration.
+
+
+def preload(life: SlotLife, event: events.Preloaded, rules: Rules, now_s: float) -> Result:
+    """The model begins, though nobody waits for it."""
+    after, _ = want(life, event, rules, now_s)
+    return begin(after, rules)
+
+
+def want(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """The model goes on, or comes back."""
+    return changed(life, intent=wished(life, Intent.UP)), ()
+
+
+def reconfigure(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:
+    """What failed, and what was read, was another configuration's."""
+    after, effects = park(life, SlotState.COLD, failures=FailureRecord())
+    after, begun = begin(after, rules) if after.wanted else (after, ())
+    return after, (*effects, *begun)
+
+
+def reconfigure_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
+    """The worker ends after its streams, and the next one has the new configuration."""
+    after = changed(life, failures=FailureRecord())
+    return drain(after, ExitCause.UNLOADED, "its configuration has changed", now_s)
+
+
+def reconfigure_held(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
+    """An operator's word stands."""
+    return changed(life, failures=FailureRecord()), ()
+
+
+def remove(life: SlotLife, event: events.Removed, _rules: Rules, _now_s: float) -> Result:
+    """The slot goes at once."""
+    after, denied = deny_all(life, unloaded_error(event.detail))
+    after, effects = park(after, SlotState.COLD, intent=Intent.REMOVED)
+    return after, (*denied, *effects, Gone())
+
+
+def remove_occupied(life: SlotLife, event: events.Removed, _rules: Rules, now_s: float) -> Result:
+    """The slot goes with its worker, which ends after its streams."""
+    after, denied = deny_all(life, unloaded_error(event.detail))
+    after = changed(after, intent=Intent.REMOVED)
+    after, effects = drain(after, ExitCause.UNLOADED, event.detail, now_s)
+    return after, (*denied, *effects)
+
+
+def restore(life: SlotLife, event: events.Restored, rules: Rules, now_s: float) -> Result:
+    """The slot of a removed model stays, though its worker still goes."""
+    if life.intent is not Intent.REMOVED:
+        return never(life, event, rules, now_s)
+    return changed(life, intent=Intent.UP if event.preload else Intent.DOWN), ()
