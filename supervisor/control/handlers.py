@@ -9,8 +9,8 @@ from typing import Any
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.core.unavailable import denied
+from lmx.supervisor.decisions.slots.demand import Asker
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmx.protocol.messages import control, inventory
 from lmx.supervisor.control.handlers import Handler
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.downloads import Downloads

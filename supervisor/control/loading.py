@@ -51,22 +51,29 @@ class Loading:
         if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
                 return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
-            self._core.operator.load(slot, now_s)
+            self._core.operator.load(slot.model.id, now_s)
         else:
             self._refuse_context(slot, context_length)
             model = slot.model.model_copy(update={"context_length": context_length})
             self._refuse_size(slot, model)
-            self._core.operator.load_with(slot, model, now_s)
+            self._core.operator.load_with(model, now_s)
         self._core.flush(now_s)
         for _ in range(_READ_POLLS):
-            if slot.state is not SlotState.QUEUED or slot.plan is not None:
+            if not self._is_being_read(slot.model.id):
                 break
             await asyncio.sleep(_POLL_S)
-        return self._begun(slot, self._now_s())
+        return self._begun(slot.model.id, self._now_s())
 
-    def _begun(self, slot: Slot, now_s: float) -> control.Done:
-        if slot.state is SlotState.COLD and slot.given_up is not None:
-            raise slot.given_up
+    def _is_being_read(self, model_id: str) -> bool:
+        slot = self._core.slots.get(model_id)
+        return slot is not None and slot.state is SlotState.QUEUED and slot.plan is None
+
+    def _begun(self, model_id: str, now_s: float) -> control.Done:
+        slot = self._core.slots.get(model_id)
+        if slot is None:
+            raise UnavailableError(ErrorCode.MODEL_UNLOADED, f"{model_id} was removed meanwhile")
+        if slot.state is SlotState.COLD and slot.life.problem is not None:
+            raise slot.life.problem
         if slot.state in (SlotState.COLD, SlotState.QUARANTINED):
             raise UnavailableError(
                 ErrorCode.MODEL_LOAD_FAILED, slot.problem or f"{slot.model.id} can't be loaded"
@@ -95,7 +102,7 @@ class Loading:
         return (await self._inspect(Question(name))).whole
 
     def _refuse_context(self, slot: Slot, context_length: int) -> None:
-        most = slot.facts.context_tokens
+        most = slot.files.facts.context_tokens
         if context_length < _LEAST_CONTEXT_TOKENS or (most is not None and context_length > most):
             upto = "" if most is None else f" and at most {most}, which is what the model has"
             raise RequestError(
@@ -125,4 +132,5 @@ def _next_context(slot: Slot) -> int | None:
     not known. One that is on its way out takes none, whatever it has."""
     if slot.worker is None or slot.worker.state not in _LEAVING:
         return slot.context_length
-    return (slot.needs.context_tokens if slot.needs else None) or slot.model.context_length
+    needs = slot.files.needs
+    return (needs.context_tokens if needs else None) or slot.model.context_length

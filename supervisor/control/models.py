@@ -13,8 +13,8 @@ from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.core.view import public_state
+from lmx.supervisor.decisions.slots.demand import Asker
 
 log = structlog.get_logger()
 
@@ -41,18 +41,12 @@ class ModelCommands:
     def _snapshot(self, _question: GetSnapshot, _asker: Asker, now_s: float) -> Snapshot:
         return self._core.snapshot(now_s)
 
-    def _acquire(
-        self, question: control.Acquire, asker: Asker, now_s: float
-    ) -> control.Acquired | None:
+    def _acquire(self, question: control.Acquire, asker: Asker, now_s: float) -> None:
         slot = self._core.slot(question.model_id)
-        worker = slot.ready_worker
-        if worker is not None:
-            return control.Acquired(slot.model.id, worker.instance)
         wait_s, waited_s = (
             value if math.isfinite(value) else 0.0 for value in (question.wait_s, question.waited_s)
         )
-        self._core.acquire(slot, asker, wait_s, waited_s, now_s)
-        return None
+        self._core.acquire(slot.model.id, asker, wait_s, waited_s, now_s)
 
     def _load(
         self, question: control.LoadModel, _asker: Asker, _now_s: float
@@ -62,15 +56,15 @@ class ModelCommands:
     def _unload(self, question: control.UnloadModel, _asker: Asker, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
-        self._core.operator.unload(slot, now_s)
+        self._core.operator.unload(slot.model.id, now_s)
         verb = "unloading" if pid else "unloaded"
         return control.Done(f"{verb} {slot.model.id}", pid)
 
     def _kill(self, question: control.KillModel, _asker: Asker, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
-        worker = self._core.operator.kill(slot, now_s)
+        worker = self._core.operator.kill(slot.model.id, now_s)
         log.warning("operator.kill", model=slot.model.id, worker_pid=worker.pid)
-        back = "is being started again" if slot.wanted else "stays down"
+        back = "is being started again" if slot.life.wanted else "stays down"
         return control.Done(f"killed {worker.model_id} (pid {worker.pid}); it {back}", worker.pid)
 
     def _restart(
@@ -80,17 +74,19 @@ class ModelCommands:
         if slot.worker is None:
             return self._loading.load(question.model_id, None)
         pid = slot.worker.pid
-        self._core.operator.restart(slot, now_s)
+        self._core.operator.restart(slot.model.id, now_s)
         return control.Done(f"restarting {slot.model.id}", pid)
 
     def _reset(self, question: control.ResetModel, _asker: Asker, now_s: float) -> control.Done:
-        slot = self._core.slot(question.model_id)
-        self._core.operator.reset(slot, now_s)
-        return control.Done(f"{slot.model.id} is reset: it is {public_state(slot)}")
+        model_id = self._core.slot(question.model_id).model.id
+        self._core.operator.reset(model_id, now_s)
+        return control.Done(
+            f"{model_id} is reset: it is {public_state(self._core.slots[model_id])}"
+        )
 
     def _pin(self, question: control.PinModel, _asker: Asker, now_s: float) -> control.Done:
         slot, pinned = self._core.slot(question.model_id), question.pinned
-        not_written = self._core.operator.pin(slot, pinned, now_s)
+        not_written = self._core.operator.pin(slot.model.id, pinned, now_s)
         done = f"{slot.model.id} is {'pinned' if pinned else 'unpinned'}"
         if not_written is None:
             return control.Done(done)
@@ -103,7 +99,7 @@ class ModelCommands:
     def _hold(self, question: control.DrainModel, _asker: Asker, now_s: float) -> control.Done:
         slot = self._core.slot(question.model_id)
         pid = slot.worker.pid if slot.worker else None
-        self._core.operator.hold(slot, now_s)
+        self._core.operator.hold(slot.model.id, now_s)
         verb = "draining" if pid else "holding"
         return control.Done(
             f"{verb} {slot.model.id}; it stays down until `lmx-supervisor load {slot.model.id}`",

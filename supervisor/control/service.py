@@ -15,7 +15,7 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.control.handlers import Handler
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question

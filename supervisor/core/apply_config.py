@@ -3,86 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from lmx.protocol.errors import ErrorCode, UnavailableError
-from lmx.protocol.states import ExitCause, SlotState
 from lmx.supervisor.config.diff import ModelChanges
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.core.slot import Slot
-from lmx.supervisor.core.slot_life import SlotLife
-from lmx.supervisor.decisions.restart import FailureRecord
-from lmx.supervisor.decisions.worker import DrainAsked
+from lmx.supervisor.core.slot_store import SlotStore
+from lmx.supervisor.decisions.slots import events
+from lmx.supervisor.decisions.slots.life import SlotLife
 
 
 class ApplyConfig:
-    """Changes the slots in place: one pass, after which they are in the configuration's order,
-    and removed ones that still have a worker come last."""
+    """Takes all slots to another configuration in one pass, after which they are in its order, and
+    removed ones that still have a worker come last. ``pins``: what operators pinned and
+    unpinned."""
 
-    def __init__(
-        self,
-        slots: dict[str, Slot],
-        life: SlotLife,
-        pins: Mapping[str, bool],
-    ) -> None:
-        self._slots = slots
-        self._life = life
+    def __init__(self, store: SlotStore, pins: Mapping[str, bool]) -> None:
+        self._store = store
         self._pins = pins
 
     def carry_out(self, config: Config, changes: ModelChanges, now_s: float) -> None:
         """Have the slots be those of ``config``."""
         models = {model.id: model for model in config.models}
         for name in changes.removed:
-            self._remove(self._slots[name], now_s)
+            self._remove(self._store.slots[name], now_s)
         for name in changes.respawned:
-            self._respawn(self._slots[name], models[name], now_s)
+            slot = self._set(self._store.slots[name], models[name])
+            # What its worker could do was another configuration's, as was its folder.
+            past = replace(slot.past, capabilities=())
+            self._store.put(replace(slot, past=past, files=replace(slot.files, path=None)))
+            self._store.step(name, events.Reconfigured(), now_s)
         for name in changes.touched:
-            slot = self._slots[name]
-            slot.model = models[name]
-            slot.pinned = self._pins.get(name, slot.model.pinned)
+            self._store.put(self._set(self._store.slots[name], models[name]))
         for name in changes.added:
             self._add(models[name], now_s)
         self._sort(models)
 
+    def _set(self, slot: Slot, model: ModelConfig) -> Slot:
+        return replace(slot, model=model, pinned=self._pins.get(model.id, model.pinned))
+
     def _add(self, model: ModelConfig, now_s: float) -> None:
-        slot = self._slots.get(model.id)
+        slot = self._store.slots.get(model.id)
         if slot is None:
-            slot = self._slots[model.id] = Slot(model)
-        else:
-            slot.removed = False  # its worker of before is on its way out
-            slot.model, slot.path = model, None
-        slot.pinned = self._pins.get(model.id, model.pinned)
-        slot.wanted = model.preload
-        if slot.wanted and slot.worker is None:
-            self._life.begin(slot, now_s)
+            self._store.put(self._set(Slot(model, SlotLife(model.id)), model))
+            if model.preload:
+                self._store.step(model.id, events.Preloaded(), now_s)
+            return
+        # Its worker of before is on its way out.
+        slot = self._set(slot, model)
+        self._store.put(slot.knows(replace(slot.files, path=None)))
+        self._store.step(model.id, events.Restored(model.preload), now_s)
 
     def _remove(self, slot: Slot, now_s: float) -> None:
-        detail = f"{slot.model.id} {'was removed' if slot.added else 'is no longer configured'}"
-        slot.removed, slot.wanted, slot.held = True, False, False
-        self._life.failures.deny_waiters(slot, UnavailableError(ErrorCode.MODEL_UNLOADED, detail))
-        if slot.worker is not None:
-            self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
-            return
-        self._life.park(slot, SlotState.COLD)
-        del self._slots[slot.model.id]
-
-    def _respawn(self, slot: Slot, model: ModelConfig, now_s: float) -> None:
-        slot.model, slot.path = model, None
-        slot.pinned = self._pins.get(model.id, model.pinned)
-        # What failed, and what its worker could do, was another configuration's.
-        slot.capabilities = ()
-        slot.failures, slot.retry_at_s = FailureRecord(), None
-        if slot.worker is not None:
-            detail = "its configuration has changed"
-            self._life.step(slot, DrainAsked(False, ExitCause.UNLOADED, detail), now_s)
-            return
-        if slot.state is SlotState.HELD:
-            return
-        self._life.park(slot, SlotState.COLD)
-        if slot.wanted:
-            self._life.begin(slot, now_s)
+        why = "was removed" if slot.added else "is no longer configured"
+        self._store.step(slot.model.id, events.Removed(f"{slot.model.id} {why}"), now_s)
 
     def _sort(self, models: Mapping[str, ModelConfig]) -> None:
         order = {name: place for place, name in enumerate(models)}
-        slots = sorted(self._slots.values(), key=lambda one: order.get(one.model.id, len(order)))
-        self._slots.clear()
-        self._slots.update({slot.model.id: slot for slot in slots})
+        slots = sorted(
+            self._store.slots.values(), key=lambda one: order.get(one.model.id, len(order))
+        )
+        self._store.slots.clear()
+        for slot in slots:
+            self._store.put(slot)

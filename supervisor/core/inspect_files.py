@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lmx.protocol.errors import LmxError
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, Question
+from lmx.supervisor.memory.plan import MemoryPlan
 
 
 def question_of(model: ModelConfig, path: str | None = None) -> Question:
@@ -24,33 +27,37 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
     )
 
 
-def inspect_files(slot: Slot, actions: Actions) -> None:
-    """Have the model's files read, as they are on this machine now. Until that is done, what was
-    read of the same model before holds."""
+def inspect_files(slot: Slot, actions: Actions) -> Slot:
+    """Have the model's files read, as they are on this machine now. Returns the slot with what is
+    known at once: until they were read, what was read of the same model before holds."""
     path = actions.local_path(slot.model)
     question = question_of(slot.model, None if path is None else str(path))
-    if slot.inspection is None or not slot.inspection.question.same_model(question):
-        slot.inspection, slot.kind, slot.facts = None, slot.model.kind, ModelFacts()
-    plan_again(slot, actions)
+    files = slot.files
+    if files.inspection is None or not files.inspection.question.same_model(question):
+        files = replace(files, inspection=None, kind=slot.model.kind, facts=ModelFacts())
+    slot = plan_again(slot.knows(files), actions)
     found = actions.inspect(slot.model.id, question)
-    if found is not None:
-        take(slot, found, actions)
+    return slot if found is None else take(slot, found, actions)
 
 
-def take(slot: Slot, found: Inspection, actions: Actions) -> None:
-    """Take what the model's files say."""
-    slot.inspection = found
-    slot.kind, slot.facts = slot.model.kind or found.kind, found.facts
-    plan_again(slot, actions)
+def take(slot: Slot, found: Inspection, actions: Actions) -> Slot:
+    """Return the slot with what the model's files say."""
+    kind = slot.model.kind or found.kind
+    files = replace(slot.files, inspection=found, kind=kind, facts=found.facts)
+    return plan_again(slot.knows(files), actions)
 
 
-def plan_again(slot: Slot, actions: Actions) -> None:
-    """Reckon what a worker of it would get now. A folder that can't be planned for has no
-    ``needs``: loading it says why."""
-    slot.needs = None
-    if slot.inspection is None or slot.inspection.files is None:
-        return
+def plan_again(slot: Slot, actions: Actions) -> Slot:
+    """Return the slot with what a worker of it would get now. A folder that can't be planned for
+    has no ``needs``: loading it says why."""
+    return slot.knows(replace(slot.files, needs=_needs(slot, actions)))
+
+
+def _needs(slot: Slot, actions: Actions) -> MemoryPlan | None:
+    inspection = slot.files.inspection
+    if inspection is None or inspection.files is None:
+        return None
     try:
-        slot.needs = actions.plan_memory(slot.model, slot.inspection)
+        return actions.plan_memory(slot.model, inspection)
     except LmxError:
-        slot.needs = None
+        return None

@@ -1,117 +1,112 @@
-"""One configured model as the supervisor holds it: its configuration, its worker, its past."""
+"""One configured model as the supervisor holds it: what is set, where it is in its life, and what
+is known and counted of it. Values only."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
-from lmx.protocol.errors import LmxError
-from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, SlotState, WorkerState
+from lmx.protocol.states import ExitCause, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.decisions.reclaim import Returned
-from lmx.supervisor.decisions.restart import FailureRecord
+from lmx.supervisor.decisions.slots.life import SlotLife
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts
 from lmx.supervisor.memory.plan import MemoryPlan
 
-MAX_WAITERS: Final = 1000
-
-_ASKS_AGAIN_S: Final = 2.0
-"""Who was told that it takes longer asks again at once, if it still wants the model: until then
-its place in the queue is kept."""
-
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asked a question on the control socket, and which one."""
+class SlotFiles:
+    """What is known of a model from its files."""
 
-    identity: bytes
-    correlation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A request that waits for the model to be ready, since ``since_s``."""
-
-    asker: Asker
-    deadline_s: float
-    since_s: float
+    path: Path | None = None
+    """Its folder on this machine; None until a start or a fetch has found it."""
+    inspection: Inspection | None = None
+    """All that its files say; None until they were read."""
+    kind: ModelKind | None = None
+    """What the model is for; None: it is not configured and the files are not known."""
+    facts: ModelFacts = field(default_factory=ModelFacts)
+    """What its files say to people."""
+    needs: MemoryPlan | None = None
+    """What its next worker would get, as of its files and of what was measured since; None: they
+    are not known, or it can't be planned for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastExit:
-    """How a model's last worker ended; ``at_s`` is the time of day. ``returned``: what came back
-    of its memory, None until that was measured."""
+    """How a model's last worker ended."""
 
     cause: ExitCause
     detail: str
     at_s: float
+    """The time of day, in seconds since 1970."""
     instance: str
     pid: int
     returned: Returned | None = None
+    """What came back of its memory; None until that was measured."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class SlotPast:
+    """What was counted and heard of a model's workers. Nothing is decided by it."""
+
+    loads_total: int = 0
+    """The loads that this supervisor saw from their start to their end."""
+    load_s_total: float = 0.0
+    """How long these took together."""
+    loaded_at_s: float | None = None
+    """The time of day when its worker became ready, in seconds since 1970; None: it has none that
+    did."""
+    restarts: int = 0
+    """How often the model was started again after a worker's end that made no room."""
+    exits: Mapping[ExitCause, int] = field(default_factory=dict)
+    """The ends of its workers."""
+    last_exit: LastExit | None = None
+    capabilities: tuple[str, ...] = ()
+    """What its last worker said that requests may use."""
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
-    """A model's place. Owned and changed by the supervisor's core alone.
-
-    ``wanted``: it is to be running; decides what follows an exit. ``path``: its folder on
-    this machine, None until a fetch has told. ``kind``: what the model is for, None until the
-    folder is known, as are ``facts``; ``inspection`` is all that its files say. ``plan``: the
-    memory of its worker, or of the one that it waits for, None while its files are being read;
-    ``needs``: what its next worker would get, as of its files and of what was measured since,
-    None until they are known. ``capabilities``: what its last worker said that requests may use.
-    ``problem``: why it is down, for people; ``given_up``: the error that its last start ended with
-    before there was a worker. ``held``: an operator drained it, it takes no request. ``removed``:
-    it is no longer configured and goes with its worker. ``ordered_at_s``: since when an operator
-    waits for it. ``evicted_for``: the model that its
-    worker makes room for. ``queue_told``: that it waits was noted.
-    """
+    """A model's place. The supervisor's core alone replaces it by another value."""
 
     model: ModelConfig
-    state: SlotState = SlotState.COLD
-    wanted: bool = False
+    """The configuration that its next worker gets."""
+    life: SlotLife
+    """Where it is in its life: only the table changes it."""
     pinned: bool = False
-    held: bool = False
-    removed: bool = False
-    path: Path | None = None
-    kind: ModelKind | None = None
-    inspection: Inspection | None = None
-    facts: ModelFacts = field(default_factory=ModelFacts)
+    """Whether it is never evicted: an operator's word goes before the configuration's."""
+    files: SlotFiles = field(default_factory=SlotFiles)
     plan: MemoryPlan | None = None
-    needs: MemoryPlan | None = None
-    worker: Worker | None = None
-    failures: FailureRecord = field(default_factory=FailureRecord)
-    restarts: int = 0
-    retry_at_s: float | None = None
-    spawned_at_s: float | None = None
-    ready_at_s: float | None = None
-    loaded_at_s: float | None = None
-    capabilities: tuple[str, ...] = ()
-    problem: str | None = None
-    given_up: LmxError | None = None
-    fetch_phase: LoadPhase | None = None
-    fetch_fraction: float | None = None
-    waiters: list[Waiter] = field(default_factory=list)
-    ordered_at_s: float | None = None
-    lapsed_since_s: float = 0.0
-    lapsed_at_s: float | None = None
-    evicted_for: str | None = None
-    queue_told: bool = False
-    loads_total: int = 0
-    load_s_total: float = 0.0
-    exits: Counter[ExitCause] = field(default_factory=Counter)
-    last_exit: LastExit | None = None
+    """The memory of the worker that it has, or waits for; None for one that was adopted, and
+    while its files are being read."""
+    past: SlotPast = field(default_factory=SlotPast)
 
     @property
-    def trouble(self) -> str | None:
+    def state(self) -> SlotState:
+        """Where it is."""
+        return self.life.state
+
+    @property
+    def worker(self) -> Worker | None:
+        """Its worker, while it is OCCUPIED."""
+        return self.life.worker
+
+    @property
+    def ready_worker(self) -> Worker | None:
+        """The worker, if it takes requests."""
+        return self.life.ready_worker
+
+    @property
+    def problem(self) -> str | None:
         """Why it is down, or would be if it were started now, for people."""
-        if self.problem is None and self.worker is None and self.inspection is not None:
-            return self.inspection.problem
-        return self.problem
+        if self.life.problem is not None:
+            return self.life.problem.message
+        if self.worker is None and self.files.inspection is not None:
+            return self.files.inspection.problem
+        return None
 
     @property
     def added(self) -> bool:
@@ -124,43 +119,15 @@ class Slot:
         None: the model's own, which is not known."""
         if self.worker is not None and self.worker.context_length:
             return self.worker.context_length
-        planned = self.plan or self.needs
+        planned = self.plan or self.files.needs
         return (planned.context_tokens if planned else None) or self.model.context_length
 
-    @property
-    def ready_worker(self) -> Worker | None:
-        """The worker, if it takes requests."""
-        if self.worker is not None and self.worker.state is WorkerState.READY:
-            return self.worker
-        return None
+    def lives(self, life: SlotLife) -> Slot:
+        """Return the slot in another state of its life. A plan is of one run: it goes when its
+        worker has gone, or does not come."""
+        runs = life.worker is not None or life.need_bytes is not None
+        return replace(self, life=life, plan=self.plan if runs else None)
 
-    def asked_at_s(self, now_s: float) -> float | None:
-        """Return since when somebody waits for the model; None if nobody does."""
-        asked = [waiter.since_s for waiter in self.waiters]
-        if self.ordered_at_s is not None:
-            asked.append(self.ordered_at_s)
-        if self.lapsed_at_s is not None and now_s < self.lapsed_at_s + _ASKS_AGAIN_S:
-            asked.append(self.lapsed_since_s)
-        return min(asked, default=None)
-
-    def take_overdue(self, now_s: float) -> list[Waiter]:
-        """Take out the requests whose time to wait is over; the last one's place is kept for a
-        moment."""
-        overdue = [waiter for waiter in self.waiters if now_s >= waiter.deadline_s]
-        if overdue:
-            self.lapsed_since_s = min(waiter.since_s for waiter in overdue)
-            self.lapsed_at_s = now_s
-            self.waiters = [waiter for waiter in self.waiters if now_s < waiter.deadline_s]
-        return overdue
-
-    def take_waiters_of(self, identity: bytes) -> list[Waiter]:
-        """Take out those whom one asker asked for; they need no answer."""
-        taken = [waiter for waiter in self.waiters if waiter.asker.identity == identity]
-        self.waiters = [waiter for waiter in self.waiters if waiter not in taken]
-        return taken
-
-    def take_waiters(self) -> list[Waiter]:
-        """Take out all who wait: each is about to get its answer."""
-        waiters, self.waiters = self.waiters, []
-        self.ordered_at_s = self.lapsed_at_s = None
-        return waiters
+    def knows(self, files: SlotFiles) -> Slot:
+        """Return the slot with other knowledge of its files."""
+        return replace(self, files=files)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages import control
 from lmx.protocol.states import LoadPhase, SlotState
 from lmx.supervisor.core.slot import Slot
 
 _LOAD_S: Final = 10.0
 """A load's length before one was seen."""
-
-_BY_OPERATOR_S: Final = 300.0
-"""What only an operator brings back: longer than client libraries wait by themselves."""
 
 _LEAST_S: Final = 1.0
 _MOST_S: Final = 120.0
@@ -22,25 +19,6 @@ _MOST_S: Final = 120.0
 def denied(error: LmxError) -> control.Denied:
     """Return an error as the reply to a question."""
     return control.Denied(error.code, error.message, error.param, error.retry_after_s, error.final)
-
-
-def quarantined(slot: Slot) -> UnavailableError:
-    """Return the error for a request to a quarantined model."""
-    return UnavailableError(
-        ErrorCode.MODEL_QUARANTINED,
-        f"{slot.model.id} is quarantined: {slot.problem}",
-        retry_after_s=_BY_OPERATOR_S,
-    )
-
-
-def drained(slot: Slot) -> UnavailableError:
-    """Return the error for a request to a model that an operator holds down."""
-    return UnavailableError(
-        ErrorCode.MODEL_DRAINED,
-        f"{slot.model.id} was drained by an operator and takes no request until "
-        f"`lmx-supervisor load {slot.model.id}`",
-        retry_after_s=_BY_OPERATOR_S,
-    )
 
 
 def not_ready(slot: Slot, position: int | None, now_s: float) -> control.Denied:
@@ -55,7 +33,7 @@ def not_ready(slot: Slot, position: int | None, now_s: float) -> control.Denied:
 def _where(slot: Slot, position: int | None) -> str:
     if slot.state is SlotState.QUEUED:
         return f"it waits for memory, number {position or 1} in the queue"
-    phase, fraction = slot.fetch_phase, slot.fetch_fraction
+    phase, fraction = slot.life.fetch_phase, slot.life.fetch_fraction
     if slot.worker is not None:
         phase, fraction = slot.worker.phase, slot.worker.fraction
     state = slot.worker.state if slot.worker else slot.state
@@ -68,16 +46,17 @@ def ready_in_s(slot: Slot, position: int | None, now_s: float) -> float | None:
     this one is; within 1 and 120. None for one that is ready, or is not on its way."""
     if slot.ready_worker is not None:
         return None
-    load_s = slot.load_s_total / slot.loads_total if slot.loads_total else _LOAD_S
+    past = slot.past
+    load_s = past.load_s_total / past.loads_total if past.loads_total else _LOAD_S
     match slot.state:
         case SlotState.OCCUPIED:
             left_s = _left_of_load_s(slot, load_s, now_s)
         case SlotState.QUEUED:
             left_s = load_s * (position or 1)
         case SlotState.FETCHING:
-            left_s = _MOST_S if slot.fetch_fraction is None else load_s * 3
+            left_s = _MOST_S if slot.life.fetch_fraction is None else load_s * 3
         case SlotState.BACKOFF:
-            left_s = max(0.0, (slot.retry_at_s or now_s) - now_s) + load_s
+            left_s = max(0.0, (slot.life.retry_at_s or now_s) - now_s) + load_s
         case _:
             return None
     return round(min(max(left_s, _LEAST_S), _MOST_S), 1)
@@ -85,9 +64,9 @@ def ready_in_s(slot: Slot, position: int | None, now_s: float) -> float | None:
 
 def _left_of_load_s(slot: Slot, load_s: float, now_s: float) -> float:
     worker = slot.worker
-    if worker is None or slot.spawned_at_s is None or worker.cause is not None:
+    if worker is None or slot.life.spawned_at_s is None or worker.cause is not None:
         return load_s
-    took_s = now_s - slot.spawned_at_s
+    took_s = now_s - slot.life.spawned_at_s
     if worker.phase is LoadPhase.WEIGHTS and worker.fraction and worker.fraction >= 0.05:
         return took_s * (1.0 - worker.fraction) / worker.fraction
     # One that takes longer than others did is likely to take a good deal longer.

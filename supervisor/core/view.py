@@ -14,7 +14,7 @@ from lmx.protocol.states import ModelKind, ModelState, model_state
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config, MemoryConfig
 from lmx.supervisor.core.actions import Actions
-from lmx.supervisor.core.placer import expires_at_s, positions
+from lmx.supervisor.core.placement_input import expires_at_s, positions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.unavailable import ready_in_s
 from lmx.supervisor.decisions.ledger import Ledger
@@ -35,8 +35,8 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         slot=slot.state,
         worker=worker.state if worker else None,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
-        capabilities=(worker.capabilities if worker else ()) or slot.capabilities,
-        created_s=slot.facts.created_s or started_s,
+        capabilities=(worker.capabilities if worker else ()) or slot.past.capabilities,
+        created_s=slot.files.facts.created_s or started_s,
         retry_after_s=ready_in_s(slot, position, now_s),
         max_waiting=slot.model.max_rows + slot.model.max_queue,
     )
@@ -44,7 +44,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
 
 def model_kind(slot: Slot) -> ModelKind | None:
     """Return what a model is for: what its worker serves, else what its files say."""
-    return (slot.worker.kind if slot.worker else None) or slot.kind
+    return (slot.worker.kind if slot.worker else None) or slot.files.kind
 
 
 def public_state(slot: Slot) -> ModelState:
@@ -56,7 +56,7 @@ def model_status(
     slot: Slot, ledger: Ledger, memory: MemoryConfig, position: int | None, now_s: float
 ) -> ModelStatus:
     """Return a slot as ``lmx-supervisor status`` shows it."""
-    worker, plan = slot.worker, slot.plan or slot.needs
+    worker, plan = slot.worker, slot.plan or slot.files.needs
     expires_s = expires_at_s(slot, memory)
     idle_since_s = worker.idle_since_s if worker else None
     return ModelStatus(
@@ -71,17 +71,17 @@ def model_status(
         context_bytes=_context_bytes(slot, plan),
         idle_s=None if idle_since_s is None else round(max(0.0, now_s - idle_since_s), 3),
         expires_in_s=_left_s(expires_s, now_s),
-        waiting=len(slot.waiters),
+        waiting=len(slot.life.demand.waiters),
         max_rows=slot.model.max_rows,
         requests_active=worker.rows if worker else 0,
         requests_queued=worker.queued if worker else 0,
         stalled_s=round(worker.stalled_s, 3) if worker else 0.0,
-        loads_total=slot.loads_total,
-        load_s_total=round(slot.load_s_total, 3),
-        exits={cause.value: count for cause, count in sorted(slot.exits.items())},
+        loads_total=slot.past.loads_total,
+        load_s_total=round(slot.past.load_s_total, 3),
+        exits={cause.value: count for cause, count in sorted(slot.past.exits.items())},
         last_exit=_last_exit(slot),
-        restarts=slot.restarts,
-        retry_in_s=_left_s(slot.retry_at_s, now_s),
+        restarts=slot.past.restarts,
+        retry_in_s=_left_s(slot.life.retry_at_s, now_s),
     )
 
 
@@ -92,18 +92,18 @@ def _common(slot: Slot, position: int | None) -> dict[str, Any]:
         "aliases": slot.model.aliases,
         "source": slot.model.source,
         "kind": model_kind(slot),
-        "family": slot.facts.family,
+        "family": slot.files.facts.family,
         "added": slot.added,
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
         "context_length": slot.context_length,
-        "phase": worker.phase if worker else slot.fetch_phase,
-        "fraction": worker.fraction if worker else slot.fetch_fraction,
-        "loaded_at_s": slot.loaded_at_s,
+        "phase": worker.phase if worker else slot.life.fetch_phase,
+        "fraction": worker.fraction if worker else slot.life.fetch_fraction,
+        "loaded_at_s": slot.past.loaded_at_s,
         "position": position,
         "pinned": slot.pinned,
-        "needed_bytes": slot.needs.reserve_bytes if slot.needs else None,
-        "problem": slot.trouble,
+        "needed_bytes": slot.files.needs.reserve_bytes if slot.files.needs else None,
+        "problem": slot.problem,
     }
 
 
@@ -121,7 +121,7 @@ def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
 
 
 def _last_exit(slot: Slot) -> LastExit | None:
-    last = slot.last_exit
+    last = slot.past.last_exit
     if last is None:
         return None
     returned = last.returned

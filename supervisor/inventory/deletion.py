@@ -86,7 +86,7 @@ class Deletion:
         return Deleted(deleted, freed_bytes)
 
     def _served(self) -> tuple[Served, ...]:
-        return tuple(_served(slot) for slot in self._core.slots.values() if not slot.removed)
+        return tuple(_served(slot) for slot in self._core.slots.values() if not slot.life.removed)
 
     def _target(self, name: str) -> Served | str:
         try:
@@ -126,7 +126,7 @@ class Deletion:
         for model_id in ids:
             if self._is_up(model_id):
                 now_s = time.monotonic()
-                self._core.operator.unload(self._core.slots[model_id], now_s)
+                self._core.operator.unload(model_id, now_s)
                 self._core.flush(now_s)
         for _ in range(int(_UNLOAD_S / _POLL_S)):
             if not any(self._is_up(name) for name in ids):
@@ -137,7 +137,7 @@ class Deletion:
         now_s = time.monotonic()
         for model_id in ids:
             slot = self._core.slots.get(model_id)
-            if slot is not None and slot.added and not slot.removed:
+            if slot is not None and slot.added and not slot.life.removed:
                 self._added.remove(model_id, now_s)
             else:
                 self._core.files_changed(model_id)
@@ -145,6 +145,7 @@ class Deletion:
 
 
 def _served(slot: Slot) -> Served:
-    file = slot.inspection.gguf_path if slot.inspection is not None else None
+    inspection = slot.files.inspection
+    file = inspection.gguf_path if inspection is not None else None
     source = parse_source(slot.model.source)
     return Served(slot.model.id, source, None if file is None else Path(file))

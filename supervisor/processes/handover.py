@@ -55,16 +55,16 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
     return Handover(
         lock_fd,
         None if listener is None else os.dup(listener.fileno()),
-        tuple(s.model.id for s in slots if not s.wanted and not s.held and s.worker is None),
-        tuple(s.model.id for s in slots if s.held),
+        tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held) and s.worker is None),
+        tuple(s.model.id for s in slots if s.life.held),
     )
 
 
 def resume(handover: Handover, core: Core, now_s: float) -> None:
     """Have the models that no worker was adopted for be as they were."""
-    for name, slot in core.slots.items():
-        if name in handover.held and not slot.held:
-            core.operator.hold(slot, now_s)
+    for name in handover.held:
+        if name in core.slots and not core.slots[name].life.held:
+            core.operator.hold(name, now_s)
     core.preload(now_s, but=handover.down)
 
 

@@ -12,8 +12,8 @@ from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.sources import FolderSource, folder_path, parse_source
-from lmx.supervisor.core.slot import Asker
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.inspection import Inspection, Question

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tally, added, greatest
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 
 
 class RouterCounts:

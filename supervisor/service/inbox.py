@@ -11,7 +11,7 @@ from lmx.protocol.states import WorkerState
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 

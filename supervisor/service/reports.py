@@ -63,7 +63,7 @@ class Reports:
 
     def fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
         """A load's fetch has come so far."""
-        self._core.fetch_advanced(model_id, phase, fraction)
+        self._core.fetch_advanced(model_id, phase, fraction, time.monotonic())
 
     async def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
         """A load's fetch has ended: the model's folder, or why there is none."""

@@ -72,8 +72,23 @@ class SlotLife:
         return self.intent is Intent.UP
 
     @property
+    def held(self) -> bool:
+        """Whether an operator keeps it down."""
+        return self.intent is Intent.HELD
+
+    @property
+    def removed(self) -> bool:
+        """Whether it is no longer configured."""
+        return self.intent is Intent.REMOVED
+
+    @property
     def ready_worker(self) -> Worker | None:
         """The worker, if it takes requests."""
         if self.worker is not None and self.worker.state is WorkerState.READY:
             return self.worker
         return None
+
+
+def held_life(model_id: str) -> SlotLife:
+    """Return the slot of a model that an operator drained before this supervisor started."""
+    return SlotLife(model_id, SlotState.HELD, Intent.HELD, history=("held",))

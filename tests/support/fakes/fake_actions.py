@@ -10,7 +10,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, ModelFiles, Question
 from lmx.supervisor.memory.plan import MemoryPlan

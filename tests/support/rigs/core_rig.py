@@ -20,8 +20,9 @@ from lmx.supervisor.control.inventory import AddedCommands
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.core.slot import Asker, Slot
+from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.inventory.added import AddedModels, with_added
 from lmx.supervisor.inventory.added_file import AddedFile

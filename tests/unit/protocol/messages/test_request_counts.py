@@ -15,7 +15,7 @@ from lmx.protocol.messages.counts import CountsKept, KeyUsage, ReportCounts, Tal
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import Outcome
 from lmx.router.metrics.requests import RequestMetrics, reading_of
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.router.counts import RouterCounts
 
 TALLIES = st.lists(

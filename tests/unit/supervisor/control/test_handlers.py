@@ -16,7 +16,7 @@ from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.inventory import AddedCommands, DiskCommands
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.control.service import ServiceCommands
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 
 ASKER = Asker(b"cli", 3)
 PROTOCOL_MD = Path(__file__).parents[4] / "protocol" / "PROTOCOL.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from lmx.supervisor.control.handlers import Handlers
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.models import ModelCommands
 from lmx.supervisor.core.core import Core
-from lmx.supervisor.core.slot import Asker, Slot
+from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.slots.demand import Asker, Demand
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.memory.inspection import Inspection, Question
 
@@ -97,7 +99,7 @@ def test_routers_know_the_worker_before_they_are_told_to_use_it() -> None:
 
 def test_bytes_are_held_until_the_exit_is_observed() -> None:
     core, _, commands = make()
-    core.want(slot_of(core), 0.0)
+    core.operator.load("a", 0.0)
     instance = bring_up(core, slot_of(core), 1.0)
     commands.answer(ASKER, control.UnloadModel("a"), 2.0)
     core.worker_said(instance, control.Drained(instance), 3.0)
@@ -112,7 +114,7 @@ def test_bytes_are_held_until_the_exit_is_observed() -> None:
 
 def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff() -> None:
     core, actions, commands = make()
-    core.want(slot_of(core), 0.0)
+    core.operator.load("a", 0.0)
     instance = bring_up(core, slot_of(core), 1.0)
     commands.answer(ASKER, control.KillModel("a"), 2.0)
     assert actions.signals[-1][1] == signal.SIGKILL
@@ -123,10 +125,10 @@ def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff() 
     )
     instance = bring_up(core, slot_of(core), 3.0)
     core.worker_exited(instance, -11, 4.0)
-    slot = slot_of(core)
-    assert slot.state is SlotState.BACKOFF
-    assert slot.retry_at_s is not None
-    core.tick(slot.retry_at_s, 0.0)
+    life = slot_of(core).life
+    assert life.state is SlotState.BACKOFF
+    assert life.retry_at_s is not None
+    core.tick(life.retry_at_s, 0.0)
     assert actions.spawned == ["a", "a", "a"]
 
 
@@ -149,22 +151,22 @@ def test_waiting_requests_outlive_a_crash_and_are_told_of_a_failed_load() -> Non
 
 def test_quarantine_denies_until_an_operator_restarts() -> None:
     core, actions, commands = make()
-    slot = slot_of(core)
-    core.want(slot, 0.0)
+    core.operator.load("a", 0.0)
     for number in range(4):
-        core.worker_exited(worker_of(slot).instance, 1, number * 2.0)
-        if slot.state is SlotState.BACKOFF:
+        core.worker_exited(worker_of(slot_of(core)).instance, 1, number * 2.0)
+        if slot_of(core).state is SlotState.BACKOFF:
             core.tick(number * 2.0 + 1.9, 0.0)
-            if slot.worker is None:
-                assert slot.retry_at_s is not None
-                core.tick(slot.retry_at_s, 0.0)
-    assert str(slot.state) == "quarantined"
+            if slot_of(core).worker is None:
+                retry_at_s = slot_of(core).life.retry_at_s
+                assert retry_at_s is not None
+                core.tick(retry_at_s, 0.0)
+    assert slot_of(core).state is SlotState.QUARANTINED
     commands.answer(ASKER, control.Acquire("a", 60, "r"), 10.0)
     answer = actions.replies[-1][1]
     assert (answer.code, answer.retry_after_s) == (ErrorCode.MODEL_QUARANTINED, 300)
     assert "lmx-supervisor restart a" in answer.message
     commands.answer(ASKER, control.RestartModel("a"), 11.0)
-    assert slot.state is SlotState.OCCUPIED
+    assert slot_of(core).state is SlotState.OCCUPIED
 
 
 def test_a_waiting_request_has_a_deadline() -> None:
@@ -184,13 +186,12 @@ def test_a_fetch_comes_before_the_load() -> None:
     core, actions, commands = make()
     actions.remote.add("a")
     commands.answer(ASKER, control.Acquire("a", 60, "r"), 0.0)
-    slot = slot_of(core)
-    assert (slot.state, actions.fetching) == (SlotState.FETCHING, {"a"})
-    core.fetch_advanced("a", LoadPhase.DOWNLOAD, 0.4)
+    assert (slot_of(core).state, actions.fetching) == (SlotState.FETCHING, {"a"})
+    core.fetch_advanced("a", LoadPhase.DOWNLOAD, 0.4, 0.5)
     assert core.snapshot(1.0).models[0].fraction == 0.4
     core.fetch_ended("a", UnavailableError(ErrorCode.DOWNLOAD_FAILED, "no network"), 2.0)
     assert actions.replies[-1][1].code is ErrorCode.DOWNLOAD_FAILED
-    assert (slot.state, slot.problem) == (SlotState.COLD, "no network")
+    assert (slot_of(core).state, slot_of(core).problem) == (SlotState.COLD, "no network")
 
 
 def test_an_adopted_worker_is_neither_loaded_again_nor_counted_twice() -> None:
@@ -209,7 +210,7 @@ def test_an_adopted_worker_is_neither_loaded_again_nor_counted_twice() -> None:
 
 def test_the_ledger_follows_peaks() -> None:
     core, _, _ = make()
-    core.want(slot_of(core), 0.0)
+    core.operator.load("a", 0.0)
     instance = bring_up(core, slot_of(core), 1.0)
     for memory_bytes, reserved_bytes in ((50, 90), (900, 900), (60, 900)):
         beat = control.WorkerBeat(
@@ -223,8 +224,8 @@ def test_the_ledger_follows_peaks() -> None:
 def test_what_is_due_while_shutting_down_is_not_started() -> None:
     core, actions, _ = make()
     actions.remote.add("b")
-    core.want(slot_of(core), 0.0)
-    core.want(slot_of(core, "b"), 0.0)
+    core.operator.load("a", 0.0)
+    core.operator.load("b", 0.0)
     core.worker_exited(worker_of(slot_of(core)).instance, 1, 0.1)
     core.begin_stopping()
     core.tick(100.0, 0.0)
@@ -242,14 +243,15 @@ def test_an_adopted_worker_is_drained_before_it_has_said_hello() -> None:
 
 def test_unload_does_not_forgive_a_quarantine() -> None:
     core, _, commands = make()
-    slot_of(core).state = SlotState.QUARANTINED
+    quarantined = replace(slot_of(core).life, state=SlotState.QUARANTINED)
+    core._store.put(replace(slot_of(core), life=quarantined))
     commands.answer(ASKER, control.UnloadModel("a"), 0.0)
     assert slot_of(core).state is SlotState.QUARANTINED
 
 
 def test_a_second_unload_does_not_prolong_the_drain() -> None:
     core, _, commands = make()
-    core.want(slot_of(core), 0.0)
+    core.operator.load("a", 0.0)
     bring_up(core, slot_of(core), 1.0)
     commands.answer(ASKER, control.UnloadModel("a"), 2.0)
     deadline_s = worker_of(slot_of(core)).deadline_s
@@ -286,15 +288,15 @@ def test_a_bug_in_one_slot_does_not_stop_the_clock_of_the_others() -> None:
     core, actions, commands = make()
     commands.answer(Asker(b"r", 1), control.Acquire("a", 5, "r"), 0.0)
     commands.answer(Asker(b"r", 2), control.Acquire("b", 5, "r"), 0.0)
-    del slot_of(core).waiters[0]
-    slot_of(core).waiters.append(None)  # type: ignore[arg-type]
+    broken = replace(slot_of(core).life, demand=Demand((None,)))  # type: ignore[arg-type]
+    core._store.put(replace(slot_of(core), life=broken))
     core.tick(6.0, 0.0)
     assert [asker.correlation for asker, _ in actions.replies] == [2]
 
 
 def test_shutting_down_refuses_and_ends_everything() -> None:
     core, actions, commands = make()
-    core.want(slot_of(core), 0.0)
+    core.operator.load("a", 0.0)
     instance = bring_up(core, slot_of(core), 1.0)
     commands.answer(ASKER, control.Acquire("b", 60, "r"), 1.5)
     core.stop_workers(2.0, at_once=False)
@@ -321,7 +323,7 @@ def test_a_snapshot_is_published_for_each_change_and_only_then() -> None:
     core.tick(0.2, 0.0)
     core.flush(0.2)
     assert core.revision == 1
-    core.want(slot_of(core), 1.0)
+    core.operator.load("a", 1.0)
     core.flush(1.0)
     instance = bring_up(core, slot_of(core), 2.0)
     core.worker_said(

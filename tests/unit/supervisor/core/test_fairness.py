@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmx.protocol.messages import control
 from lmx.protocol.states import WorkerState
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.decisions.slots.demand import Asker
 
 RESIDENCY_S = 10.0
 FAIR_S = 30.0

@@ -34,7 +34,7 @@ def view(core: Core) -> ModelView:
 
 
 def bring_up(core: Core, *capabilities: str, kind: ModelKind | None = None) -> None:
-    core.want(core.slot("a"), 0.0)
+    core.operator.load("a", 0.0)
     (worker,) = core.workers
     hello = control.WorkerHello(worker.instance, "a", 1, WorkerState.STARTING, kind=kind)
     core.worker_said(worker.instance, hello, 0.0)
@@ -54,7 +54,7 @@ def test_one_that_must_be_fetched_is_known_once_it_is_there() -> None:
     actions.kinds["a"], actions.remote = ModelKind.EMBEDDING, {"a"}
     core = make(actions)
     assert view(core).kind is None
-    core.want(core.slot("a"), 0.0)
+    core.operator.load("a", 0.0)
     assert view(core).kind is None
     actions.remote.clear()
     folder = actions.local_path(core.slot("a").model)
@@ -68,7 +68,7 @@ def test_a_folder_that_changed_is_read_anew_at_each_start() -> None:
     core = make(actions)
     assert view(core).kind is ModelKind.CHAT
     actions.kinds["a"] = ModelKind.RERANK
-    core.want(core.slot("a"), 0.0)
+    core.operator.load("a", 0.0)
     assert view(core).kind is ModelKind.RERANK
 
 

@@ -23,9 +23,9 @@ from lmx.protocol.states import (
     WorkerState,
 )
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.core.placer import scene_of
-from lmx.supervisor.core.slot import Asker
+from lmx.supervisor.core.placement_input import scene_of
 from lmx.supervisor.decisions.placement import decide
+from lmx.supervisor.decisions.slots.demand import Asker
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.plan import MemoryPlan
 
@@ -180,7 +180,7 @@ class Supervised(RuleBasedStateMachine):
     @rule(succeeds=st.booleans())
     def fetch_ends(self, succeeds: bool) -> None:
         if "c" in self.actions.fetching:
-            self.core.fetch_advanced("c", LoadPhase.DOWNLOAD, 0.5)
+            self.core.fetch_advanced("c", LoadPhase.DOWNLOAD, 0.5, self.rig.now_s)
             self.actions.fetching.discard("c")
             outcome: Any = OperationError(ErrorCode.DOWNLOAD_FAILED, "x")
             if succeeds:
@@ -225,7 +225,9 @@ class Supervised(RuleBasedStateMachine):
             asker.correlation for asker, _ in self.actions.replies if asker.identity == b"r"
         ]
         waiting = [
-            waiter.asker.correlation for slot in self.core.slots.values() for waiter in slot.waiters
+            waiter.asker.correlation
+            for slot in self.core.slots.values()
+            for waiter in slot.life.demand.waiters
         ]
         assert sorted(answered + waiting) == list(range(1, len(self.deadlines) + 1))
         assert all(self.deadlines[number] > self.rig.now_s for number in waiting)
@@ -233,10 +235,9 @@ class Supervised(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_what_is_not_coming(self) -> None:
         for slot in self.core.slots.values():
-            if slot.waiters:
+            if slot.life.demand.waiters:
                 assert slot.ready_worker is None
-                assert slot.wanted
-                assert not slot.held
+                assert slot.life.wanted
                 assert slot.state not in (SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD)
                 assert not self.stopped
 

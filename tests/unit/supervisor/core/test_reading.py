@@ -64,7 +64,7 @@ def test_what_can_not_be_read_is_told_to_who_waits_and_in_the_status() -> None:
     rig.core.inspected("a", told, 0.0)
     denied = rig.answer(asker)
     assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
-    assert rig.slot("a").trouble == problem
+    assert rig.slot("a").problem == problem
 
 
 def test_a_cold_model_has_the_problem_of_its_files_until_they_are_mended() -> None:
@@ -90,7 +90,7 @@ def test_an_answer_about_another_source_is_none() -> None:
 def test_one_that_was_unloaded_meanwhile_is_not_loaded() -> None:
     rig = reading("a")
     rig.ask("a")
-    rig.core.operator.unload(rig.slot("a"), 0.0)
+    rig.core.operator.unload("a", 0.0)
     answer(rig, "a")
     assert rig.actions.spawned == []
     assert rig.state("a") == "cold"

@@ -38,8 +38,8 @@ def test_a_model_that_does_not_fit_waits_and_an_idle_one_gives_way() -> None:
     assert isinstance(rig.answer(asked), control.Acquired)
     assert rig.core.swaps_total == 1
     assert rig.slot("a").state is SlotState.COLD
-    assert rig.slot("a").last_exit is not None
-    assert rig.slot("a").exits == {ExitCause.EVICTED: 1}
+    assert rig.slot("a").past.last_exit is not None
+    assert rig.slot("a").past.exits == {ExitCause.EVICTED: 1}
 
 
 def test_a_busy_model_that_refuses_stays_and_another_goes() -> None:
@@ -55,7 +55,7 @@ def test_a_busy_model_that_refuses_stays_and_another_goes() -> None:
     rig.said("a", control.DrainRefused, 1)
     assert isinstance(rig.answer(late), control.Acquired)
     assert rig.state("a") == "ready"
-    assert rig.slot("a").wanted
+    assert rig.slot("a").life.wanted
     assert rig.sent("b")[-1] == control.Drain(True)
     rig.at(20.5)
     assert rig.sent("a").count(control.Drain(True)) == 1, "not asked in a loop"
@@ -224,9 +224,9 @@ def test_an_idle_model_stays_for_as_long_as_asked(
     rig.at(1000.0 + stays_s)
     assert rig.sent("a")[-1] == control.Drain(True)
     rig.drains("a")
-    assert rig.slot("a").exits == {ExitCause.EXPIRED: 1}
+    assert rig.slot("a").past.exits == {ExitCause.EXPIRED: 1}
     assert rig.slot("a").state is SlotState.COLD
-    assert rig.slot("a").restarts == 0
+    assert rig.slot("a").past.restarts == 0
     assert rig.core.swaps_total == 0
 
 
@@ -288,7 +288,7 @@ def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
     assert rig.actions.signals[-1][1] == 9
     rig.exits("a", -9)
     assert rig.slot("a").state is SlotState.BACKOFF
-    assert rig.slot("a").exits == {ExitCause.OUT_OF_MEMORY: 1}
+    assert rig.slot("a").past.exits == {ExitCause.OUT_OF_MEMORY: 1}
     rig.core.kill_for_memory("gone", "late", 1.0)
 
 
@@ -549,7 +549,7 @@ def test_an_adopted_worker_ends_a_backoff_and_a_wait() -> None:
     assert rig.state("a") == "starting"
     rig.said("a", control.WorkerHello, "a", 4242, WorkerState.READY, 95)
     assert rig.answer(asked) == control.Acquired("a", "0ld0")
-    assert rig.slot("a").loads_total == 0, "it was another supervisor's load"
+    assert rig.slot("a").past.loads_total == 0, "it was another supervisor's load"
 
 
 def test_what_waits_does_not_start_while_lmx_ends_and_nobody_is_evicted() -> None:
@@ -575,7 +575,7 @@ def test_what_nobody_waits_for_any_more_drains_nobody() -> None:
     rig.core.withdraw("b", b"another router", rig.now_s)
     assert rig.slot("b").state is SlotState.QUEUED
     rig.core.withdraw("b", b"router", rig.now_s)
-    assert (rig.slot("b").state, rig.slot("b").wanted) == (SlotState.COLD, False)
+    assert (rig.slot("b").state, rig.slot("b").life.wanted) == (SlotState.COLD, False)
     assert rig.noted("model.stays_cold") == [("b", {})]
     rig.at(100.0)
     assert control.Drain(False) not in rig.sent("a")

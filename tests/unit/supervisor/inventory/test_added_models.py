@@ -396,13 +396,19 @@ def test_a_context_beyond_that_of_a_model_that_had_to_be_fetched_is_told_with_it
     assert rig.state("far") == "cold"
 
 
+def needs(rig: CoreRig, name: str, plan: MemoryPlan) -> None:
+    """Its files say that a worker would get this."""
+    slot = rig.slot(name)
+    rig.core._store.put(slot.knows(replace(slot.files, needs=plan)))
+
+
 def test_a_model_that_is_not_loaded_tells_the_context_that_it_will_have() -> None:
     rig = CoreRig({"a": 100}, models={"a": {"context_length": 4096}})
     slot = rig.slot("a")
     assert slot.context_length == 4096
-    assert slot.needs is not None
-    slot.needs = replace(slot.needs, context_tokens=512)
-    assert slot.context_length == 512
+    assert slot.files.needs is not None
+    needs(rig, "a", replace(slot.files.needs, context_tokens=512))
+    assert rig.slot("a").context_length == 512
     assert rig.core.snapshot(0.0).models[0].context_length == 512
 
 
@@ -508,13 +514,14 @@ def test_the_status_tells_what_full_contexts_take_without_the_room_for_short_one
     tokens: int, shown_bytes: int
 ) -> None:
     rig = CoreRig({"a": 100}, models={"a": {"concurrency": 2}})
-    rig.slot("a").needs = MemoryPlan(
+    plan = MemoryPlan(
         100,
         kv_cache_bytes=8_192_000,
         context_tokens=tokens,
         kv_layers=(KvLayers(10, 100, step_tokens=256),),
     )
+    needs(rig, "a", plan)
     line = rig.core.status(0.0)[0]
     assert (line.context_bytes, line.kv_capacity_bytes) == (shown_bytes, 8_192_000)
-    rig.slot("a").needs = MemoryPlan(100)
+    needs(rig, "a", MemoryPlan(100))
     assert rig.core.status(0.0)[0].context_bytes is None

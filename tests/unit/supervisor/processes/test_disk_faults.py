@@ -118,19 +118,19 @@ class _Lmx:
         operator, worker = self.core.operator, slot.worker
         match what:
             case "load":
-                operator.load(slot, self.now_s)
+                operator.load(name, self.now_s)
             case "unload":
-                operator.unload(slot, self.now_s)
+                operator.unload(name, self.now_s)
             case "hold":
-                operator.hold(slot, self.now_s)
+                operator.hold(name, self.now_s)
             case "reset":
-                operator.reset(slot, self.now_s)
+                operator.reset(name, self.now_s)
             case "pin":
-                operator.pin(slot, not slot.pinned, self.now_s)
+                operator.pin(name, not slot.pinned, self.now_s)
             case "kill" if worker is not None:
-                operator.kill(slot, self.now_s)
+                operator.kill(name, self.now_s)
             case "restart" if worker is not None:
-                operator.restart(slot, self.now_s)
+                operator.restart(name, self.now_s)
             case "up" if worker is not None and worker.state is WorkerState.STARTING:
                 self.bring_up(name)
             case "exit" if worker is not None:
@@ -173,17 +173,17 @@ def test_any_file_may_fail_at_any_time_and_nothing_is_stuck(
         disk.faults = iter(())
         lmx.now_s += 1000.0
         for name in ("a", "b"):
-            slot = lmx.core.slots[name]
+            slots = lmx.core.slots
             lmx.do("exit", name)
             lmx.do("load", name)
-            if slot.worker is None:  # it was in backoff
+            if slots[name].worker is None:  # it was in backoff
                 lmx.do("load", name)
-            assert (slot.state, slot.worker is not None) == (SlotState.OCCUPIED, True)
+            assert (slots[name].state, slots[name].worker is not None) == (SlotState.OCCUPIED, True)
             lmx.do("up", name)
-            assert slot.ready_worker is not None
+            assert slots[name].ready_worker is not None
             lmx.do("kill", name)
             lmx.do("exit", name)
-            assert slot.worker is not None, "it is started again"
+            assert slots[name].worker is not None, "it is started again"
         lmx.retry.tick(float("inf"), 0.0)
         alive = {w.instance for w in lmx.core.workers}
         assert {record.token for record in lmx.records.workers()} == alive
@@ -245,14 +245,14 @@ def test_what_operators_drained_outlives_a_supervisor() -> None:
     actions = FakeActions({"a": 100, "b": 100})
     in_force = Settings(make_config(actions.needs))
     core = Core(in_force, Ledger(1000), actions, "one")
-    core.operator.hold(core.slots["a"], 1.0)
+    core.operator.hold("a", 1.0)
     core.flush(1.0)
     assert actions.held == frozenset({"a"})
     after = Core(in_force, Ledger(1000), FakeActions(actions.needs), "two", {}, actions.held or ())
     after.preload(2.0)
     assert after.slots["a"].state is SlotState.HELD
     assert after.slots["b"].worker is not None
-    after.operator.load(after.slots["a"], 3.0)
+    after.operator.load("a", 3.0)
     after.flush(3.0)
     assert after.slots["a"].worker is not None
 

@@ -1,0 +1,112 @@
+"""What placement sees of the slots, and where in the queue each of them is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from lmx.protocol.states import MemoryPressure, WorkerState
+from lmx.supervisor.config.schema import Config, MemoryConfig
+from lmx.supervisor.core.slot import Slot
+from lmx.supervisor.decisions.ledger import Ledger
+from lmx.supervisor.decisions.placement import queue_order
+from lmx.supervisor.decisions.placement_view import (
+    Groups,
+    PlacementView,
+    Resident,
+    Stage,
+    Waiting,
+)
+from lmx.supervisor.decisions.worker import Worker
+
+_HANDOVER_S: Final = 2.0
+"""For so long after a load the requests that waited for it are on their way to the worker, and
+no beat tells of them yet: an idle model that goes at once would be loaded for nothing, again and
+again."""
+
+_STAGES: Final = {
+    WorkerState.STARTING: Stage.LOADING,
+    WorkerState.LOADING: Stage.LOADING,
+    WorkerState.READY: Stage.SERVING,
+    WorkerState.DRAINING: Stage.LEAVING,
+    WorkerState.STOPPING: Stage.LEAVING,
+}
+
+
+def scene_of(
+    slots: Iterable[Slot],
+    ledger: Ledger,
+    config: Config,
+    pressure: MemoryPressure,
+    now_s: float,
+) -> PlacementView:
+    """Return what placement sees of the slots."""
+    slots, memory = list(slots), config.memory
+    return PlacementView(
+        waiting=tuple(_queued(slots, now_s)),
+        residents=tuple(
+            _resident(slot, slot.worker, ledger, memory)
+            for slot in slots
+            if slot.worker is not None
+        ),
+        budget_bytes=ledger.budget_bytes,
+        free_bytes=-ledger.excess_bytes,
+        returning_bytes=ledger.returning_bytes,
+        missing_bytes=ledger.missing_bytes,
+        short_of_memory=pressure is not MemoryPressure.NONE,
+        groups=Groups(config.groups),
+        min_residency_s=memory.min_residency_s,
+        fair_wait_s=memory.fair_wait_s,
+    )
+
+
+def positions(slots: Iterable[Slot], now_s: float) -> dict[str, int]:
+    """Return the place of each waiting model in the queue, from 1."""
+    waiting = queue_order(_queued(slots, now_s))
+    return {one.model_id: place for place, one in enumerate(waiting, 1)}
+
+
+def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
+    """Return when an idle model's time is over; None: never, or it is not idle.
+
+    What its last request asked for goes before the model's own setting, that before all models'.
+    """
+    worker = slot.ready_worker
+    if worker is None or worker.idle_since_s is None or slot.pinned:
+        return None
+    keep_alive_s = worker.keep_alive_s
+    if keep_alive_s is None:
+        keep_alive_s = slot.model.keep_alive
+    if keep_alive_s is None:
+        keep_alive_s = memory.keep_alive
+    if keep_alive_s < 0:
+        return None
+    return max(worker.idle_since_s + keep_alive_s, _settled_at_s(slot, worker))
+
+
+def _queued(slots: Iterable[Slot], now_s: float) -> list[Waiting]:
+    """Models whose files are still being read wait for no memory yet."""
+    return [
+        Waiting(slot.model.id, need_bytes, slot.life.demand.asked_at_s(now_s), slot.pinned)
+        for slot in slots
+        if (need_bytes := slot.life.need_bytes) is not None
+    ]
+
+
+def _resident(slot: Slot, worker: Worker, ledger: Ledger, memory: MemoryConfig) -> Resident:
+    return Resident(
+        slot.model.id,
+        ledger.reserved_by(worker.instance),
+        Stage.STUCK if worker.stuck else _STAGES[worker.state],
+        pinned=slot.pinned,
+        since_s=slot.life.ready_at_s or 0.0,
+        settled_at_s=_settled_at_s(slot, worker),
+        idle_since_s=worker.idle_since_s if worker.state is WorkerState.READY else None,
+        expires_at_s=expires_at_s(slot, memory),
+    )
+
+
+def _settled_at_s(slot: Slot, worker: Worker) -> float:
+    if slot.life.ready_at_s is None or worker.adopted or worker.figures.requests_total > 0:
+        return 0.0
+    return slot.life.ready_at_s + _HANDOVER_S

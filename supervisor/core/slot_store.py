@@ -1,0 +1,319 @@
+"""The one owner of all slots: takes events, replaces values, and carries out what follows.
+
+What follows an event is said by :mod:`lmx.supervisor.decisions.slots.table`. One thread, no awaits;
+what touches the world is behind :class:`lmx.supervisor.core.actions.Actions`, so that all of it
+runs in tests without any. Whether there is room for a model is not decided here:
+:mod:`lmx.supervisor.decisions.placement`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, assert_never
+
+import structlog
+
+from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
+from lmx.protocol.messages import control
+from lmx.protocol.states import ExitCause, SlotState, WorkerState
+from lmx.protocol.wire.endpoints import new_instance_id
+from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.core.actions import Actions
+from lmx.supervisor.core.inspect_files import question_of, take
+from lmx.supervisor.core.placement_input import positions
+from lmx.supervisor.core.slot import LastExit, Slot
+from lmx.supervisor.core.unavailable import denied, not_ready
+from lmx.supervisor.decisions import lifecycle
+from lmx.supervisor.decisions.ledger import Ledger, format_bytes
+from lmx.supervisor.decisions.restart import RestartPolicy
+from lmx.supervisor.decisions.slots import effects as effects_of
+from lmx.supervisor.decisions.slots import events, table
+from lmx.supervisor.decisions.slots.life import Rules
+from lmx.supervisor.decisions.worker import (
+    Limits,
+    SendDrain,
+    SendSignal,
+    SendWelcome,
+    Worker,
+)
+from lmx.supervisor.memory.inspection import Inspection
+from lmx.supervisor.memory.plan import context_problem
+
+log = structlog.get_logger()
+
+
+class SlotStore:
+    """All slots, by model id, and whose worker is whose."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        actions: Actions,
+        epoch: str,
+        tell_routers: Callable[[float], None],
+    ) -> None:
+        """``tell_routers`` is called before requests are told of a worker: a router must know it
+        before it is told to use it."""
+        self.slots: dict[str, Slot] = {}
+        self.by_instance: dict[str, str] = {}
+        """The model of each worker."""
+        self.stopping = False
+        """Whether lmx is going down: nothing is started any more."""
+        self.swaps_total = 0
+        """How many workers ended to make room for another model."""
+        self.hindrance: str | None = None
+        """Why the system let no process start, the last time."""
+        self._settings = settings
+        self._ledger = ledger
+        self._actions = actions
+        self._epoch = epoch
+        self._tell_routers = tell_routers
+
+    def put(self, slot: Slot) -> None:
+        """Have a slot be this value."""
+        self.slots[slot.model.id] = slot
+
+    def step(self, model_id: str, event: Any, now_s: float) -> None:
+        """Take an event of a model, and carry out what follows."""
+        before = self.slots[model_id]
+        try:
+            life, effects = table.step(before.life, event, self._rules, now_s)
+        except lifecycle.LifecycleError as error:
+            # What comes out of turn is a bug to be seen, not a reason to fall.
+            log.error("slot.unexpected_event", error=str(error))
+            return
+        self.put(before.lives(life))
+        _log_state(before.worker, life.worker)
+        for effect in effects:
+            self._carry_out(effect, before, life.worker, now_s)
+
+    @property
+    def _rules(self) -> Rules:
+        config = self._settings.current.restart
+        policy = RestartPolicy(
+            config.backoff_base_s,
+            config.backoff_max_s,
+            config.stable_after_s,
+            config.max_failures,
+            config.window_s,
+        )
+        return Rules(policy, self.stopping)
+
+    def limits(self, model: ModelConfig) -> Limits:
+        """Return the deadlines of a worker that starts now; it keeps them as long as it runs."""
+        timing = self._settings.current.timing
+        return Limits(
+            start_s=timing.start_timeout_s,
+            load_stall_s=model.load_stall_timeout_s or timing.load_stall_timeout_s,
+            beat_s=timing.beat_timeout_s,
+            stall_s=model.stall_timeout_s or timing.stall_timeout_s,
+            drain_s=timing.drain_timeout_s,
+            term_grace_s=timing.term_grace_s,
+            abort_grace_s=timing.abort_grace_s,
+        )
+
+    # Its files.
+
+    def inspected(self, model_id: str, found: Inspection, now_s: float) -> None:
+        """Take what a model's files say; one that waited for it waits for memory from here on."""
+        slot = self.slots[model_id]
+        if not found.question.same_model(question_of(slot.model)):
+            return  # it has another configuration by now, whose files are being read
+        slot = take(slot, found, self._actions)
+        self.put(slot)
+        if slot.state is not SlotState.QUEUED or slot.plan is not None:
+            return
+        problem = context_problem(slot.model, slot.files.facts.context_tokens)
+        try:
+            if problem is not None:
+                raise UnavailableError(
+                    ErrorCode.MODEL_SOURCE_INVALID, problem, param="context_length"
+                )
+            plan = self._actions.plan_memory(slot.model, found)
+        except LmxError as error:
+            self.step(model_id, events.NotStarted(error), now_s)
+            return
+        self.put(replace(slot, plan=plan, files=replace(slot.files, needs=plan)))
+        self.step(model_id, events.Planned(plan.reserve_bytes), now_s)
+
+    def _read_files(self, model_id: str, now_s: float) -> None:
+        slot = self.slots[model_id]
+        path = slot.files.path or self._actions.local_path(slot.model)
+        if path is None:
+            self.step(model_id, events.FilesMissing(), now_s)
+            return
+        self.put(slot.knows(replace(slot.files, path=path)))
+        found = self._actions.inspect(model_id, question_of(slot.model, str(path)))
+        if found is not None:
+            self.inspected(model_id, found, now_s)
+
+    def _start_fetch(self, model: ModelConfig) -> None:
+        self._actions.note("model.fetching", model.id, model.source)
+        self._actions.start_fetch(model)
+
+    # Its worker.
+
+    def launch(self, model_id: str, now_s: float) -> None:
+        """Reserve the bytes and spawn the worker of a queued model; there must be room."""
+        slot = self.slots[model_id]
+        path, kind, plan = slot.files.path, slot.files.kind, slot.plan
+        assert path is not None and kind is not None and plan is not None
+        instance = new_instance_id()
+        try:
+            self._ledger.reserve(instance, plan.reserve_bytes, model_id)
+        except LmxError as error:
+            self.step(model_id, events.NotStarted(error), now_s)
+            return
+        try:
+            pid = self._actions.spawn(slot.model, instance, path, kind, plan)
+        except (OSError, TypeError, ValueError, OverflowError) as error:
+            self._ledger.release(instance)
+            if isinstance(error, OSError):
+                self.hindrance = f"no worker can be started: {error}"
+            message = f"can't start a worker for {model_id}: {error}"
+            problem = UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message)
+            self.step(model_id, events.NotStarted(problem), now_s)
+            return
+        self.hindrance = None
+        self.by_instance[instance] = model_id
+        limits = self.limits(slot.model)
+        worker = lifecycle.spawned(instance, model_id, pid, limits, now_s)
+        self.step(model_id, events.Launched(worker), now_s)
+        self._actions.note(
+            "worker.spawned", model_id, f"{format_bytes(plan.reserve_bytes)} reserved",
+            instance=instance, worker_pid=pid, reserved_bytes=plan.reserve_bytes,
+            restarts=slot.past.restarts,
+        )  # fmt: skip
+
+    def _worker_ready(self, effect: effects_of.WorkerReady) -> None:
+        worker, memory_bytes = effect.worker, effect.memory_bytes
+        slot = self.slots[worker.model_id]
+        files, past = slot.files, slot.past
+        if slot.plan is None:
+            self._ledger.raise_to(worker.instance, memory_bytes)
+        else:
+            self._ledger.correct(worker.instance, slot.plan.corrected_bytes(memory_bytes))
+            self._actions.remember(slot.plan, memory_bytes, 0)
+            files = replace(files, needs=replace(slot.plan, static_bytes=memory_bytes))
+        past = replace(past, loaded_at_s=self._actions.wall_s(), capabilities=worker.capabilities)
+        reserved_bytes = self._ledger.reserved_by(worker.instance)
+        self._actions.keep_reservation(worker, reserved_bytes)
+        if effect.load_s is not None:
+            past = replace(
+                past,
+                loads_total=past.loads_total + 1,
+                load_s_total=past.load_s_total + effect.load_s,
+            )
+            self._actions.note(
+                "worker.ready", worker.model_id,
+                f"loaded in {effect.load_s:.1f} s, {format_bytes(memory_bytes)}",
+                instance=worker.instance, worker_pid=worker.pid, load_s=round(effect.load_s, 3),
+                memory_bytes=memory_bytes, reserved_bytes=reserved_bytes,
+            )  # fmt: skip
+        self.put(replace(slot, files=files, past=past))
+
+    def _worker_stuck(self, effect: effects_of.WorkerStuck) -> None:
+        worker = effect.worker
+        self._actions.note(
+            "worker.stuck", worker.model_id, effect.detail,
+            instance=worker.instance, worker_pid=worker.pid,
+            reserved_bytes=self._ledger.reserved_by(worker.instance),
+        )  # fmt: skip
+
+    def _worker_gone(self, effect: effects_of.WorkerGone, before: Slot) -> None:
+        worker, cause, detail = effect.worker, effect.cause, effect.detail
+        del self.by_instance[worker.instance]
+        held_bytes = self._ledger.exited(worker.instance)
+        self._actions.measure_back(worker, held_bytes)
+        # What one took that was out of bounds says nothing of what the next one needs.
+        in_bounds = cause is not ExitCause.OUT_OF_MEMORY
+        if before.plan is not None and effect.was_ready and in_bounds:
+            self._actions.remember(
+                before.plan, worker.ready_memory_bytes, worker.figures.peak_memory_bytes
+            )
+        self._actions.forget(worker)
+        self._actions.publish(control.WorkerExited(worker.instance, worker.model_id, cause, detail))
+        slot = self.slots[worker.model_id]
+        past = replace(
+            slot.past,
+            exits=Counter(slot.past.exits) + Counter([cause]),
+            loaded_at_s=None,
+            last_exit=LastExit(cause, detail, self._actions.wall_s(), worker.instance, worker.pid),
+            restarts=slot.past.restarts + effect.restarts,
+        )
+        self.put(replace(slot, past=past))
+        self.swaps_total += effect.swapped
+        self._actions.note(
+            "worker.exited", worker.model_id, detail, cause=str(cause), worker_pid=worker.pid,
+            instance=worker.instance, released_bytes=held_bytes, next=effect.decision,
+        )  # fmt: skip
+
+    # All that may follow.
+
+    def _carry_out(
+        self, effect: effects_of.SlotEffect, before: Slot, worker: Worker | None, now_s: float
+    ) -> None:
+        model_id = before.model.id
+        match effect:
+            case effects_of.ReadFiles():
+                self._read_files(model_id, now_s)
+            case effects_of.StartFetch():
+                self._start_fetch(before.model)
+            case effects_of.StopFetch():
+                self._actions.stop_fetch(model_id)
+            case SendWelcome() | SendDrain() | SendSignal():
+                assert worker is not None
+                self._tell_worker(effect, worker)
+            case effects_of.Answer(waiters, instance):
+                self._tell_routers(now_s)
+                for waiter in waiters:
+                    self._actions.reply(waiter.asker, control.Acquired(model_id, instance))
+            case effects_of.Deny(waiters, error):
+                for waiter in waiters:
+                    self._actions.reply(waiter.asker, denied(error))
+            case effects_of.TellLate(waiters):
+                place = positions(self.slots.values(), now_s).get(model_id)
+                late = not_ready(self.slots[model_id], place, now_s)
+                for waiter in waiters:
+                    self._actions.reply(waiter.asker, late)
+            case effects_of.WorkerReady():
+                self._worker_ready(effect)
+            case effects_of.WorkerMeasured(measured):
+                # At peaks too: a cache that has grown is memory that others can't have.
+                self._ledger.raise_to(measured.instance, measured.figures.memory_bytes)
+            case effects_of.WorkerStuck():
+                self._worker_stuck(effect)
+            case effects_of.WorkerGone():
+                self._worker_gone(effect, before)
+            case effects_of.Note(name, detail, data):
+                self._actions.note(name, model_id, detail, **data)
+            case effects_of.LogNoRoom(detail):
+                log.error("model.no_room", model=model_id, error=detail)
+            case effects_of.Gone():
+                del self.slots[model_id]
+            case _:
+                assert_never(effect)
+
+    def _tell_worker(self, effect: SendWelcome | SendDrain | SendSignal, worker: Worker) -> None:
+        match effect:
+            case SendWelcome():
+                self._actions.send(worker, control.Welcome(self._epoch))
+            case SendDrain(if_idle):
+                self._actions.send(worker, control.Drain(if_idle))
+            case SendSignal(number):
+                self._actions.signal(worker, number)
+
+
+def _log_state(before: Worker | None, after: Worker | None) -> None:
+    """That a worker is ready, or has gone, is an event already."""
+    if before is None or after is None or before.state is after.state:
+        return
+    if after.state is not WorkerState.READY:
+        log.info(
+            "worker.state", model=after.model_id, instance=after.instance, worker_pid=after.pid,
+            state=after.state, was=before.state, cause=after.cause, detail=after.detail or None,
+        )  # fmt: skip
