@@ -18,6 +18,7 @@ from lmx.supervisor.decisions.slots.moves import (
     deny_all,
     enter,
     lapse,
+    never,
     quarantine,
     wished,
 )
@@ -93,8 +94,10 @@ def launched(life: SlotLife, event: events.Launched, _rules: Rules, now_s: float
     return enter(life, SlotState.OCCUPIED, worker=event.worker, spawned_at_s=now_s), ()
 
 
-def dropped(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model stays down until somebody asks."""
+def dropped(life: SlotLife, event: events.Dropped, rules: Rules, now_s: float) -> Result:
+    """The model stays down until somebody asks. Whoever waits is never dropped."""
+    if life.demand.asked_at_s(now_s) is not None:
+        return never(life, event, rules, now_s)
     detail = "there is no room for it, and nobody waits for it: its first request loads it"
     after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN))
     return after, (Note("model.stays_cold", detail),)
