@@ -29,6 +29,7 @@ from lmx.supervisor.decisions.slots.moves import (
     enter,
     failed_error,
     lapse,
+    never,
     quarantine,
     stop_fetch,
     unloaded_error,
@@ -68,8 +69,11 @@ def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) ->
     return after, (*effects, *drained)
 
 
-def evict(life: SlotLife, event: events.Evicted, _rules: Rules, now_s: float) -> Result:
-    """The worker is to give its memory back; nobody wants the model until somebody asks again."""
+def evict(life: SlotLife, event: events.Evicted, rules: Rules, now_s: float) -> Result:
+    """The worker is to give its memory back; nobody wants the model until somebody asks again.
+    Only one that takes requests gives way."""
+    if life.ready_worker is None:
+        return never(life, event, rules, now_s)
     after = changed(life, intent=wished(life, Intent.DOWN), evicted_for=event.for_model)
     return drain(after, event.cause, event.detail, now_s, if_idle=event.if_idle)
 

@@ -212,10 +212,13 @@ def replied(told: tuple[Any, ...]) -> list[int]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), st.floats(0, 20)), max_size=60))
-def test_any_sequence_keeps_the_rules(script: list[tuple[int, float]]) -> None:
-    life, now_s, rules, number = SlotLife("m"), 0.0, RULES, 1
-    open_requests: set[int] = set()
+@given(
+    st.sampled_from([life for lives in LIVES.values() for life in lives]),
+    st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), st.floats(0, 20)), max_size=60),
+)
+def test_any_sequence_keeps_the_rules(life: SlotLife, script: list[tuple[int, float]]) -> None:
+    now_s, rules, number = 1.0, RULES, 1
+    open_requests = {waiter.asker.correlation for waiter in life.demand.waiters}
     for index, wait_s in script:
         event = EVENTS[index]
         now_s += wait_s
