@@ -52,8 +52,11 @@ def ask_occupied(life: SlotLife, event: events.Asked, rules: Rules, now_s: float
     worker = life.ready_worker
     if worker is not None:
         return life, (Answer((event.waiter,), worker.instance),)
-    if life.intent is Intent.HELD:
+    if life.held:
         return ask_held(life, event, rules, now_s)
+    if life.removed:
+        error = unloaded_error(f"{life.model_id} is no longer configured")
+        return life, (Deny((event.waiter,), error),)
     return ask(life, event, rules, now_s)
 
 

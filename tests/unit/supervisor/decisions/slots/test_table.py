@@ -197,7 +197,7 @@ def check(life: SlotLife) -> None:
         assert life.problem is not None
     if life.demand.waiters:
         assert life.state in (S.FETCHING, S.QUEUED, S.OCCUPIED, S.BACKOFF)
-        assert life.wanted or life.removed
+        assert life.wanted
         assert life.ready_worker is None
 
 
