@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import lmx.supervisor
 from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, SlotState, WorkerState
 from lmx.supervisor.decisions.lifecycle import LifecycleError, adopted, spawned
 from lmx.supervisor.decisions.restart import FailureRecord, RestartPolicy
@@ -38,7 +39,7 @@ S = SlotState
 FAILED = UnavailableError(ErrorCode.DOWNLOAD_FAILED, "no network")
 NO_ROOM = UnavailableError(ErrorCode.INSUFFICIENT_MEMORY, "no room")
 READY = control.WorkerHello(ME, "m", 1, WorkerState.READY, 7, 99)
-BEAT = control.WorkerBeat(ME, WorkerState.READY, 0, 0, 0.0, 7, 1, 2)
+BEAT = control.WorkerBeat(ME, WorkerState.READY, 0, 0, 0.0, WorkerFigures(memory_bytes=7))
 
 
 def asked(number: int = 1, at_s: float = 0.0, wait_s: float = 30.0) -> events.Asked:
