@@ -23,6 +23,8 @@ from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 
 @dataclass(frozen=True, slots=True)
 class Services:
+    """All that handlers share. The process makes it once, and no handler changes it."""
+
     spec: RouterSpec
     supervisor: SupervisorLink
     room: WaitingRoom

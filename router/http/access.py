@@ -1,4 +1,4 @@
-"""The keys: who may use a route. The API keys are for inference, the admin key for operators."""
+"""Checks who may use a route: the API keys are for inference, the admin key is for operators."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _BEARER: Final = "bearer"
 
 
 def check_access(request: web.Request, access: Access, spec: RouterSpec) -> str | None:
-    """Return who asks: a name for the API key that was used, None where there is none.
+    """Return a name for the API key that the request came with; None if it needed none, or another
+    kind of key.
 
     Raises :class:`RequestError`: INVALID_AUTHENTICATION (401) without the right key,
-    PERMISSION_DENIED (403) for another key where the admin key is needed. Takes as long for a key
-    that is nearly right as for one that is not. An empty key in the spec opens nothing. The admin
-    key may also come as the others do, as ``Authorization: Bearer``.
+    PERMISSION_DENIED (403) for another key where the admin key is needed. The comparison takes as
+    long for a key that is nearly right as for any other. An empty key in the spec opens nothing.
+    The admin key may also be sent as the API keys are, as ``Authorization: Bearer``.
     """
     match access:
         case Access.OPEN:
@@ -49,7 +50,7 @@ def _require_admin(request: web.Request, spec: RouterSpec) -> None:
     if given is not None and spec.admin_key and _same(given, spec.admin_key):
         return
     where = "It is security.admin_key, or in the file admin.key in lmx's home folder."
-    # In either header: it is known who asks, and that they may not.
+    # In either header: we know who asks, and that they are not allowed to.
     known = {**dict.fromkeys(_keys(spec), "An API key"), spec.metrics_key: "The metrics key"}
     key = None if not given else _among(given, [one for one in known if one])
     if key is not None:
@@ -80,14 +81,14 @@ def _require_inference(request: web.Request, spec: RouterSpec) -> str | None:
 
 
 def key_name(key: str) -> str:
-    """Return a name for a key that tells it from others and not what it is."""
+    """Return a name that tells a key from all others, but does not reveal it."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def own_request(generate: Generate, context: RequestContext) -> Generate:
-    """Return a request as its worker is told it: with its id, with whose turn it is, and with
-    another cache salt for each key, so that nobody finds out what others asked by guessing theirs.
-    No salt stays none."""
+    """Return a request as it is sent to its worker: with its id, with the owner who takes turns
+    with others, and with a cache salt that differs for each key, so that nobody finds out what
+    others asked by guessing their salt. A request without a salt stays without one."""
     salt = generate.cache_salt
     if salt and context.owner is not None:
         salt = f"{context.owner}:{salt}"
@@ -99,7 +100,7 @@ def _absence(headers: Sequence[str]) -> str:
 
 
 def _given_key(request: web.Request) -> str | None:
-    # Of several headers a proxy before lmx may look at another one: none of them counts.
+    # With several such headers, a proxy before lmx may look at another one: none of them counts.
     given = request.headers.getall("Authorization", ())
     scheme, _, key = (given[0] if len(given) == 1 else "").partition(" ")
     return key.strip() if scheme.lower() == _BEARER and key.strip() else None
@@ -120,11 +121,11 @@ def _keys(spec: RouterSpec) -> list[str]:
 
 
 def _among(given: str, keys: Sequence[str]) -> str | None:
-    # Each is compared, so that the time says nothing of which one it was.
+    # Every key is compared, so that the time does not show which one it was.
     found = [key for key in keys if _same(given, key)]
     return found[0] if found else None
 
 
 def _same(given: str, expected: str) -> bool:
-    # Bytes: of strings the comparison takes ASCII only.
+    # Bytes, because the comparison takes only ASCII strings.
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())

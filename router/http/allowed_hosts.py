@@ -1,9 +1,9 @@
-"""Which names lmx answers under: the check that keeps web pages out by DNS rebinding.
+"""Checks the host names under which lmx answers. This keeps out web pages that use DNS rebinding.
 
-A page of ``evil.example`` whose name is made to point at this machine is of one origin with lmx in
-the eyes of its browser; what gives it away is the name in its requests.
+The browser takes a page of ``evil.example`` whose name is made to point at this machine for one of
+lmx's own origin. The name in its requests gives it away.
 
-The names of this machine, as far as they are known without asking a name service.
+The module also collects this machine's names, as far as they are known without a name service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAC_NAMES_FILE: Final = Path("/Library/Preferences/SystemConfiguration/preferen
 _MAX_FILE_BYTES: Final = 2**20
 
 _NOWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104
-"""Addresses to which a hosts file leads names that it blocks."""
+"""Addresses to which a hosts file sends the names that it blocks."""
 
 _PRIVATE: Final = ("local", "lan", "home", "internal", "home.arpa", "localdomain")
 """Endings that the public name service gives to nobody, so that a name below one can't be made to
@@ -35,11 +35,11 @@ point here by a stranger: mDNS, and what routers at home and in offices call the
 
 
 def machine_names() -> frozenset[str]:
-    """Return this machine's names in lower case: its host name as it is and alone, each with the
-    endings of private networks, Bonjour's name on a Mac, and what /etc/hosts calls it besides.
+    """Return this machine's names in lower case: its host name, whole and without its domain, with
+    each ending of private networks; the name that Bonjour gives a Mac; and the names in /etc/hosts.
 
-    On a Mac the host name's domain does not count: it is what the network there says, and that of
-    a stranger might name a page of its own.
+    On a Mac the host name's domain does not count, because the network chooses it: a stranger's
+    network might name a page of its own.
     """
     name = socket.gethostname()
     if sys.platform == "darwin":
@@ -93,15 +93,16 @@ def _text(path: Path) -> str:
 
 
 _READ_AGAIN_S: Final = 10.0
-"""A machine's name changes with its network. Looked up again for names that are refused alone."""
+"""A machine's name changes with its network. The names are looked up again only when a request is
+about to be refused for its name."""
 
 _SHOWN: Final = 100
 """Characters of a name that an error repeats."""
 
 
 class HostCheck:
-    """Judges the Host of requests. Allowed are addresses, ``localhost`` and what is below it, the
-    machine's names, the name that lmx listens on, and ``allowed_hosts``."""
+    """Judges the Host header of requests. It allows addresses, ``localhost`` and names below it,
+    the machine's names, the name that lmx listens on, and ``allowed_hosts``."""
 
     def __init__(
         self, spec: RouterSpec, names: Callable[[], frozenset[str]] = machine_names
@@ -112,7 +113,7 @@ class HostCheck:
         self._read_at_s = time.monotonic()
 
     def check(self, request: web.Request) -> Authority | None:
-        """Return the host that the request names, None for none (HTTP/1.0, no browser).
+        """Return the host that the request names; None if it names none (HTTP/1.0, so no browser).
 
         Raises :class:`RequestError`: HOST_NOT_ALLOWED.
         """

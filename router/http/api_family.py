@@ -1,4 +1,4 @@
-"""What the routes of one API family have in common beside their answers: errors and pings.
+"""What the routes of one API family have in common besides their answers: errors and pings.
 
 A route's entry in the table names its family (:class:`lmx.router.http.endpoint.Endpoint`). The
 answers themselves are written by an :class:`lmx.router.rendering.answer_format.AnswerFormat`.
@@ -15,7 +15,7 @@ from lmx.router.http.errors import error_type
 
 
 class ApiFamily(Protocol):
-    """The words of one API family that stand for no part of an answer."""
+    """The parts of an API family's language that belong to no answer."""
 
     @property
     def ping(self) -> bytes:
@@ -25,15 +25,17 @@ class ApiFamily(Protocol):
     def error_body(
         self, error: LmxError, *, operator: bool = False, job_id: str | None = None
     ) -> dict[str, Any]:
-        """Return the body of an error that is told with its HTTP status. ``operator``: on a route
-        for operators. ``job_id``: of the job that goes on although its request ended."""
+        """Return the body of an error that is sent with an HTTP status. ``operator`` is true on a
+        route for operators. ``job_id`` is the id of the job that goes on although its request has
+        ended."""
 
     def error_event(self, error: LmxError) -> bytes:
         """Return the event that ends a stream in its middle. Also called from a thread."""
 
 
 class OpenAiFamily:
-    """OpenAI's errors, and comments for pings. All routes have it that name no other."""
+    """OpenAI's errors, and comments as pings. Every route that names no other family has this
+    one."""
 
     ping: Final = b": ping\n\n"
 

@@ -1,4 +1,4 @@
-"""A request's body to a JSON object, within limits of size, time, depth and amount."""
+"""Reads a request's body into a JSON object, within limits of size, time, depth and amount."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 
 LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Lock)
-"""Held while a large body is counted and parsed: between two of them all else gets its turn."""
+"""This lock is held while a large body is counted and parsed: between two of them everything else
+gets its turn."""
 
 BODY_ROOM: Final = web.AppKey("body_room", BodyRoom)
 
@@ -33,18 +34,19 @@ _KEY_SHOWN: Final = 60
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 
 READ_DEADLINE_S: Final = 60.0
-"""For the whole body. A trickling client holds its own connection this long, nothing else."""
+"""The time limit for the whole body. A client that sends slowly occupies its own connection for
+this long, and nothing else."""
 
 
 async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     """Return the request's JSON object.
 
-    Never holds more than ``limit_bytes`` (plus one network chunk) of a body in memory: a
-    larger one is refused as soon as that shows, from Content-Length or while reading.
-    Raises :class:`RequestError`, QUEUE_FULL while others' bodies take too much, and
-    RATE_LIMIT_EXCEEDED where who asks has too few tokens left for what the object asks for.
+    Never holds more than ``limit_bytes`` (plus one network chunk) of a body in memory: a larger
+    body is refused as soon as its size shows, from Content-Length or while it is read. Raises
+    :class:`RequestError`; also QUEUE_FULL while other bodies take too much memory, and
+    RATE_LIMIT_EXCEEDED if the client has too few tokens left for what the object asks for.
     """
-    # aiohttp would take a body without one for an octet-stream.
+    # aiohttp would take a body without a content type for an octet-stream.
     _check_content_type(request.content_type if "Content-Type" in request.headers else None)
     _check_encoding(request.headers.get("Content-Encoding", "identity"))
     if request.content_length is not None and request.content_length > limit_bytes:
@@ -81,7 +83,7 @@ async def _parsed(request: web.Request, payload: bytes) -> dict[str, Any]:
         for _ in check_amounts(payload):
             await asyncio.sleep(0)
         value = parse_object(payload)
-        # What is made of it next takes as long again.
+        # The next step with it (the validation) takes as long again.
         await asyncio.sleep(0)
     return value
 
@@ -98,16 +100,17 @@ async def _estimated(request: web.Request, body: dict[str, Any], *, large: bool)
 
 
 def parse_object(payload: bytes) -> dict[str, Any]:
-    """Return the JSON object in ``payload``, of which the amount was checked. Raises
+    """Return the JSON object in ``payload``, whose amounts have been checked. Raises
     :class:`RequestError` (400).
 
-    NaN and Infinity are no JSON and refused, and so are half of a surrogate pair and a key that
-    an object has twice: which of the two was meant? Numbers may be of any size here; what a
-    field takes is its schema's to say (:mod:`lmx.router.schema.validation`).
+    NaN and Infinity are not JSON and are refused. So are half of a surrogate pair and a key that an
+    object has twice, since nobody knows which of the two was meant. Numbers may have any size here;
+    the schema says what each field takes (:mod:`lmx.router.schema.validation`).
 
-    On the event loop, whatever the size: no parser lets go of the interpreter's lock, so a thread
-    would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the most that
-    :mod:`lmx.router.http.body_limits` lets through, a million numbers or 150,000 names, 40 ms."""
+    Parsing runs on the event loop, whatever the size: no parser releases the interpreter's lock, so
+    a thread would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the most
+    that :mod:`lmx.router.http.body_limits` lets through, a million numbers or 150,000 names, 40 ms.
+    """
     try:
         with no_collection():
             value = jiter.from_json(payload, catch_duplicate_keys=True, allow_inf_nan=False)
@@ -124,7 +127,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
 
 def too_deep(payload: bytes, value: dict[str, Any]) -> bool:
-    """Return whether an object, parsed of ``payload``, is nested deeper than ``MAX_DEPTH``."""
+    """Return whether ``value``, which was parsed from ``payload``, is nested deeper than
+    ``MAX_DEPTH``."""
     # Depth can't exceed the number of opening brackets; counting those first is one pass in C
     # and spares nearly every request the walk.
     return payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(value)
@@ -179,7 +183,7 @@ def _check_content_type(content_type: str | None) -> None:
 
 
 def _is_deep(value: dict[str, Any]) -> bool:
-    # Level by level and not by recursion: the depth is what is in doubt.
+    # Level by level and not by recursion, because the depth is what we must check.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -1,8 +1,8 @@
-"""How much a body may hold, counted in its bytes: before there are objects for any of it.
+"""Limits how much a body may hold. Its bytes are counted before any object is made of them.
 
 A value costs a hundred times its bytes once it is an object: 15 MiB of empty arrays took 1.5 GiB
-and seconds of the event loop, in which no stream moved. Strings are cheap, however long; what is
-dear is their number, and that of arrays, objects and numbers.
+and seconds of the event loop, in which no stream moved. Strings are cheap, however long they are.
+What costs is their number, and the number of arrays, objects and numbers.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import jiter
 from lmx.protocol.errors import ErrorCode, RequestError
 
 MAX_VALUES: Final = 150_000
-"""Strings (the names of fields too), arrays and objects of a whole body: 20,000 parts of messages,
-or a thousand tools with twenty parameters each. Parsing so many takes some 20 ms."""
+"""The most strings (names of fields included), arrays and objects in a whole body: 20,000 parts of
+messages, or a thousand tools with twenty parameters each. Parsing this many takes some 20 ms."""
 
 MAX_NUMBERS: Final = 2**20
-"""What is listed in a whole body, above all tokens. Parsing so many takes some 40 ms."""
+"""The most listed values in a whole body, above all tokens. Parsing this many takes some 40 ms."""
 
 SMALL_BYTES: Final = 2**15
-"""A body that is no larger can't hold too much, and parsed in a millisecond or two."""
+"""A body of at most this size can't hold too much; it is parsed in a millisecond or two."""
 
 _PIECE_BYTES: Final = 2**18
-"""Counted at a time: a millisecond's work."""
+"""How much is counted at a time: a millisecond's work."""
 
 
 def check_amounts(payload: bytes) -> Iterator[None]:
-    """Count what a body holds; each step is a millisecond's work and yields nothing.
+    """Count what a body holds. Each step is a millisecond's work and yields nothing.
 
-    Raises :class:`RequestError` (400) that names the field in which there is too much. What is no
-    JSON is counted as if it was, and is the parser's to refuse.
+    Raises :class:`RequestError` (400) that names the field which holds too much. Text that is not
+    JSON is counted as if it was; the parser refuses it later.
     """
     quotes = containers = commas = begin = 0
     while begin < len(payload):
@@ -59,8 +59,8 @@ def check_amounts(payload: bytes) -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Have the collector of cycles wait: nothing that is parsed or checked has any, and looking
-    for them again and again among what is being made takes longer than the making."""
+    """Pause the garbage collector within the block. What is parsed or checked there has no
+    reference cycles, and looking for them again and again takes longer than making the objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -71,7 +71,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _piece_end(payload: bytes, begin: int) -> int:
-    """Return where a piece may end: not between a backslash and what it escapes."""
+    """Return where a piece may end: never between a backslash and the character that it escapes."""
     end = begin + _PIECE_BYTES
     if end >= len(payload):
         return len(payload)
@@ -93,7 +93,7 @@ def _too_many(read: bytes, limit: int, what: str) -> RequestError:
 
 
 def _last_field(read: bytes) -> str | None:
-    """Return the field at the top in which a body's beginning ends; None where there is none."""
+    """Return the top-level field in which the beginning of a body ends; None if it ends in none."""
     try:
         with no_collection():
             value = jiter.from_json(read, partial_mode=True)

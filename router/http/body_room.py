@@ -1,4 +1,4 @@
-"""How much the bodies may take that are being sent, all together: clients may send them slowly."""
+"""Limits the memory of all bodies that are being received, because clients may send them slowly."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, UnavailableError
 
 ALWAYS_BYTES: Final = 64 * 1024
-"""Of each body. So a request of usual size is taken also while large ones have all the room."""
+"""The part of each body that is not counted. So a request of usual size is accepted even while
+large ones have taken all the room."""
 
 MOST_BYTES: Final = 256 * 2**20
-"""Beyond that, of all bodies."""
+"""The limit for the rest of all bodies together."""
 
 
 class BodyRoom:
@@ -24,7 +25,7 @@ class BodyRoom:
 
     @contextmanager
     def one(self) -> Iterator[BodyShare]:
-        """Within the block one body is held."""
+        """Hold one body within the block."""
         share = BodyShare(self)
         try:
             yield share
@@ -32,7 +33,7 @@ class BodyRoom:
             self.held_bytes -= share.held_bytes
 
     def take(self, size_bytes: int) -> None:
-        """Hold so much more. Raises QUEUE_FULL where there is no room for it."""
+        """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
         if self.held_bytes + size_bytes > self._most_bytes:
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
@@ -44,14 +45,14 @@ class BodyRoom:
 
 
 class BodyShare:
-    """What one body holds of the room."""
+    """The part of the room that one body takes."""
 
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self.held_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
-        """The body has ``size_bytes`` by now. Raises QUEUE_FULL."""
+        """Note that the body has ``size_bytes`` now. Raises QUEUE_FULL."""
         more_bytes = max(0, size_bytes - ALWAYS_BYTES) - self.held_bytes
         if more_bytes > 0:
             self._room.take(more_bytes)

@@ -1,6 +1,8 @@
-"""What web pages of other origins may do: nothing, but for those of ``server.cors_origins``.
+"""Decides what web pages of other origins may do.
 
-Requests without an Origin are of no page's doing, and nothing here concerns them.
+They may do nothing, unless ``server.cors_origins`` names their origin.
+
+Requests without an Origin header come from no such page, and nothing here concerns them.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a page may send them, and can't read the answer."""
 
 _MAX_AGE_S: Final = 600
-"""So long a browser remembers what a preflight said, and does not see a changed configuration."""
+"""How long a browser remembers a preflight's answer and so does not see a changed configuration."""
 
 _MAX_HEADERS: Final = 64
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 _NOT_EXPOSED: Final = frozenset(
     {
-        # What every page may read anyway, and what is of the connection or of this very check.
+        # Headers that every page may read anyway, and those of the connection or of this check.
         "cache-control", "content-language", "content-length", "content-type", "expires",
         "last-modified", "pragma", "connection", "date", "server", "transfer-encoding", "vary",
     }
@@ -35,22 +37,23 @@ _SHOWN: Final = 100
 
 
 ORIGIN: Final = web.RequestKey("origin", str)
-"""Where a request of an allowed page of another origin carries that origin, as it was sent."""
+"""The key under which a request of an allowed page of another origin carries that origin, exactly
+as it was sent."""
 
 
 class Cors:
-    """Judges the Origin of requests, and says to browsers what it came to. ``methods`` are those
-    of all routes."""
+    """Judges the Origin of requests and tells browsers the result. ``methods`` are the methods of
+    all routes."""
 
     def __init__(self, origins: Iterable[str], methods: Iterable[str]) -> None:
         self._patterns = tuple(parse_origin_pattern(text) for text in origins)
         self._methods = ", ".join(sorted({*methods, "HEAD"}))
 
     def check(self, request: web.Request, host: Authority | None) -> None:
-        """Note an allowed page of another origin in the request.
+        """Note in the request that an allowed page of another origin sent it.
 
-        Raises :class:`RequestError` (ORIGIN_NOT_ALLOWED) where one that is not allowed would
-        change something, or asks whether it may.
+        Raises :class:`RequestError` (ORIGIN_NOT_ALLOWED) if a page that is not allowed would change
+        something, or asks whether it may.
         """
         given = request.headers.getall("Origin", ())
         if not given:
@@ -59,7 +62,7 @@ class Cors:
         origin = parse_origin(text)
         if origin is not None and host is not None and origin.is_at(host):
             return
-        # Not ASCII: no browser's, and it could not be repeated in a header.
+        # Text that is not ASCII comes from no browser, and it could not be repeated in a header.
         known = len(given) == 1 and text.isascii()
         if known and any(pattern.allows(origin) for pattern in self._patterns):
             request[ORIGIN] = text
@@ -71,8 +74,8 @@ class Cors:
             )
 
     def preflight(self, request: web.Request) -> web.Response:
-        """Return the answer to an allowed page that asks what it may send. What a browser lets
-        the page read beside it, :meth:`on_prepare` says."""
+        """Return the answer to an allowed page that asks what it may send. :meth:`on_prepare` adds
+        the headers that let the page read the answer."""
         headers = {
             "Access-Control-Allow-Methods": self._methods,
             "Access-Control-Max-Age": str(_MAX_AGE_S),

@@ -1,4 +1,4 @@
-"""What a route is: its path and handler, who may use it, and what it takes and gives."""
+"""Describes a route: its path and handler, who may use it, and what it takes and gives."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from lmx.router.http.api_family import OPENAI, ApiFamily
 
 
 class Access(StrEnum):
-    """Who may use a route. INFERENCE: who has one of the API keys, everybody where there are
-    none. ADMIN: who has the admin key. METRICS: who has that or the metrics key. LOCAL:
-    everybody where only this machine can ask, elsewhere as METRICS."""
+    """Who may use a route."""
 
     OPEN = "open"
     INFERENCE = "inference"
+    """Whoever has one of the API keys; everybody if no API key is configured."""
     ADMIN = "admin"
+    """Whoever has the admin key."""
     METRICS = "metrics"
+    """Whoever has the admin key or the metrics key."""
     LOCAL = "local"
+    """Everybody if only this machine can send requests; otherwise the same as METRICS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,42 +44,44 @@ class Endpoint:
     query: type[BaseModel] | None = None
     """The model that the query is validated by."""
     answer: Any = None
-    """The shape of the body of a 200: a model, or a type that pydantic can describe. None: the
-    body is not JSON but of the kind ``media``."""
+    """The shape of the body of a 200: a model, or a type that pydantic can describe. If it is None,
+    the body is not JSON but of the media type ``media``."""
     media: str = "text/plain"
     streams: bool = False
     """Whether the answer is, or may be, a stream of server-sent events."""
     event: Any = None
-    """The shape of the data of such a stream's events."""
+    """The shape of the data of that stream's events."""
     status: int = 200
-    """The status of an answer that is well."""
+    """The status of an answer when all is well."""
     degraded_status: int | None = None
     """The status with which the same answer comes when things are not well."""
     errors: tuple[ErrorCode, ...] = ()
-    """What it can refuse, beside what every route of its access and request can."""
+    """The errors that it can return, besides those that every route with its access and request
+    can."""
     quiet: bool = False
-    """Whether it is polled all day, or followed for as long: it is logged at debug level then,
-    and not counted."""
+    """Whether clients poll it all day, or follow it for as long: it is then logged at debug level
+    only and not counted."""
     family: ApiFamily = OPENAI
-    """The API family whose errors and pings it has."""
+    """The API family that writes its errors and pings."""
 
     @property
     def is_inference(self) -> bool:
-        """Whether a model works for it: what is limited and counted as a request."""
+        """Whether a model works for it: such requests are limited and counted."""
         return self.access is Access.INFERENCE and self.method == "POST"
 
 
 ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])
-"""The application's endpoints by handler. Where one handler serves several paths, all of them
-have the same access."""
+"""The application's endpoints by handler. If one handler serves several paths, all of them have the
+same access."""
 
 
 def endpoint_of(request: web.Request) -> Endpoint | None:
-    """Return the endpoint that a request is for; None where there is none (404, 405)."""
+    """Return the endpoint that a request is for; None if there is none (404, 405)."""
     return request.app[ENDPOINTS].get(request.match_info.handler)
 
 
 def family_of(request: web.Request) -> ApiFamily:
-    """Return the API family of the route that a request is for; OpenAI's where there is none."""
+    """Return the API family of the route that a request is for; OpenAI's if there is no such
+    route."""
     endpoint = endpoint_of(request)
     return OPENAI if endpoint is None else endpoint.family

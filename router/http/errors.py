@@ -1,6 +1,6 @@
 """The only table from an ``ErrorCode`` to what an HTTP client sees of it.
 
-The body of an error is its API family's (:mod:`lmx.router.http.api_family`).
+The body of an error is written by its API family (:mod:`lmx.router.http.api_family`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INVALID_VALUE: (400, _REQUEST),
     ErrorCode.UNSUPPORTED_VALUE: (400, _REQUEST),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, _REQUEST),
-    # The template is the model's, but other requests get through it: this one never would.
+    # The template belongs to the model, but other requests get through it: this one never would.
     ErrorCode.CHAT_TEMPLATE_FAILED: (400, _REQUEST),
     ErrorCode.MALFORMED_REQUEST: (400, _REQUEST),
     ErrorCode.HEADERS_TOO_LARGE: (431, _REQUEST),
@@ -66,7 +66,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.SYNC_TIMEOUT: (504, _SERVER),
     ErrorCode.REQUEST_CANCELLED: (409, _REQUEST),
     ErrorCode.CLIENT_STALLED: (408, _REQUEST),
-    # In a job's record alone: nobody is there to see it. nginx's number for the case.
+    # It stands only in a job's record, since no client is left to see it. The number is nginx's.
     ErrorCode.CLIENT_DISCONNECTED: (499, _REQUEST),
     ErrorCode.JOB_INTERRUPTED: (503, _SERVER),
     ErrorCode.JOB_RUNS_ELSEWHERE: (409, _REQUEST),
@@ -94,7 +94,7 @@ _FOR_OPERATORS: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INSUFFICIENT_DISK: (507, _SERVER),
     ErrorCode.MODEL_SOURCE_INVALID: (400, _REQUEST),
 }
-"""Where the routes for operators differ."""
+"""The codes that have another status on the routes for operators."""
 
 _NOT_AGAIN: Final = frozenset(
     {
@@ -104,9 +104,9 @@ _NOT_AGAIN: Final = frozenset(
         ErrorCode.WORKER_CRASHED,
         ErrorCode.WORKER_HUNG,
         ErrorCode.ENGINE_ERROR,
-        # The model's doing, which was asked twice where nobody had read its answer.
+        # The model caused it; it was asked twice if nobody had read its first answer.
         ErrorCode.SCHEMA_NOT_MET,
-        # Until a person has done something.
+        # It lasts until a person has done something.
         ErrorCode.MODEL_QUARANTINED,
         ErrorCode.MODEL_DRAINED,
         ErrorCode.MODEL_SOURCE_INVALID,
@@ -114,43 +114,46 @@ _NOT_AGAIN: Final = frozenset(
         ErrorCode.INSUFFICIENT_DISK,
     }
 )
-"""What a client library must not send again by itself, as OpenAI's do on every 5xx; with these
-all 4xx but those of ``_TIMELY_STATUSES``, of which they send 409 again."""
+"""The 5xx errors that a client library must not send again by itself, as OpenAI's libraries do on
+every 5xx. The same holds for all 4xx except ``_TIMELY_STATUSES``; of the 4xx those libraries send
+409 again."""
 
 _TIMELY_STATUSES: Final = frozenset({408, 429})
-"""Of the 4xx, those that may pass: the request came too slowly, or too many came."""
+"""The 4xx that may pass with time: the request came too slowly, or too many came."""
 
 _RETRY_STATUSES: Final = frozenset({429, 503})
 _DEFAULT_RETRY_AFTER_S: Final = 2.0
-"""When nobody knows better: long enough not to hammer, short beside any model load."""
+"""The wait that is advised if nobody knows better: long enough not to hammer the server, short
+beside any model load."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as HTTP shows it, but for its body."""
+    """An error as HTTP shows it, without its body."""
 
     status: int
     retry_after: str | None
-    """The value of the header Retry-After, in whole seconds; None where there is to be none."""
+    """The value of the header Retry-After, in whole seconds; None if the answer has no such
+    header."""
     not_again: bool
     """Whether no client library should send the request again by itself."""
 
 
 def http_status(code: ErrorCode, *, operator: bool = False) -> int:
-    """Return the HTTP status of a code; ``operator``: on a route for operators."""
+    """Return the HTTP status of a code. ``operator`` is true on a route for operators."""
     return _row(code, operator=operator)[0]
 
 
 def error_type(code: ErrorCode, *, operator: bool = False) -> str:
-    """Return OpenAI's kind of error for a code; ``operator``: on a route for operators."""
+    """Return OpenAI's kind of error for a code. ``operator`` is true on a route for operators."""
     return _row(code, operator=operator)[1]
 
 
 def http_error(error: LmxError, *, operator: bool = False) -> HttpError:
-    """Return status and Retry-After of an error; ``operator``: on a route for operators.
+    """Return the status and Retry-After of an error. ``operator`` is true on a route for operators.
 
-    Retry-After is there whenever the error says when to come back, and on every 429 and 503
-    that may pass by itself.
+    Retry-After is there whenever the error says when to come back, and on every 429 and 503 that
+    may pass by itself.
     """
     status = http_status(error.code, operator=operator)
     not_again = error.final or error.code in _NOT_AGAIN or _is_the_requests_own(status)
@@ -177,9 +180,9 @@ def rejection(
     retry_after_s: float | None = None,
     final: bool = False,
 ) -> LmxError:
-    """Return the exception for a refusal that came over the wire, before anything was produced.
+    """Return the exception for a refusal that came over the wire before any output.
 
-    A 4xx other than 429 is the request's own fault; the rest is a matter of time.
+    A 4xx other than 429 is the request's own fault; any other refusal may pass with time.
     """
     status = http_status(code)
     kind = RequestError if 400 <= status < 500 and status != 429 else UnavailableError

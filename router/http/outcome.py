@@ -1,4 +1,5 @@
-"""Who asks, known when a request begins, and what became of it, known when it ends."""
+"""The values that a request carries: who sent it, known at its beginning, and its outcome, known at
+its end."""
 
 from __future__ import annotations
 
@@ -16,50 +17,49 @@ CLIENT_LEFT: Final = ErrorCode.CLIENT_DISCONNECTED.value
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks, and since when. The middleware makes it, and nobody changes it."""
+    """Who sent a request, and when. The middleware makes it, and nobody changes it."""
 
     request_id: str
     started_at_s: float
-    """On the monotonic clock."""
+    """When the request began, on the monotonic clock."""
     owner: str | None = None
-    """Whose key the request came with (:func:`lmx.router.http.access.key_name`)."""
+    """The owner of the key that the request came with (:func:`lmx.router.http.access.key_name`)."""
     asker: str = ""
-    """Who takes turns with others, and has limits: the owner, or else the client's address."""
+    """Who takes turns with others and has rate limits: the owner, or else the client's address."""
     key: str | None = None
-    """What the configuration calls the key."""
+    """The name of the key in the configuration."""
 
 
 CONTEXT: Final = web.RequestKey("context", RequestContext)
-"""Where a request carries its context."""
+"""The key under which a request carries its context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request. The log line, the metrics and the rate limits are made of it.
-
-    None says that the request has no such value, or has not had it yet.
-    """
+    """What became of a request. The log line, the metrics and the rate limits are made from it.
+    None means that the request has no such value, or does not have it yet."""
 
     model: str | None = None
-    """The model that answered, or that was asked for."""
+    """The model that answered, or the one that the client asked for."""
     stream: bool | None = None
     """Whether the answer streams; None where that cannot be asked for."""
     job_id: str | None = None
     """The id of the request's job record, as long as it has one."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt's tokens, those that the worker did not have to compute."""
+    """How many of the prompt's tokens the worker did not have to compute."""
     completion_tokens: int | None = None
     load_s: float | None = None
     """How long the request waited for its model."""
     queue_s: float | None = None
-    """How long the request waited in the worker. This and the next two are the worker's figures."""
+    """How long the request waited in the worker. The worker measures this and the next two
+    figures."""
     prefill_s: float | None = None
     decode_s: float | None = None
     ttft_s: float | None = None
-    """From the beginning of the request to its first output."""
+    """The time from the beginning of the request to its first output."""
     gaps_s: Sequence[float] = ()
-    """Between one output and the next."""
+    """The times between one output and the next."""
     finish_reason: str | None = None
     """Why the answer ended. Several reasons of several choices are joined by commas."""
     error: str | None = None
@@ -76,16 +76,16 @@ _OUTCOME: Final[web.RequestKey[Callable[[], Outcome]]] = web.RequestKey("outcome
 
 
 def follow_outcome(request: web.Request, outcome: Callable[[], Outcome]) -> None:
-    """Say where a request's outcome can be asked for from now on, instead of what was said before.
+    """Set where a request's outcome can be read from now on; this replaces the earlier source.
 
-    It is asked for when the request has ended. A handler's return value would be lost with an
-    error that it raises, and with a client that leaves, which cancels it.
+    It is read when the request has ended. A handler's return value would be lost with an error that
+    it raises, and with a client that leaves, which cancels the handler.
     """
     request[_OUTCOME] = outcome
 
 
 def set_outcome(request: web.Request, outcome: Outcome) -> None:
-    """Say what a request's outcome is, instead of what was said before."""
+    """Set a request's outcome; this replaces the earlier one."""
     follow_outcome(request, lambda: outcome)
 
 
@@ -96,15 +96,15 @@ def outcome_of(request: web.Request) -> Outcome:
 
 
 def last_outcome(request: web.Request) -> Outcome:
-    """Return what has become of a request that has ended, and let go of who was asked for it:
-    what it has made may be large, and leads back to the request."""
+    """Return the outcome of a request that has ended, and drop the reference to its source: what
+    the source has collected may be large, and it refers back to the request."""
     outcome = outcome_of(request)
     request.pop(_OUTCOME, None)
     return outcome
 
 
 def log_fields(context: RequestContext, outcome: Outcome) -> dict[str, Any]:
-    """Return what the log line of a request says of it, without what is not known."""
+    """Return the fields of a request's log line, without those that are not known."""
     known = {
         "owner": context.owner,
         "key": context.key,

@@ -1,7 +1,7 @@
-"""How much each key, and all of them together, may ask for: decided without a clock. Pure.
+"""Decides how much each key, and all keys together, may use. Pure: it has no clock of its own.
 
-A limit a minute is a bucket that holds a minute's worth and fills evenly: who has been quiet may
-ask for a minute's worth at once. Times are of one clock that only goes on, in seconds.
+A limit per minute is a bucket that holds a minute's worth and fills evenly: a client that has been
+quiet may use a minute's worth at once. All times are of one monotonic clock, in seconds.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from lmx.protocol.messages.counts import KeyUsage
 from lmx.protocol.messages.specs import RateLimits
 
 TOTAL: Final = ""
-"""Stands for all keys together where usage is listed by who asks."""
+"""Stands for all keys together where usage is listed by asker."""
 
 _MINUTE_S: Final = 60.0
 _BUSY_S: Final = 1.0
-"""When to try again where too many run: nobody knows how long they take."""
+"""When to try again if too many requests run: nobody knows how long they take."""
 
 _MOST_METERS: Final = 4096
-"""Askers that are remembered; beyond it those go that have used nothing, or least."""
+"""How many askers are remembered. Beyond it those are dropped that have used nothing, or the
+least."""
 
 _SPARE_METERS: Final = 1024
-"""So many new askers at least come between two looks through all meters."""
+"""At least this many new askers come between two searches through all meters."""
 
 _SLACK: Final = 1e-6
 
 
 class Limit(StrEnum):
-    """What is limited."""
+    """The kinds of limits."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -51,21 +52,24 @@ _WORDS: Final = {
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What one asker, or all, have used: the numbers are those of the last minute, of which
-    ``at_s`` lets some go. More tokens than the limit are a debt. ``pending``: those of the tokens
-    that are an estimate for requests under way. ``elsewhere``: requests under way that another
-    router answers."""
+    """What one asker, or all askers together, have used."""
 
     limits: RateLimits
     at_s: float
+    """The time of the last :meth:`settle`, which lets the usage decay."""
     requests: float = 0.0
+    """Requests of the last minute, as a bucket that empties evenly."""
     tokens: float = 0.0
+    """Tokens of the last minute, likewise. More tokens than the limit are a debt."""
     pending: float = 0.0
+    """The part of ``tokens`` that is only estimated, for requests under way."""
     running: int = 0
+    """Requests under way in this router."""
     elsewhere: int = 0
+    """Requests under way that another router answers."""
 
     def settle(self, now_s: float) -> None:
-        """Let time pass."""
+        """Let the usage decay until ``now_s``."""
         passed = max(0.0, now_s - self.at_s) / _MINUTE_S
         self.at_s = max(now_s, self.at_s)
         if self.limits.requests_per_minute is not None:
@@ -74,16 +78,16 @@ class Meter:
             self.tokens = max(0.0, self.tokens - passed * self.limits.tokens_per_minute)
 
     def add(self, requests: float = 0.0, tokens: float = 0.0) -> None:
-        """Count what is used, or given back, of what is limited."""
+        """Count what was used; a negative number gives some back."""
         if self.limits.requests_per_minute is not None:
             self.requests = max(0.0, self.requests + requests)
         if self.limits.tokens_per_minute is not None:
             self.tokens = max(0.0, self.tokens + tokens)
 
     def book(self, tokens: float) -> float:
-        """Count an estimate of tokens and return as much of it as was counted: no more than the
-        whole limit. A client may allow an answer far more than any model gives, and that must
-        not be a debt before it was used."""
+        """Count an estimate of tokens and return how much of it was counted: no more than the whole
+        limit. A client may allow an answer far more tokens than any model gives, and that must not
+        be a debt before they were used."""
         booked = min(tokens, self.limits.tokens_per_minute or 0)
         self.add(tokens=booked)
         self.pending += booked
@@ -91,7 +95,7 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """How much of its limits is used, of the one that is used most; 1 is all of it."""
+        """The share of its limit that the most used limit has reached; 1 is all of it."""
         return max(
             used / most if most else 0.0
             for most, used in (self.used(Limit.REQUESTS), self.used(Limit.TOKENS))
@@ -99,11 +103,11 @@ class Meter:
 
     @property
     def unused(self) -> bool:
-        """Whether it is as good as a new one."""
+        """Whether the meter is as good as a new one."""
         return not (self.running or self.elsewhere or self.requests or self.tokens)
 
     def used(self, limit: Limit) -> tuple[int | None, float]:
-        """Return a limit, None where there is none, and how much of it is used."""
+        """Return a limit and how much of it is used. The limit is None if there is none."""
         match limit:
             case Limit.REQUESTS:
                 return self.limits.requests_per_minute, self.requests
@@ -113,8 +117,8 @@ class Meter:
                 return self.limits.concurrent_requests, self.running + self.elsewhere
 
     def wait_s(self, limit: Limit, wanted: float) -> float:
-        """Return how long until ``wanted`` more fit within a limit; 0: they fit now. What is more
-        than the whole limit fits as soon as nothing is used."""
+        """Return how long it takes until ``wanted`` more fit within a limit; 0 if they fit now. A
+        number above the whole limit fits as soon as nothing is used."""
         most, used = self.used(limit)
         if most is None:
             return 0.0
@@ -125,8 +129,11 @@ class Meter:
 
 
 class Admission:
-    """One request's way through the limits: :meth:`begin`, :meth:`charge` once what it asks for
-    is known, :meth:`end`. ``held``: it goes on after its answer, and somebody else ends it."""
+    """One request's way through the limits: :meth:`begin`, then :meth:`charge` once it is known
+    what the request asks for, then :meth:`end`.
+
+    If ``held`` is true, the request goes on after its answer, and its job calls :meth:`end`.
+    """
 
     def __init__(
         self, meters: Mapping[str, Meter], whose: str, note: Callable[[str, Limit], None]
@@ -139,8 +146,8 @@ class Admission:
         self._begun = False
 
     def begin(self, now_s: float) -> None:
-        """Count the request. Raises RATE_LIMIT_EXCEEDED where it is one too many, or no token is
-        left; nothing is counted then."""
+        """Count the request. Raises RATE_LIMIT_EXCEEDED if it is one too many, or no token is left;
+        it is not counted then."""
         self._check(now_s, ((Limit.CONCURRENT, 1.0), (Limit.REQUESTS, 1.0), (Limit.TOKENS, 1.0)))
         for meter in self._meters.values():
             meter.add(requests=1.0)
@@ -148,8 +155,8 @@ class Admission:
         self._begun = True
 
     def charge(self, tokens: float, now_s: float) -> None:
-        """Count the tokens that it will need by an estimate. Raises RATE_LIMIT_EXCEEDED where they
-        don't fit; the request is not counted then."""
+        """Count the tokens that the request will need by an estimate. Raises RATE_LIMIT_EXCEEDED if
+        they don't fit; the request is not counted then."""
         try:
             self._check(now_s, ((Limit.TOKENS, tokens),))
         except UnavailableError:
@@ -160,8 +167,8 @@ class Admission:
             self._booked[scope] += meter.book(tokens)
 
     def end(self, tokens: int, now_s: float) -> None:
-        """The request is over, and took so many tokens: those that were too many are given back,
-        those that were too few are taken. Idempotent."""
+        """End the request, which took ``tokens``. The difference from the estimate is given back,
+        or counted in addition. Idempotent."""
         if not self._begun:
             return
         self._begun = False
@@ -172,8 +179,8 @@ class Admission:
             meter.add(tokens=tokens - self._booked[scope])
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Return what clients are told of their limits, as OpenAI's API does: of each kind that
-        one of the limits of which least is left."""
+        """Return the headers that tell clients their limits, as OpenAI's API does. Of each kind
+        they show the limit of which the least is left."""
         told: dict[str, str] = {}
         for meter in self._meters.values():
             meter.settle(now_s)
@@ -211,11 +218,12 @@ class Admission:
 
 
 class RateLimiter:
-    """What every asker has used. An asker is a key, or a client's address where there are no keys.
+    """What every asker has used. An asker is a key, or a client's address if there are no keys.
 
-    ``per_key`` are the limits of each, but for those in ``own``; ``total`` those of all together.
-    ``names`` has what people call a key. ``note`` hears of each refusal: whether a key's or the
-    total limit, and which. Used from one event loop only.
+    ``per_key`` are the limits of each key, except for the keys in ``own``, which have their own
+    limits. ``total`` are the limits of all together. ``names`` maps a key to its name in the
+    configuration. ``note`` is called for each refusal, with the scope of the limit (one key's, or
+    the total) and its kind. Used from one event loop only.
     """
 
     def __init__(
@@ -241,13 +249,13 @@ class RateLimiter:
         return None if asker is None else self._names.get(asker)
 
     def open(self, asker: str, now_s: float) -> Admission | None:
-        """Return the way through the limits for one more request; None where none apply."""
+        """Return the admission for one more request; None if no limits apply."""
         meters = {}
         limits = self._limits(asker)
         if limits != RateLimits():
             meters[asker] = self._meter(asker, limits, now_s)
         if self._total != RateLimits():
-            # Never makes room for itself, or the asker's new meter might have to go.
+            # A meter never makes room for itself; otherwise the asker's new meter might be dropped.
             meters[TOTAL] = self._meters.setdefault(TOTAL, Meter(self._total, now_s))
         if not meters:
             return None
@@ -257,8 +265,9 @@ class RateLimiter:
         return Admission(meters, whose, self._note)
 
     def usage(self, now_s: float) -> dict[str, KeyUsage]:
-        """Return what was used, for the router that comes after this one. Without the estimates
-        for requests under way: nobody would give back there what they don't take."""
+        """Return what was used, for the router that comes after this one. It leaves out the
+        estimates for requests under way: the next router could not give back what they don't
+        take."""
         for meter in self._meters.values():
             meter.settle(now_s)
         return {
@@ -270,7 +279,8 @@ class RateLimiter:
         }
 
     def inherit(self, usage: Iterable[KeyUsage], now_s: float) -> None:
-        """Take over what was used with the router before this one: once, at its beginning."""
+        """Take over the usage that the router before this one counted. Called once, at the
+        beginning."""
         for used in usage:
             limits = self._limits(used.asker)
             if limits != RateLimits():
@@ -282,7 +292,7 @@ class RateLimiter:
                 meter.add(before.requests, before.tokens)
 
     def note_elsewhere(self, usage: Mapping[str, KeyUsage], now_s: float) -> None:
-        """Take how many requests other routers answer now."""
+        """Note how many requests other routers answer now."""
         for asker, meter in self._meters.items():
             meter.elsewhere = usage[asker].running if asker in usage else 0
         for asker, used in usage.items():
@@ -329,4 +339,4 @@ def reset_text(seconds: float) -> str:
 
 
 ADMISSION: Final = web.RequestKey("admission", Admission)
-"""Where a request carries its way through the limits, if some apply."""
+"""The key under which a request carries its admission, if some limits apply to it."""

@@ -1,7 +1,6 @@
-"""JSON as an HTTP response, above all answers that are made of their descriptions, and the units
-of their sizes.
+"""Makes HTTP responses of JSON, above all of answers that are described by a class.
 
-What the shapes of answers are made of.
+It also holds the base class of those answers and the units of their sizes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
-    """An object in an answer. A field without a default is there always; one with the default
-    None may be left out. It has these fields and no other, which tests see to; clients are told
-    that more may come."""
+    """An object in an answer. A field without a default is always present; a field with the default
+    None may be left out. Tests see to it that an answer has these fields and no other; clients are
+    told that more may be added."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -42,17 +41,17 @@ def json_value(value: Any) -> web.Response:
 
 
 def json_text(text: bytes, status: int = 200) -> web.Response:
-    """Return what is JSON already."""
+    """Return text that is JSON already."""
     return web.Response(status=status, body=text, content_type="application/json")
 
 
 def to_gb(size_bytes: int) -> float:
-    """Return bytes in the unit of the fields in ``_gb``: GiB, of which a Mac that is sold with
-    128 GB of memory has 128."""
+    """Return bytes in the unit of the fields in ``_gb``. The unit is GiB: a Mac that is sold with
+    128 GB of memory has 128 of them."""
     return round(size_bytes / _GIB, 4)
 
 
 def to_mb(size_bytes: int) -> int:
-    """Return bytes in the unit of the fields in ``_mb``: whole MiB, rounded up, so that what is
-    small is not nothing."""
+    """Return bytes in the unit of the fields in ``_mb``: whole MiB, rounded up, so that a small
+    size does not become 0."""
     return -(-size_bytes // _MIB)

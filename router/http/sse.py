@@ -17,10 +17,10 @@ from lmx.protocol.errors import ErrorCode, GenerationError
 from lmx.router.http.endpoint import family_of
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
-"""Whether a request is answered by whole events, one write for one or more."""
+"""Whether a request is answered by whole events, with one or more of them in each write."""
 
 _NEVER_WAITS_BYTES: Final = 32 * 1024
-"""Into an empty buffer this much is written without waiting: asyncio's own limit is twice it."""
+"""This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
 
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -125,5 +125,5 @@ class EventStream:
 
 
 def comment(text: str) -> bytes:
-    """Return one line that the clients of every API family skip and people may read."""
+    """Return one line that the clients of every API family skip and that people may read."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"

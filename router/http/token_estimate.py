@@ -1,4 +1,4 @@
-"""How many tokens a request will need, guessed before any model has seen it. Pure."""
+"""Estimates how many tokens a request needs, before any model has seen it. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 _CHARACTERS_A_TOKEN: Final = 4.0
-"""Of English text; text beyond ASCII is counted by its bytes."""
+"""The average for English text. Text beyond ASCII is counted by its bytes."""
 
 _MEDIA_TOKENS: Final = 256.0
 """An image or a piece of sound takes some hundred tokens, whatever its bytes."""
@@ -19,18 +19,19 @@ _WITH_TEXT: Final = frozenset({str, list, dict})
 """Types of parsed values in which there may be text."""
 
 _STEP_VALUES: Final = 2**14
-"""Looked at in a step: a millisecond's work or two."""
+"""How many values are counted in one step: a millisecond's work or two."""
 
 
 def estimated_tokens(body: dict[str, Any]) -> float:
-    """Return about how many tokens the request of ``body``, which nobody checked yet, takes: those
-    of all its text, and those that it allows each answer. An answer without a limit counts nothing:
-    it may be of any length, and is charged when it is there."""
+    """Return about how many tokens the request of ``body`` takes: those of all its text, and those
+    that it allows each answer. Nobody has checked ``body`` yet. An answer without a limit counts
+    nothing: it may have any length, and is charged when it has ended."""
     return sum(estimate_in_steps(body))
 
 
 def estimate_in_steps(body: dict[str, Any]) -> Iterator[float]:
-    """Yield what adds up to :func:`estimated_tokens`; each step is a millisecond's work or two."""
+    """Yield numbers whose sum is :func:`estimated_tokens`; each step is a millisecond's work or
+    two."""
     allowed = next((body[name] for name in _LIMITS if _is_count(body.get(name))), 0)
     answers = next((body[name] for name in _ANSWERS if _is_count(body.get(name))), 1)
     tokens, looked = float(allowed) * max(1.0, float(answers)), 0

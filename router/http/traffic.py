@@ -1,4 +1,4 @@
-"""How many requests are under way, and whether new ones are taken."""
+"""Counts the requests that are under way, and says whether new ones are accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 
 class Traffic:
-    """Counts requests. Only :meth:`close` changes whether new ones are taken, for good."""
+    """Counts requests. Only :meth:`close` stops new ones from being accepted, and it can't be
+    undone."""
 
     def __init__(self) -> None:
         self.requests_total = 0
@@ -20,16 +21,16 @@ class Traffic:
 
     @property
     def closed(self) -> bool:
-        """Whether the router is ending and takes no more requests."""
+        """Whether the router is ending and accepts no more requests."""
         return self._closed
 
     @property
     def under_way(self) -> int:
-        """Requests that have begun and not ended."""
+        """How many requests have begun and not ended."""
         return self._under_way
 
     def close(self) -> None:
-        """Take no more requests; those under way go on."""
+        """Accept no more requests; those under way go on."""
         self._closed = True
 
     @contextmanager
@@ -43,14 +44,14 @@ class Traffic:
             self._end()
 
     def go_on(self, task: asyncio.Task[Any]) -> None:
-        """Count what goes on after its request was answered as under way, until ``task`` ends.
-        It is no request of its own."""
+        """Count ``task`` as under way until it ends: the work that goes on after its request was
+        answered. It is not counted as a request of its own."""
         self._begin()
         task.add_done_callback(lambda _: self._end())
 
     async def idle(self, deadline_s: float | None) -> bool:
-        """Wait until nothing is under way; return False when that takes longer (None: for as
-        long as it takes)."""
+        """Wait until nothing is under way; return False if that takes longer than ``deadline_s``
+        (None: there is no time limit)."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()

@@ -1,4 +1,4 @@
-"""Has the supervisor keep what this router counts, and takes over what others have counted."""
+"""Lets the supervisor keep this router's counts, and takes over what other routers have counted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from lmx.router.supervisor.queries import ask
 _DEADLINE_S: Final = 1.0
 
 _INTERVAL_S: Final = 0.25
-"""Between two reports, while there is something to tell: what a router that is killed loses."""
+"""The pause between two reports while there is something new. A router that is killed loses the
+counts of this time."""
 
 _FIRST_S: Final = 1.0
-"""For the first reply, which comes in milliseconds: so long limits and metrics wait for it."""
+"""How long limits and metrics wait for the first reply, which comes in milliseconds."""
 
 _log = structlog.get_logger()
 
 
 class KeptCounts:
-    """``since_s``: Unix time of lmx's start; of this router's, until the supervisor has told.
-    Used from one event loop only."""
+    """Reports this router's counts to the supervisor, and adds those of earlier routers.
+
+    ``since_s`` is the Unix time of lmx's start; until the supervisor has replied, it is that of
+    this router's start. Used from one event loop only.
+    """
 
     def __init__(
         self, supervisor: SupervisorLink, metrics: RequestMetrics, limiter: RateLimiter
@@ -50,8 +54,8 @@ class KeptCounts:
         self._beside_others = False
 
     async def settled(self) -> None:
-        """Wait until it is known what was counted before this router; not longer than a second
-        after its start."""
+        """Wait until the counts of earlier routers are known, but no longer than a second after
+        this router's start."""
         if not self._settled.is_set():
             left_s = max(0.0, self._began_s + _FIRST_S - time.monotonic())
             with contextlib.suppress(TimeoutError):
@@ -60,7 +64,7 @@ class KeptCounts:
             self._settled.set()
 
     async def run(self) -> None:
-        """Report until cancelled: at once what has changed, and to each supervisor that comes."""
+        """Report until cancelled: changes at once, and everything to each new supervisor."""
         while True:
             if (
                 self._fresh
@@ -72,12 +76,13 @@ class KeptCounts:
             await asyncio.sleep(_INTERVAL_S)
 
     async def report_last(self) -> None:
-        """Tell what is new before the end."""
+        """Report what is new before the router ends."""
         if self._changes != self._reported:
             await self.report()
 
     async def report(self) -> None:
-        """Tell the supervisor what was counted. What it does not take now it hears next time."""
+        """Report the counts to the supervisor. Counts that it does not take now are reported next
+        time."""
         epoch, changes = self._supervisor.epoch, self._changes
         known = epoch == self._epoch
         report = ReportCounts(
@@ -111,7 +116,7 @@ class KeptCounts:
         if kept.ended is not None:
             self._ended = kept.ended
         self._beside_others = bool(kept.others)
-        # Nothing falls back, whatever a new supervisor has not heard of yet.
+        # No count falls back, whatever a new supervisor does not know yet.
         earlier = greatest(self._earlier, added(self._ended, kept.others))
         if earlier != self._earlier:
             self._earlier = earlier
