@@ -1,4 +1,4 @@
-"""What Kolosal's routes answer with: engines, and the health. Fields in ``_mb`` are MiB."""
+"""The answers of Kolosal's routes: engines, and the health. Fields in ``_mb`` are MiB."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ EngineState = Literal["loaded", "loading", "unloaded"]
 
 
 class EngineParameters(Answer):
-    """``n_ctx``: tokens, null until it is known. The others are as they were given: memory is
-    unified, so they mean nothing."""
+    """The parameters of an engine."""
 
     n_ctx: int | None
+    """How many tokens its context has. Null until it is known."""
     n_gpu_layers: int
+    """The value of the request. Memory is unified, so it has no effect."""
     main_gpu_id: int
+    """The value of the request. There is one GPU, so it has no effect."""
 
 
 class EngineLine(Answer):
@@ -27,43 +29,46 @@ class EngineLine(Answer):
 
 
 class EnginesAnswer(Answer):
-    """GET /engines: every model."""
+    """The answer of GET /engines: every model."""
 
     engines: list[EngineLine]
 
 
 class EngineAnswer(EngineLine):
-    """POST /engines."""
+    """The answer of POST /engines."""
 
     parameters: EngineParameters
 
 
 class EngineMemory(Answer):
-    """``model_size_mb``: the weights. ``context_size_mb``: what full contexts take together, as
-    many as ``concurrency`` says. Both are 0 until they are known."""
+    """The memory of an engine."""
 
     model_size_mb: int
+    """What the weights take. 0 until it is known."""
     context_size_mb: int
+    """What as many full contexts as `concurrency` says take together. 0 until it is known."""
 
 
 class EnginePerformance(Answer):
-    """``last_inference_tps``: tokens a second of the last answer, 0 before the first.
-    ``total_requests``: since lmx was started, or since it was loaded where that is more."""
+    """What an engine has done."""
 
     last_inference_tps: float
+    """The tokens per second of the last answer; 0 before the first."""
     total_requests: int
+    """Its requests since lmx was started, or since it was loaded if that number is higher."""
 
 
 class EngineStatusAnswer(EngineAnswer):
-    """GET /engines/{id}/status. ``problem``: why it is not loaded, where something went wrong."""
+    """The answer of GET /engines/{id}/status."""
 
     memory_usage: EngineMemory
     performance: EnginePerformance
     problem: str | None
+    """Why it is not loaded, if something went wrong."""
 
 
 class EngineRemoved(Answer):
-    """DELETE /engines/{id}."""
+    """The answer of DELETE /engines/{id}."""
 
     engine_id: str
     status: Literal["removed"]
@@ -78,27 +83,31 @@ class EngineCounts(Answer):
 
 
 class EngineSummary(Answer):
-    """``state`` is lmx's word, which says more."""
+    """An engine as the health shows it."""
 
     engine_id: str
     status: Literal["loaded", "unloaded"]
     state: str
+    """lmx's own word for its state, which tells more than `status`."""
 
 
 class SystemFigures(Answer):
-    """``memory_usage_mb``: of lmx and its models. ``cpu_usage_percent``: of the machine."""
+    """Figures of the machine and of lmx."""
 
     uptime_seconds: int
     memory_usage_mb: int
+    """What lmx and its models take together."""
     cpu_usage_percent: float
+    """The use of the whole machine's processor."""
 
 
 class ServerHealth(Answer):
-    """GET /health. ``degraded``: what is loaded answers, and nothing else can be loaded.
-    ``reason``: why it is not healthy, else null."""
+    """The answer of GET /health."""
 
     status: Literal["healthy", "degraded", "unhealthy"]
+    """`degraded` means that the loaded models answer, and no other can be loaded."""
     reason: str | None
+    """Why it is not healthy. Null if it is."""
     timestamp: int
     version: str
     engines: EngineCounts
