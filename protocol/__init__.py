@@ -1,6 +1,6 @@
-"""What the three kinds of lmx process say to each other, and nothing else.
+"""What the three kinds of lmx process have in common: what they say to each other, and little else.
 
-Depends on the standard library, msgpack and zmq (structlog in :mod:`lmx.protocol.host.logs`
-alone). Never imports the router, a worker or the supervisor. The wire format is described
-in ``PROTOCOL.md`` beside this file.
+This package depends on the standard library, msgpack and zmq. Only :mod:`lmx.protocol.host.logs`
+needs structlog. It never imports the router, a worker or the supervisor. ``PROTOCOL.md`` beside
+this file describes the wire format.
 """

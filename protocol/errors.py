@@ -1,7 +1,7 @@
-"""Every error lmx can give: one enum of codes, one tree of exceptions.
+"""Every error that lmx can give: one enum of codes and one tree of exceptions.
 
-A code is stable and machine-readable; it is what clients see as ``error.code``. The only
-table from code to HTTP status is ``router/http/errors.py``.
+A code is stable and machine-readable. Clients see it as ``error.code``. The only table from codes
+to HTTP statuses is ``router/http/errors.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """What went wrong. Values are part of the public contract: never rename one."""
+    """What went wrong. The values are part of the public contract, so that none may be renamed."""
 
     # The request itself.
     INVALID_JSON = "invalid_json"
@@ -32,7 +32,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found_error"
     METHOD_NOT_ALLOWED = "method_not_allowed"
-    # Not now: nothing was produced, safe to try again.
+    # Not now: nothing was produced, and the request can safely be sent again.
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -84,10 +84,10 @@ class ErrorCode(StrEnum):
 class LmxError(Exception):
     """Base of every error that lmx raises on purpose.
 
-    ``message`` is for a person and says what to do next; ``param`` is the path of the
-    offending field (``messages[2].content``); ``retry_after_s`` is set where trying again
-    later makes sense. ``final``: it never does, until somebody changes the configuration or
-    acts, though other errors of this code pass with time.
+    ``message`` is for people and says what to do next. ``param`` is the path of the field that is
+    wrong (``messages[2].content``). ``retry_after_s`` is set if trying again later makes sense.
+    ``final`` means that trying again never makes sense until somebody changes the configuration or
+    acts, although other errors with this code pass with time.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class LmxError(Exception):
 
 
 class RequestError(LmxError):
-    """The request can't be honoured as it is; sending it again changes nothing."""
+    """The request can't be met as it is, and sending it again changes nothing."""
 
 
 class UnavailableError(LmxError):
-    """Nothing was produced; the same request may succeed later."""
+    """Nothing was produced, and the same request may succeed later."""
 
 
 class GenerationError(LmxError):

@@ -1,4 +1,5 @@
-"""The states of a worker and of a model, as DESIGN names them. Values are what users see."""
+"""The states of workers, models and downloads, and the other enums that the processes share. Users
+see the values."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Final
 
 
 class WorkerState(StrEnum):
-    """Where one worker process is in its life. Only the supervisor's table changes it."""
+    """Where one worker process is in its life. Only the supervisor's transition table changes
+    it."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -18,24 +20,26 @@ class WorkerState(StrEnum):
 
 
 class SlotState(StrEnum):
-    """Where one configured model is. OCCUPIED has a worker whose own state says more. QUEUED
-    waits for memory; HELD was drained by an operator and takes no request."""
+    """Where one configured model is."""
 
     COLD = "cold"
     QUEUED = "queued"
+    """It waits for memory."""
     FETCHING = "fetching"
     OCCUPIED = "occupied"
+    """It has a worker, whose own state says more."""
     BACKOFF = "backoff"
     QUARANTINED = "quarantined"
     HELD = "held"
+    """An operator drained it, and it takes no request."""
 
 
 DOWN: Final = frozenset({SlotState.COLD, SlotState.QUARANTINED, SlotState.HELD})
-"""A model has no worker in these states and gets none before somebody asks for it."""
+"""In these states a model has no worker, and gets none before somebody asks for the model."""
 
 
 class ModelState(StrEnum):
-    """Where a model is, in the one word that users see: see :func:`model_state`."""
+    """Where a model is, in the one word that users see. See :func:`model_state`."""
 
     COLD = "cold"
     QUEUED = "queued"
@@ -51,12 +55,13 @@ class ModelState(StrEnum):
 
     @property
     def loaded(self) -> bool:
-        """Whether the model is in memory and answers, be it only what it has begun."""
+        """Whether the model is in memory and answers requests, or at least finishes those that it
+        has begun."""
         return self in (ModelState.READY, ModelState.DRAINING)
 
 
 def model_state(slot: SlotState, worker: WorkerState | None) -> ModelState:
-    """Return the state of the worker where there is one, else the slot's."""
+    """Return the state of the worker if there is one, else that of the slot."""
     match worker, slot:
         case None, SlotState.OCCUPIED:
             return ModelState.STARTING
@@ -69,21 +74,21 @@ def model_state(slot: SlotState, worker: WorkerState | None) -> ModelState:
 
 
 class SupervisorState(StrEnum):
-    """Whether lmx goes on, or ends its processes and then itself."""
+    """Whether lmx runs, or is ending its processes and then itself."""
 
     RUNNING = "running"
     STOPPING = "stopping"
 
 
 class RouterState(StrEnum):
-    """Whether a router serves, or one is about to be started."""
+    """Whether a router serves, or is about to be started."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
 
 
 class LoadPhase(StrEnum):
-    """What a load is busy with; shown with its progress."""
+    """What a load is busy with. It is shown with the load's progress."""
 
     DOWNLOAD = "download"
     CONVERT = "convert"
@@ -109,21 +114,21 @@ class ExitCause(StrEnum):
 
 
 class WorkerExit(IntEnum):
-    """The exit statuses by which a worker tells why it ended by itself; another one above 0 tells
-    nothing."""
+    """The exit statuses by which a worker says why it ended by itself. Any other status above 0
+    says nothing about the reason."""
 
     LOAD_FAILED = 1
     """The model could not be loaded, and a LoadFailed message says why; or the worker's own code
     failed, as with any Python program."""
     ENGINE_BROKE = 3
-    """A step raised."""
+    """A step of the engine raised an exception."""
     OUT_OF_MEMORY = 4
-    """The engine could not allocate, in a load or in a step."""
+    """The engine could not allocate memory, in a load or in a step."""
 
 
 class DownloadStatus(StrEnum):
-    """Where a download is. INTERRUPTED: its supervisor or its process ended; asked for again, it
-    goes on where it stopped, like one that FAILED or was CANCELLED."""
+    """Where a download is. One that FAILED, was CANCELLED or INTERRUPTED goes on where it stopped
+    when it is asked for again."""
 
     STARTING = "starting"
     DOWNLOADING = "downloading"
@@ -131,6 +136,7 @@ class DownloadStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+    """Its supervisor or its process ended."""
 
 
 class MemoryPressure(StrEnum):
@@ -142,7 +148,7 @@ class MemoryPressure(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended well; the values are OpenAI's."""
+    """Why a generation ended well. The values are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -150,7 +156,7 @@ class FinishReason(StrEnum):
 
 
 class ModelKind(StrEnum):
-    """What a model is for; read from its files."""
+    """What a model is for. It is read from the model's files."""
 
     CHAT = "chat"
     EMBEDDING = "embedding"

@@ -1,9 +1,10 @@
-"""Messages on the supervisor's control and events sockets. See PROTOCOL.md, "Control". What routers
-know of models is in :mod:`lmx.protocol.messages.snapshot`, the status in
-:mod:`lmx.protocol.messages.status`.
+"""The messages on the supervisor's control and events sockets. See PROTOCOL.md, "Control".
 
-Requests are imperatives, facts are past participles. A question carries a correlation in
-its envelope, and its reply carries the same one; facts and beats carry none.
+What routers know about the models is in :mod:`lmx.protocol.messages.snapshot`, and the status is
+in :mod:`lmx.protocol.messages.status`.
+
+Names of requests are imperatives, names of facts are past participles. A question carries a
+correlation in its envelope, and its reply carries the same one. Facts and heartbeats carry none.
 """
 
 from __future__ import annotations
@@ -28,64 +29,78 @@ from lmx.protocol.wire.codec import FLAT, message
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """A worker names itself: at its start, and again to any supervisor that asks Identify.
-
-    ``state`` is the worker's own view (STARTING when it has loaded nothing yet, LOADING,
-    READY, DRAINING). ``memory_bytes`` and ``context_length`` are 0 before it is loaded, and
-    there are no ``capabilities``, which are Loaded's. ``kind`` is what it was told to serve.
-    """
+    """A worker introduces itself, at its start and to any supervisor that sends Identify."""
 
     instance: str
     model_id: str
     pid: int
+
     state: WorkerState
+    """The worker's own view: STARTING if it has not begun to load, else LOADING, READY or
+    DRAINING."""
+
     memory_bytes: int = 0
+    """As in Loaded; 0 before the model is loaded."""
+
     context_length: int = 0
+    """As in Loaded; 0 before the model is loaded."""
+
     capabilities: tuple[str, ...] = ()
+    """As in Loaded; empty before the model is loaded."""
+
     kind: ModelKind | None = None
+    """The kind of model that the worker's spec asked it to serve."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class LoadAdvanced:
-    """A load made progress; resets the stall timer. ``fraction`` is None where unknown."""
+    """A load made progress. The supervisor restarts its stall timer."""
 
     instance: str
     phase: LoadPhase
+
     fraction: float | None
+    """How much of the phase is done, from 0 to 1; None where that is unknown."""
+
     detail: str = ""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model answers. ``memory_bytes`` is measured in the worker, not estimated.
-    ``capabilities``: what requests may use (``tools``, ``native_tools``, ``structured_outputs``,
-    ``reasoning``), for clients to see."""
+    """The model is loaded and answers requests."""
 
     instance: str
+
     memory_bytes: int
+    """The worker's memory, measured in the worker and not estimated."""
+
     context_length: int
     load_s: float
+
     capabilities: tuple[str, ...] = ()
+    """What requests may use, for clients to see: ``tools``, ``native_tools``,
+    ``structured_outputs``, ``reasoning``."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The model can't be loaded; the process ends by itself or is ended. ``permanent``: trying
-    again changes nothing, its files or its configuration must change first."""
+    """The model can't be loaded. The worker ends by itself, or the supervisor ends it."""
 
     instance: str
     code: ErrorCode
     message: str
+
     permanent: bool = False
+    """Whether another try would fail too, until the model's files or its configuration change."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
-    """How a worker is: sent every beat interval."""
+    """The heartbeat of a worker: how it is. A worker sends one every beat interval."""
 
     instance: str
 
@@ -93,31 +108,31 @@ class WorkerBeat:
     """The worker's own view."""
 
     rows: int
-    """Requests that it works on."""
+    """The number of requests that the worker works on."""
 
     queued: int
-    """Requests that wait in it."""
+    """The number of requests that wait in the worker."""
 
     stalled_for_s: float
     """For how many seconds work has been in flight without any progress: no token, and no chunk of
-    a prompt. 0 while it is idle or advancing."""
+    a prompt. 0 while the worker is idle or advances."""
 
     figures: WorkerFigures = field(default=WorkerFigures(), metadata=FLAT)
-    """What it measures and counts, for the status and the metrics."""
+    """What the worker measures and counts, for the status and the metrics."""
 
     idle_for_s: float = 0.0
-    """For how many seconds since the last request ended, or since the load; 0 while one is in
+    """The seconds since the last request ended, or since the load; 0 while a request is in
     flight."""
 
     keep_alive_s: float | None = None
-    """For how many seconds the last request asked to have it kept; None if it did not, and a
-    negative value is forever."""
+    """For how many seconds the last request wants the model to stay loaded. None: it did not say;
+    a negative value means forever."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class DrainRefused:
-    """Asked to drain only if idle, and it is not."""
+    """The worker was asked to drain only if it is idle, and it is not idle."""
 
     instance: str
     rows: int
@@ -126,7 +141,7 @@ class DrainRefused:
 @message
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No row is left and none will be taken."""
+    """The worker has no request left and accepts no new one."""
 
     instance: str
 
@@ -137,7 +152,7 @@ class Drained:
 @message
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Hello was taken; a worker that is STARTING loads its model now."""
+    """The supervisor accepted the WorkerHello. A worker that is STARTING loads its model now."""
 
     epoch: str
 
@@ -145,7 +160,7 @@ class Welcome:
 @message
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """A beat came from somebody unknown to this supervisor: say Hello."""
+    """This supervisor got a heartbeat from a process that it does not know: send a hello again."""
 
     epoch: str
 
@@ -153,26 +168,31 @@ class Identify:
 @message
 @dataclass(frozen=True, slots=True)
 class BeatSeen:
-    """Reply to every beat: the supervisor lives. ``revision`` is its snapshot's."""
+    """Reply to every heartbeat: the supervisor is alive."""
 
     epoch: str
+
     revision: int
+    """The revision of the supervisor's latest snapshot."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new stream; say Drained when the last one ends, or DrainRefused at once."""
+    """Accept no new request, and send Drained when the last one has ended."""
 
     if_idle: bool
+    """Drain only if the worker is idle. Otherwise it sends DrainRefused at once and goes on."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The machine's memory runs out. SOFT: give caches back, begin no row while another runs.
-    HARD: also fail one request now, the newest of the largest; said again while it must go on.
-    NONE: it is over."""
+    """The machine's memory runs out, or no longer does.
+
+    SOFT: give the caches back, and begin no request while another one runs. HARD: also fail one
+    request now, the newest of the largest; the message is sent again for each further request that
+    must go. NONE: the pressure is over."""
 
     level: MemoryPressure
 
@@ -183,7 +203,7 @@ class Pressure:
 @message
 @dataclass(frozen=True, slots=True)
 class RouterHello:
-    """A router names itself: at its start, and again to any supervisor that asks Identify."""
+    """A router introduces itself, at its start and to any supervisor that sends Identify."""
 
     pid: int
     router_id: str
@@ -193,38 +213,44 @@ class RouterHello:
 @message
 @dataclass(frozen=True, slots=True)
 class RouterBeat:
-    """Sent every beat interval. ``requests_total``: those that have ended; ``waiting``: those
-    that wait for a model."""
+    """The heartbeat of a router. A router sends one every beat interval."""
 
     pid: int
     streams: int
+
     requests_total: int
+    """The number of requests that have ended."""
+
     memory_bytes: int
+
     waiting: int = 0
+    """The number of requests that wait for a model."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Question: have this model ready, loading it if need be. Replies: Acquired, or Denied.
-
-    The supervisor answers within ``wait_s``, unless it hears Withdraw before. ``waited_s``: for
-    how long the oldest of the requests behind it has waited already, so that asking again does
-    not cost its place.
-    """
+    """Question: make this model ready, and load it if it is not loaded. Replies: Acquired, or
+    Denied."""
 
     model_id: str
+
     wait_s: float
+    """The supervisor replies within this time, unless a Withdraw comes first."""
+
     request_id: str
+
     waited_s: float = 0.0
+    """For how long the oldest of the requests that need the model has waited already. With it a
+    router that asks again keeps its place in the queue."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The requests behind all of this router's Acquires of a model have left: no answer is
-    awaited any more. A load that was started goes on, others may want it; one that only waits
-    for its turn is given up, unless others wait for it."""
+    """No request of this router waits for the model any more, so that no reply to its Acquires is
+    needed. A load that has started goes on, because others may want the model. A load that only
+    waits for its turn is given up, unless others wait for it."""
 
     model_id: str
 
@@ -232,7 +258,7 @@ class Withdraw:
 @message
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """The model is READY in this worker."""
+    """Reply to Acquire: the model is READY in this worker."""
 
     model_id: str
     instance: str
@@ -241,7 +267,8 @@ class Acquired:
 @message
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Reply to any question that can't be met. ``final``: nor would it be later."""
+    """Reply to any question whose wish can't be met. The fields are those of
+    :class:`lmx.protocol.errors.LmxError`."""
 
     code: ErrorCode
     message: str
@@ -256,8 +283,9 @@ class Denied:
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker's end was observed; its streams are lost. Published before the Snapshot
-    that no longer has it, so that routers can tell their clients why."""
+    """The supervisor observed the end of a worker, and the worker's streams are lost. It publishes
+    this before the Snapshot that no longer has the worker, so that routers can tell their clients
+    why."""
 
     instance: str
     model_id: str
@@ -271,20 +299,24 @@ class WorkerExited:
 @message
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Question: start loading. ``Done`` means begun; progress is in the status.
+    """Question: start to load a model. ``Done`` means that the load has begun; the status shows its
+    progress.
 
-    ``context_length``: load it with this one, also if it is loaded with another, until the next
-    load that says another or the configuration changes. A repository that is whole in the hub's
-    cache on this machine, and is not served yet, is added first, under its own name."""
+    A repository that is complete in the hub's cache on this machine, and is not served yet, is
+    added first, under its own name."""
 
     model_id: str
+
     context_length: int | None = None
+    """Load the model with this context length, even if it is loaded with another one. It holds
+    until a load names another one or the configuration changes."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class UnloadModel:
-    """Question: drain, end the worker, keep the model down. ``Done`` means begun."""
+    """Question: drain the worker, end it, and keep the model unloaded. ``Done`` means that this
+    has begun."""
 
     model_id: str
 
@@ -301,7 +333,8 @@ class KillModel:
 @message
 @dataclass(frozen=True, slots=True)
 class RestartModel:
-    """Question: drain, end the worker and load again; also leaves quarantine."""
+    """Question: drain the worker, end it, and load the model again. A model in quarantine leaves
+    it."""
 
     model_id: str
 
@@ -309,8 +342,8 @@ class RestartModel:
 @message
 @dataclass(frozen=True, slots=True)
 class DrainModel:
-    """Question: take no new request for the model, end its worker after its streams, and hold
-    it down until it is loaded or reset. ``Done`` means begun."""
+    """Question: accept no new request for the model, end its worker after its streams, and hold the
+    model unloaded until somebody loads or resets it. ``Done`` means that this has begun."""
 
     model_id: str
 
@@ -318,8 +351,8 @@ class DrainModel:
 @message
 @dataclass(frozen=True, slots=True)
 class ResetModel:
-    """Question: forget a model's failures: out of quarantine, backoff and hold, loaded with the
-    next request."""
+    """Question: forget a model's failures. It leaves quarantine, backoff and hold, and the next
+    request loads it."""
 
     model_id: str
 
@@ -327,61 +360,75 @@ class ResetModel:
 @message
 @dataclass(frozen=True, slots=True)
 class PinModel:
-    """Question: never evict the model (``pinned``), or treat it like others again."""
+    """Question: pin a model, or unpin it."""
 
     model_id: str
+
     pinned: bool
+    """Whether the model is never evicted from now on."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class ReloadConfig:
-    """Question: read the configuration again. Replies: Reloaded, or Denied with every problem
-    of a configuration that is not valid, of which nothing is taken then."""
+    """Question: read the configuration again. Replies: Reloaded; or Denied with every problem of a
+    configuration that is not valid, and then nothing changes."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """The configuration is in force. ``sections`` are those that differ from before;
-    ``changes`` says for people what follows, one sentence each; both empty: it is the same."""
+    """Reply to ReloadConfig: the new configuration is in force. If nothing has changed, both
+    fields are empty."""
 
     sections: tuple[str, ...]
+    """The sections that differ from before."""
+
     changes: tuple[str, ...]
+    """What follows from the changes, one sentence each, for people."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RestartRouter:
     """Question: start a new router on the same port and let the old one finish its requests.
-    ``Done`` has the new one's pid."""
+    ``Done`` has the pid of the new router."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RestartSupervisor:
-    """Question: replace the supervisor's program by the one that is installed now. Workers,
-    router and pid stay. ``Done`` means begun."""
+    """Question: replace the supervisor's program by the one that is installed now. The workers, the
+    router and the supervisor's pid stay. ``Done`` means that this has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, for people and programs. ``name`` is dotted, as in logs.
-    ``at_s`` is the time of day; ``data`` has plain values only."""
+    """Something that happened, for people and programs."""
 
     seq: int
+    """The number of the event within its epoch, from 1."""
+
     at_s: float
+    """When it happened, in Unix time."""
+
     name: str
+    """A dotted name, as in the logs."""
+
     model_id: str | None
+
     detail: str
+    """A sentence for people."""
+
     data: dict[str, Any]
+    """More about it, as plain values."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class GetEvents:
-    """Question: what happened after ``after_seq``, at most ``limit`` of the latest events. The
-    reply is an EventList."""
+    """Question: what happened after the event ``after_seq``? The reply is an EventList with the
+    latest ``limit`` events at most."""
 
     after_seq: int
     limit: int
@@ -390,24 +437,30 @@ class GetEvents:
 @message
 @dataclass(frozen=True, slots=True)
 class EventList:
-    """Events, oldest first. ``last_seq`` is the latest that there is, to ask from next.
-    ``epoch``: another one counts from 1 again."""
+    """Reply to GetEvents."""
 
     epoch: str
+    """The supervisor's life in which the events are numbered. Another epoch counts from 1 again."""
+
     last_seq: int
+    """The number of the latest event that there is. The next question asks from it."""
+
     events: tuple[Event, ...]
+    """The events, the oldest first."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """Question: shut lmx down. ``Done`` means begun."""
+    """Question: shut lmx down. ``Done`` means that this has begun."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Reply: the command was carried out, or begun where its question says so."""
+    """Reply to a command: it was carried out, or has begun where the question says so."""
 
     message: str
+
     pid: int | None = None
+    """The process that the command is about, if there is one."""

@@ -1,5 +1,7 @@
-"""What routers have counted, so that it outlives each of them: from a router to the supervisor,
-which adds up what the others have and had, and back. See PROTOCOL.md, "Counts"."""
+"""What routers have counted, kept so that it outlives each router. See PROTOCOL.md, "Counts".
+
+A router sends its counts to the supervisor, which adds up those of the others, running and ended,
+and sends them back."""
 
 from __future__ import annotations
 
@@ -11,15 +13,21 @@ from lmx.protocol.wire.codec import message
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counters of one model, or with the name ``""`` of what is no model's. ``values`` has one
-    for each of ``counters``; each only grows. ``used_at_s`` (Unix time) and ``tokens_per_s`` are
-    of its last request."""
+    """The counters of one model. The name ``""`` has the counters that belong to no model."""
 
     name: str
+
     counters: tuple[str, ...] = ()
+    """The names of the counters."""
+
     values: tuple[float, ...] = ()
+    """The value of each of ``counters``. A value only grows."""
+
     used_at_s: float | None = None
+    """When the model's last request came, in Unix time."""
+
     tokens_per_s: float | None = None
+    """The speed of its last request."""
 
     def by_name(self) -> dict[str, float]:
         """Return the counters by their names."""
@@ -28,49 +36,69 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What one asker has used of its limits: requests and tokens of the last minute, as they
-    counted ``age_s`` ago, and requests that are under way."""
+    """What one client (an API key or an address) has used of its rate limits."""
 
     asker: str
+    """The client."""
+
     requests: float = 0.0
+    """Requests of the last minute, as they counted ``age_s`` ago."""
+
     tokens: float = 0.0
+    """Tokens of the last minute, as they counted ``age_s`` ago."""
+
     running: int = 0
+    """Requests that are under way."""
+
     age_s: float = 0.0
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class ReportCounts:
-    """Question of a router: keep all that I have counted since I started, and tell me what others
-    have. Reply: CountsKept.
-
-    ``fresh``: no reply has come yet. ``seen`` is the last reply's revision; 0 to a supervisor that
-    has not replied yet, which gets ``ended`` and ``since_s`` as its predecessor had told them.
-    """
+    """Question of a router: keep all that I have counted since I started, and tell me what the
+    others have counted. Reply: CountsKept."""
 
     pid: int
     tallies: tuple[Tally, ...]
     usage: tuple[KeyUsage, ...]
+
     fresh: bool = False
+    """Whether this router has had no reply yet from any supervisor."""
+
     seen: int = 0
+    """The revision of the last reply. It is 0 for a supervisor that has not replied yet."""
+
     ended: tuple[Tally, ...] = ()
+    """For a supervisor that has not replied yet: what its predecessor replied as ``ended``."""
+
     since_s: float | None = None
+    """For a supervisor that has not replied yet: what its predecessor replied as ``since_s``."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class CountsKept:
-    """Reply: ``ended`` is what routers that have ended had counted, None where the asker has seen
-    this ``revision`` of it; ``others`` what other routers have until now. ``elsewhere``: requests
-    that those have under way. ``inherited``: for a fresh router, what was used of the limits.
-    ``since_s``: Unix time since which all this is counted: lmx's start."""
+    """Reply to ReportCounts."""
 
     revision: int
+    """The revision of ``ended``."""
+
     since_s: float
+    """Since when all this is counted, in Unix time: the start of lmx."""
+
     ended: tuple[Tally, ...] | None = None
+    """What routers that have ended had counted. None if the asking router has seen this
+    revision."""
+
     others: tuple[Tally, ...] = ()
+    """What the other running routers have counted until now."""
+
     elsewhere: tuple[KeyUsage, ...] = ()
+    """The requests that the other routers have under way."""
+
     inherited: tuple[KeyUsage, ...] = ()
+    """What clients have used of their rate limits. Only a fresh router gets it."""
 
 
 def added(*groups: Iterable[Tally]) -> tuple[Tally, ...]:
@@ -79,8 +107,8 @@ def added(*groups: Iterable[Tally]) -> tuple[Tally, ...]:
 
 
 def greatest(*groups: Iterable[Tally]) -> tuple[Tally, ...]:
-    """Return the greatest value of each counter, by name: of two accounts of the same counters
-    the later one."""
+    """Return the greatest value of each counter, by name. Of two accounts of the same counters
+    that is the later one."""
     return _joined(groups, max)
 
 

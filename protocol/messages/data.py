@@ -18,7 +18,7 @@ from lmx.protocol.wire.codec import message
 
 @dataclass(frozen=True, slots=True)
 class TokenBias:
-    """What is added to one token's logit."""
+    """One token, and what is added to its logit."""
 
     token: int
     bias: float
@@ -26,66 +26,79 @@ class TokenBias:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(SamplingParameters):
-    """How the tokens of one request are drawn. A parameter that is None has the model's default:
-    the configuration's, else that of the model's own files."""
+    """How the tokens of one request are drawn. For a parameter that is None the default of the
+    model applies: that of the configuration, else that of the model's own files."""
 
     seed: int | None = None
-    """The same seed draws the same tokens. None: a random one."""
+    """The same seed draws the same tokens. None: a random seed."""
+
     logit_bias: tuple[TokenBias, ...] = ()
     """What is added to the logits of some tokens."""
+
     ignore_eos: bool = False
-    """Whether the model's end tokens do not end the answer."""
+    """Whether the answer goes on after an end token of the model."""
+
     min_tokens: int = 0
-    """Before so many tokens neither an end token nor a stop ends the answer."""
+    """Neither an end token nor a stop string ends the answer before it has this many tokens."""
+
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the answer as well, and are no part of it."""
+    """More tokens that end the answer. They are not part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How many answers, and how they are found.
-
-    ``n`` are returned of ``best_of`` that are made (at least ``n``). With ``beam``, ``best_of``
-    is the width of a beam search, whose scores are divided by length to the power of
-    ``length_penalty``; otherwise all are sampled, and the likeliest by token are returned.
-    """
+    """How many answers a request gets, and how they are found."""
 
     n: int = 1
+    """The number of answers that are returned."""
+
     best_of: int = 1
+    """The number of answers that are generated, at least ``n``. The ones with the highest mean
+    probability of a token are returned. With ``beam`` it is the width of the beam search."""
+
     beam: bool = False
+    """Whether the answers are found by beam search. Otherwise they are sampled."""
+
     length_penalty: float = 1.0
+    """A beam search divides the score of an answer by its length to the power of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The form that the answer must have.
-
-    ``text``: the JSON schema as JSON; the regular expression; the choices as a JSON array of
-    strings; the grammar (Lark or GBNF). Empty for a JSON object. ``param`` is the request's
-    field, for errors. ``whitespace``: a regular expression for each stretch of white space in
-    JSON; None: what models write.
-    """
+    """The form that the answer must have."""
 
     kind: StructureKind
+
     text: str
+    """The JSON schema, as JSON; the regular expression; the choices, as a JSON array of strings;
+    or the grammar (Lark or GBNF). It is empty for a JSON object."""
+
     param: str
+    """The field of the request that asks for this form. Errors name it."""
+
     whitespace: str | None = None
+    """The regular expression that each stretch of white space in JSON must match. None: white
+    space as models usually write it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, as OpenAI's objects, checked by the router.
-
-    ``function``: the one that must be called, once, with ``choice`` REQUIRED. ``allowed``: the
-    names of those that may be called, None for all. Without ``parallel`` an answer holds one
-    call at most.
-    """
+    """The tools of a request, and how the model may use them."""
 
     tools: tuple[dict[str, Any], ...]
+    """The tools as OpenAI's objects. The router has checked them."""
+
     choice: ToolChoice = ToolChoice.AUTO
+
     function: str | None = None
+    """The name of the function that the answer must call exactly once. ``choice`` is REQUIRED
+    then."""
+
     parallel: bool = True
+    """Whether an answer may hold more than one call."""
+
     allowed: tuple[str, ...] | None = None
+    """The names of the tools that may be called. None: all of them."""
 
     @property
     def one_call(self) -> bool:
@@ -94,7 +107,7 @@ class ToolUse:
 
     @property
     def known(self) -> tuple[dict[str, Any], ...]:
-        """The tools that the model is told of: none of those that are not allowed."""
+        """The tools that the prompt describes to the model: only those that are allowed."""
         if self.choice is ToolChoice.NONE:
             return ()
         return tuple(tool for tool in self.tools if self._is_allowed(tool))
@@ -113,18 +126,22 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a reasoning model thinks. ``effort`` is OpenAI's word, given to the template; whether
-    it means thinking at all ("none") is said by ``enabled``. ``budget_tokens`` ends the thinking
-    when it has become so long. None: as the model does."""
+    """How a reasoning model thinks. Where a field is None, the model decides."""
 
     effort: str | None = None
+    """OpenAI's word for the effort. It is passed to the chat template."""
+
     enabled: bool | None = None
+    """Whether the model thinks at all. The effort "none" means that it does not."""
+
     budget_tokens: int | None = None
+    """The thinking is ended when it is this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assist:
-    """How far speculation goes in this request. None: as the model is configured."""
+    """How many tokens are guessed ahead in this request (speculative decoding). Where a field is
+    None, the model's configuration applies."""
 
     num_assistant_tokens: int | None = None
     assistant_confidence_threshold: float | None = None
@@ -136,52 +153,76 @@ class Assist:
 class Generate:
     """Answer a conversation (``messages``) or continue a text (``prompt``, ``prompt_tokens``).
 
-    Exactly one of the three is given. ``messages`` are OpenAI's, checked by the router, text
-    only. ``max_tokens`` None means up to the model's default, else the rest of the context.
-    ``credit_deltas`` is how many deltas may be sent before the first Credit.
-    ``top_logprobs``: None for none, else how many alternatives each token comes with.
-    ``parse``: reasoning and tool calls are told apart from content. ``echo``: the answer
-    begins with the prompt, and with its logprobs where they are asked for. Only requests with
-    the same ``cache_salt`` share cached prefixes. ``keep_alive_s``: for how long the model is to
-    stay loaded after this request, when no other comes; 0: not at all, negative: forever, None:
-    as it is configured. ``owner`` says whose it is, without saying who that is: owners take turns
-    where requests wait. ``memory_wait_s``: for how long at most it waits for a row while the
-    machine is short of memory; None: as at other times.
-    ``whole``: nobody reads the answer before its end, so that one that turns out not to satisfy its
-    schema may be made once more. ``token_ids``: those of prompt and answer are told.
+    Exactly one of the three is given.
     """
 
     stream_id: int
     request_id: str
     sampling: Sampling
+
     credit_deltas: int
+    """How many deltas the worker may send before the first Credit."""
+
     messages: tuple[dict[str, Any], ...] | None = None
+    """OpenAI's messages, text only. The router has checked them."""
+
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
+
     max_tokens: int | None = None
+    """The answer ends after this many tokens. None: the model's default; where it has none, the
+    rest of the context."""
+
     stop: tuple[str, ...] = ()
+    """Strings that end the answer."""
+
     include_stop: bool = False
+    """Whether the stop string is part of the answer."""
+
     search: Search = Search()
+
     top_logprobs: int | None = None
+    """How many alternatives come with the logprob of each token. None: no logprobs at all."""
+
     echo: bool = False
+    """Whether the answer begins with the prompt, and with its logprobs if logprobs are asked
+    for."""
+
     parse: bool = True
+    """Whether reasoning and tool calls are separated from the content."""
+
     template_kwargs: dict[str, Any] | None = None
     structure: Structure | None = None
     tool_use: ToolUse | None = None
     thinking: Thinking = Thinking()
     assist: Assist = Assist()
+
     cache_salt: str = ""
+    """Only requests with the same salt share cached prefixes."""
+
     keep_alive_s: float | None = None
+    """For how long the model stays loaded after this request if no other request comes. 0: it is
+    unloaded at once; negative: it stays forever; None: as it is configured."""
+
     owner: str = ""
+    """An opaque name of the client whose request this is. Owners take turns where requests wait."""
+
     memory_wait_s: float | None = None
+    """The longest that the request waits for a row while the machine is short of memory. None: as
+    long as at other times."""
+
     whole: bool = False
+    """Whether nobody reads the answer before its end. Then an answer that does not satisfy its
+    schema may be generated once more."""
+
     token_ids: bool = False
+    """Whether the ids of the tokens of the prompt and of the answer are sent too."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The reader has taken ``deltas`` more deltas: as many more may be sent."""
+    """The reader has taken ``deltas`` deltas, so that the worker may send as many more."""
 
     stream_id: int
     deltas: int
@@ -190,7 +231,7 @@ class Credit:
 @message
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop at once, wherever the stream is: queued, in prefill, decoding. No reply."""
+    """Stop the stream at once, whether it is queued, in prefill or decoding. There is no reply."""
 
     stream_id: int
 
@@ -198,8 +239,10 @@ class Cancel:
 @message
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The worker renders and tokenizes this request now, or cuts this task into pieces. If it ends
-    before its verdict, this request may have done it; those that only wait have not."""
+    """The worker starts to render and tokenize this request, or to cut this task into pieces.
+
+    If the worker dies before it sends Accepted or Refused, this request may be what killed it.
+    Requests that only waited are not."""
 
     stream_id: int
 
@@ -207,22 +250,25 @@ class Preparing:
 @message
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The prompt fits and waits for (or has) a row. Exactly one Accepted or Refused comes.
-
-    ``remarks`` say, for people, what is done otherwise than it was asked for. ``prompt_ids`` where
-    token ids were asked for."""
+    """The prompt fits, and the request has a row or waits for one. Each request gets exactly one
+    Accepted or Refused."""
 
     stream_id: int
     prompt_tokens: int
     queued: int
+
     remarks: tuple[str, ...] = ()
+    """Sentences for people about what the worker does differently from what was asked for."""
+
     prompt_ids: tuple[int, ...] = ()
+    """The ids of the prompt's tokens, if token ids were asked for."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was produced and nothing will be. Safe to send elsewhere or again."""
+    """Nothing was produced and nothing will be. The request can safely be sent again, or to
+    another worker."""
 
     stream_id: int
     code: ErrorCode
@@ -233,7 +279,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """A token that was likely in one place."""
+    """A token that was likely at one position."""
 
     token: bytes
     logprob: float
@@ -242,19 +288,25 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that was chosen, and how likely it was: by the model, before any parameter of
-    the request. ``token`` is its bytes, which may be a part of a character. ``logprob`` None:
-    the first token of a prompt, which nothing came before."""
+    """A token that was chosen, and how likely the model made it, before any parameter of the
+    request was applied."""
 
     token: bytes
+    """The bytes of the token, which may be part of a character only."""
+
     logprob: float | None
+    """None for the first token of a prompt, which has nothing before it."""
+
     token_id: int
+
     top: tuple[TopLogprob, ...] = ()
+    """The likeliest tokens at this position."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """Which call a delta's text is an argument fragment of; its beginning has id and name."""
+    """The tool call whose arguments the text of a delta continues. The first part of a call has
+    its id and its name."""
 
     index: int
     call_id: str | None = None
@@ -263,38 +315,44 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that is final: it will not change, holds whole characters and no stop string.
-
-    ``index`` is the answer's. ``logprobs`` are those of the tokens whose text came to its end
-    here, for content alone. ``tokens`` counts tokens of every kind; ``token_ids`` are theirs,
-    where they were asked for.
-    """
+    """Text that is final: it will not change, holds whole characters and no stop string."""
 
     stream_id: int
     text: str
+
     tokens: int
+    """The number of tokens that this delta stands for, of every kind."""
+
     index: int = 0
+    """Which of the stream's answers the text belongs to, from 0."""
+
     kind: DeltaKind = DeltaKind.CONTENT
     call: ToolCallPart | None = None
+
     logprobs: tuple[TokenLogprob, ...] = ()
+    """The logprobs of the tokens whose text ends in this delta. Only content has them."""
+
     token_ids: tuple[int, ...] = ()
+    """The ids of the tokens that ``tokens`` counts, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnded:
-    """One of a stream's answers is whole. ``stop`` is the stop string or token id (as text)
-    that ended it, None for EOS and every other end."""
+    """One of a stream's answers is complete."""
 
     stream_id: int
     index: int
     reason: FinishReason
+
     stop: str | None = None
+    """The stop string, or the id of the stop token as text, that ended the answer. None if an end
+    token of the model or anything else ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts for one stream; real ones, from the engine. The prompt is counted once, the
-    tokens of all answers together."""
+    """The token counts of one stream, as the engine counted them. The prompt is counted once, and
+    the tokens of all answers are added up."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -304,24 +362,28 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds, measured in the worker.
-
-    ``queue_s``: from arrival to the start of prefill. ``prefill_s``: to the first token.
-    ``decode_s``: from the first token to the last. Of ``drafted_tokens`` that were guessed
-    ahead, ``accepted_tokens`` were right.
-    """
+    """How long each part of a generation took, measured in the worker."""
 
     queue_s: float
+    """From the arrival of the request to the start of prefill."""
+
     prefill_s: float
+    """From the start of prefill to the first token."""
+
     decode_s: float
+    """From the first token to the last."""
+
     drafted_tokens: int = 0
+    """The number of tokens that speculation guessed ahead."""
+
     accepted_tokens: int = 0
+    """How many of the drafted tokens were right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The stream ended well; its deltas and the ends of its answers came before, or earlier
-    in the same message."""
+    """The stream ended well. Its deltas and the ends of its answers came in earlier messages, or
+    earlier in the same message."""
 
     stream_id: int
     usage: Usage
@@ -340,8 +402,8 @@ class Failed:
 @message
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """All that one engine step produced for one router: one message, however many rows. What is
-    large goes in several, the ends with the last."""
+    """All that one step of the engine produced for one router: one message for all rows. If it is
+    large, it is split into several messages, and the last of them has the ends."""
 
     deltas: tuple[Delta, ...] = ()
     ended: tuple[ChoiceEnded, ...] = ()
@@ -352,11 +414,12 @@ class Outputs:
 @message
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The worker's I/O loop lives; sent each beat to every router with an open stream.
+    """The worker's I/O loop is alive. The worker sends it each beat to every router that has an
+    open stream.
 
-    It finds routers that have gone (the send fails) also while no token is due, and tells
-    a router whose supervisor is down that the worker is still there. It says nothing of the
-    engine's progress: that is the supervisor's to judge.
+    By it the worker notices that a router has gone (the send fails) even while there is no token
+    to send, and a router whose supervisor is down sees that the worker is still there. It says
+    nothing about the engine's progress, which only the supervisor judges.
     """
 
     instance: str

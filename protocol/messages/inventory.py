@@ -1,8 +1,8 @@
-"""Messages about which models there are: added, downloaded, found on disk, deleted. See
-PROTOCOL.md, "Inventory".
+"""The messages by which models are added, downloaded, found on disk and deleted. See PROTOCOL.md,
+"Inventory".
 
-They go over the control socket like those of :mod:`lmx.protocol.messages.control`: questions of a
-router or of the command line to the supervisor, each with one reply, or Denied."""
+They go over the control socket like those of :mod:`lmx.protocol.messages.control`. A router or the
+command line asks the supervisor a question, and gets one reply or Denied."""
 
 from __future__ import annotations
 
@@ -19,25 +19,30 @@ from lmx.protocol.wire.codec import message
 class AddModel:
     """Question: serve another model from now on, and after restarts, until RemoveModel.
 
-    ``source`` is as in the configuration. ``parameters`` are kept and shown, and mean nothing
-    to lmx. ``context_at_most``: nobody chose ``context_length``, so that a model whose own is
-    shorter has its own, and one that is there already stays with what it has. ``Done`` means that
-    it is known, not that it is loaded. Denied: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE
-    with the ``param`` it is about.
+    ``Done`` means that the model is known, not that it is loaded. Denied: MODEL_EXISTS,
+    MODEL_SOURCE_INVALID, or INVALID_VALUE with the ``param`` that it is about.
     """
 
     model_id: str
+
     source: str
+    """The source, as in the configuration."""
+
     context_length: int | None = None
+
     parameters: dict[str, Any] = field(default_factory=dict)
+    """Values that lmx keeps and shows, and does not use."""
+
     context_at_most: bool = False
+    """Whether ``context_length`` is only an upper limit, because nobody chose it. A model whose own
+    context is shorter gets its own, and a model that is known already keeps what it has."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RemoveModel:
-    """Question: unload a model that was added, and forget it. ``Done`` means begun. One of the
-    configuration is Denied with MODEL_CONFIGURED. Files stay."""
+    """Question: unload a model that was added, and forget it. Its files stay. ``Done`` means that
+    this has begun. A model of the configuration is Denied with MODEL_CONFIGURED."""
 
     model_id: str
 
@@ -47,9 +52,10 @@ class RemoveModel:
 class StartDownload:
     """Question: download a repository of the hub, or one file of it, and serve it from then on.
 
-    The reply is a DownloadView, once the size is known, the download has ended, or neither came
-    within seconds. What runs already for the same repository, revision and file is replied with
-    as it is; what was interrupted goes on where it stopped, under its id.
+    The reply is a DownloadView. It comes when the size is known or the download has ended, and
+    after some seconds at the latest. If the same repository, revision and file is being downloaded
+    already, the reply shows that download. One that was interrupted goes on where it stopped, with
+    its old id.
     """
 
     repo_id: str
@@ -60,7 +66,8 @@ class StartDownload:
 @message
 @dataclass(frozen=True, slots=True)
 class CancelDownload:
-    """Question: end a download; what has come stays for the next try. Reply: DownloadView."""
+    """Question: cancel a download. What has arrived stays for the next try. Reply:
+    DownloadView."""
 
     download_id: str
 
@@ -68,35 +75,49 @@ class CancelDownload:
 @message
 @dataclass(frozen=True, slots=True)
 class GetDownloads:
-    """Question; the reply is a Downloads. ``download_id``: of this one alone, Denied with
-    NOT_FOUND if there is none."""
+    """Question: which downloads are there? The reply is a Downloads."""
 
     download_id: str | None = None
+    """Ask for this download alone. If there is none of this id, the reply is Denied with
+    NOT_FOUND."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class DownloadView:
-    """One download. ``total_bytes`` None: not known yet. ``downloaded_bytes`` counts what was
-    there before it went on. ``model_id``: under what it is served, once it is COMPLETED.
-    ``param``: the field of StartDownload that is at fault; ``retry_after_s``: after its end, as of
-    then. Times are times of day."""
+    """One download, as clients see it."""
 
     download_id: str
     repo_id: str
     revision: str | None
     filename: str | None
     status: DownloadStatus
+
     total_bytes: int | None
+    """The size; None while it is not known yet."""
+
     downloaded_bytes: int
+    """How much is here, with what was here before the download went on."""
+
     speed_bytes_per_s: float
+
     started_s: float
+    """When it was started, in Unix time."""
+
     ended_s: float | None = None
+    """When it ended, in Unix time."""
+
     model_id: str | None = None
+    """The id under which the model is served, once the download is COMPLETED."""
+
     error_code: ErrorCode | None = None
     error: str | None = None
+
     param: str | None = None
+    """The field of StartDownload that caused the error."""
+
     retry_after_s: float | None = None
+    """How many seconds after ``ended_s`` another try makes sense."""
 
 
 @message
@@ -110,25 +131,28 @@ class Downloads:
 @message
 @dataclass(frozen=True, slots=True)
 class GetAvailable:
-    """Question: which models are on this machine's disk, whole; the reply is an Available."""
+    """Question: which complete models are on this machine's disk? The reply is an Available."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableModel:
-    """A model on disk. ``repo_id`` is its source where it is no repository: the folder's name.
-    ``model_id``: under what it is served, None if it is not."""
+    """A model on disk."""
 
     repo_id: str
+    """Its repository; the name of its folder if it is not from a repository."""
+
     local_path: str
     size_bytes: int
     downloaded_at_s: float
+
     model_id: str | None = None
+    """The id under which it is served; None if it is not served."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What is on disk, by name."""
+    """Reply to GetAvailable: the models on disk, sorted by name."""
 
     models: tuple[AvailableModel, ...]
 
@@ -136,18 +160,22 @@ class Available:
 @message
 @dataclass(frozen=True, slots=True)
 class DeleteModel:
-    """Question: delete a model's files, and forget it if it was added or downloaded. Reply:
-    Deleted. Denied: MODEL_NOT_FOUND, MODEL_LOADED unless ``force`` (which unloads it first),
-    NOT_DELETABLE for files that lmx did not put there."""
+    """Question: delete a model's files, and forget the model if it was added or downloaded. Reply:
+    Deleted. Denied: MODEL_NOT_FOUND; MODEL_LOADED unless ``force``; NOT_DELETABLE for files that
+    lmx did not put there."""
 
     model_id: str
+
     force: bool = False
+    """Unload the model first if it is loaded."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The files are gone. ``freed_bytes``: what they took."""
+    """Reply to DeleteModel: the files are deleted."""
 
     model_id: str
+
     freed_bytes: int
+    """The size of the files that were deleted."""

@@ -1,4 +1,4 @@
-"""What routers know of the models: the supervisor's public state, on the events socket."""
+"""What routers know about the models: the supervisor's public state, on the events socket."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ModelCommon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView(ModelCommon):
-    """What a router needs to know of one configured model."""
+    """What a router needs to know about one configured model."""
 
     model_id: str
     """Its name in the configuration."""
@@ -105,7 +105,7 @@ class ModelView(ModelCommon):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A name that stands for the first of several models that can answer."""
+    """A name that stands for several models: the first of them that can answer does."""
 
     name: str
 
@@ -116,23 +116,23 @@ class Route:
 @message
 @dataclass(frozen=True, slots=True)
 class GetSnapshot:
-    """Question; the reply is a :class:`Snapshot`."""
+    """Question: what is the state now? The reply is a :class:`Snapshot`."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of the supervisor's public state. Each change publishes a whole new one, so that a
-    missed one heals with the next."""
+    """All of the supervisor's public state. Each change publishes a whole new snapshot, so that a
+    router that missed one is up to date with the next."""
 
     epoch: str
-    """The supervisor's life that it is of."""
+    """The life of the supervisor that published it."""
 
     revision: int
     """It grows by one with each change within an epoch."""
 
     default_model: str | None
-    """The model of requests that name none, by its id."""
+    """The id of the model that answers requests which name no model."""
 
     models: tuple[ModelView, ...]
 
@@ -142,7 +142,7 @@ class Snapshot:
     routes: tuple[Route, ...] = ()
 
     free_bytes: int = 0
-    """What of the budget nobody has reserved."""
+    """How much of the memory budget is not reserved."""
 
     no_loads: str | None = None
-    """Why no model at all can be loaded just now, for people; null: models can be."""
+    """Why no model at all can be loaded just now, for people; None if models can be loaded."""

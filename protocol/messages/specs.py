@@ -1,6 +1,6 @@
-"""What a supervisor tells a process that it starts. Travels over the child's stdin, once.
+"""The specs: what the supervisor tells a process that it starts, once, over the child's stdin.
 
-A spec is the process's whole configuration: it reads no file and no ``LMX_*`` variable.
+A spec is the whole configuration of the process, which reads no file and no ``LMX_*`` variable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from lmx.protocol.wire.codec import message
 
 @dataclass(frozen=True, slots=True)
 class LogSpec:
-    """Where a process logs. It rotates the file itself, so it needs no supervisor to log."""
+    """Where a process logs. The process rotates the file itself, so that it can log without a
+    supervisor."""
 
     path: str
     level: str = "info"
@@ -26,72 +27,94 @@ class LogSpec:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheSpec:
-    """Where prompts that were computed before are kept. ``disk_path`` None: in memory alone."""
+    """Where the worker keeps prompts that it has computed."""
 
     memory_bytes: int
+
     disk_path: str | None = None
+    """The folder on disk. None: prompts are kept in memory only."""
+
     disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSpec:
-    """Tokens are guessed ahead and checked together. ``draft_path`` names the folder of a
-    small model that guesses; None: by looking up in the prompt and the answer what came after
-    the last tokens when they came before. At most ``max_rows`` rows are guessed for."""
+    """How tokens are guessed ahead, so that the model checks several at once."""
 
     draft_path: str | None = None
+    """The folder of the small model that guesses. None: prompt lookup guesses, which looks for an
+    earlier place of the last tokens in prompt and answer and takes what followed there."""
+
     num_assistant_tokens: int = 4
     assistant_confidence_threshold: float | None = None
     max_ngram_size: int = 3
+
     max_rows: int = 2
+    """Nothing is guessed while more rows than this run."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerSpec(SamplingParameters):
-    """One worker: one model.
-
-    ``engine`` is ``module:function``; the function loads the model
-    (``lmx.worker.engine.EngineFactory``). ``memory_limit_bytes`` is the worker's share of the
-    budget: its caches and its wired memory stay within it. The sampling parameters are defaults
-    for requests that name none, and ``template_kwargs`` likewise. ``max_decode_stall_s``: for
-    how long at most a prompt's prefill keeps running streams from their next token.
-    ``prefix_cache`` and ``speculation`` None: off. ``kv_cache_bytes`` is what the KV caches of
-    all rows may take, counted with ``kv_layers``; None: not counted. ``max_queue_s``: a request
-    that has waited so long for a row is given up. ``render_timeout_s``: one whose chat template
-    takes so long is refused.
-    """
+    """The configuration of one worker, which serves one model. The sampling parameters are the
+    defaults of requests that do not set them."""
 
     instance: str
     model_id: str
     model_path: str
     run_dir: str
     log: LogSpec
+
     engine: str
+    """``module:function``; the function loads the model (``lmx.worker.engine.EngineFactory``)."""
+
     engine_options: dict[str, Any]
+
     memory_limit_bytes: int
+    """The worker's share of the memory budget. Its caches and its wired memory stay within it."""
+
     max_rows: int
     max_queue: int
     context_length: int | None = None
     default_max_tokens: int | None = None
     max_tokens_limit: int | None = None
     kind: ModelKind = ModelKind.CHAT
+
     template_kwargs: dict[str, Any] | None = None
+    """The defaults of requests that do not set them."""
+
     tool_parser: str | None = None
+
     max_decode_stall_s: float = 0.3
+    """The longest that the prefill of a prompt may keep running streams from their next token."""
+
     prefix_cache: PrefixCacheSpec | None = None
+    """None: off."""
+
     speculation: SpeculationSpec | None = None
+    """None: off."""
+
     kv_cache_bytes: int | None = None
+    """What the KV caches of all rows may take together, counted with ``kv_layers``. None: they are
+    not counted."""
+
     kv_layers: tuple[KvLayers, ...] = ()
+
     max_queue_s: float = 300.0
+    """A request that has waited this long for a row is given up."""
+
     render_timeout_s: float = 10.0
+    """A request whose chat template takes longer than this is refused."""
+
     beat_interval_s: float = 1.0
+
     orphan_grace_s: float = 300.0
+    """For how long the worker goes on without a supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """How much may be asked for. None: without a limit."""
+    """How much a client may ask for. Where a field is None, there is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -100,44 +123,44 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key for inference. ``name`` is for people, empty where it has none; ``limits`` None: those
-    of every key."""
+    """An API key for inference."""
 
     key: str = field(repr=False)
+
     name: str = ""
+    """The name for people; empty if the key has none."""
+
     limits: RateLimits | None = None
+    """The key's own limits. None: the limits that hold for every key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RescueSpec:
-    """What a router runs, as a child of its own, when it has heard no supervisor for ``silence_s``:
-    it wakes or ends one that hangs, and starts another where nobody else does. ``environment`` is
-    what the router's own lacks."""
+    """The command that a router runs as its child when it hears nothing from the supervisor. The
+    command wakes or ends a supervisor that hangs, and starts another one if nobody else does."""
 
     command: tuple[str, ...]
+
     silence_s: float
+    """The router runs the command after this long without a message from a supervisor."""
+
     environment: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The variables that the router's own environment lacks."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """The HTTP front. ``listen_fd`` is an inherited, listening socket: while a router is being
-    restarted, new connections wait in its backlog instead of being refused. ``max_requests``:
-    so many are answered at a time, more get 429. ``admin_key`` opens the routes for operators;
-    one of ``api_keys`` the others, any key or none where there are no ``api_keys``.
-    ``metrics_key`` opens the metrics; empty: none does. ``sync_timeout_s``: how long a request
-    that does not stream waits for its answer. ``jobs_path`` is the file of the job records,
-    which go by age, number and size. ``logs_dir`` is where the processes log. ``allowed_hosts``:
-    names that it answers under beside the machine's own. ``cors_origins``: the pages of other
-    origins that may use it. Both as in :mod:`lmx.protocol.web_origins`. ``key_limits`` are
-    those of each key, or of each client's address where there are no keys; ``total_limits``
-    those of all together. ``rescue`` None: nobody looks after a supervisor that is silent."""
+    """The configuration of the router, the HTTP front."""
 
     router_id: str
     run_dir: str
     log: LogSpec
+
     listen_fd: int
+    """An inherited, listening socket. While a router is being restarted, new connections wait in
+    its backlog instead of being refused."""
+
     host: str
     port: int
     version: str
@@ -147,20 +170,52 @@ class RouterSpec:
     worker_silence_s: float
     ping_interval_s: float
     shutdown_grace_s: float
+
     max_requests: int
+    """The number of requests that are answered at a time. More get the status 429."""
+
     admin_key: str = field(repr=False)
+    """The key to the routes for operators."""
+
     sync_timeout_s: float
+    """How long a request that does not stream waits for its answer."""
+
     jobs_path: str
+    """The file of the job records. They are removed by age, number and size."""
+
     jobs_max_age_s: float
     jobs_max_count: int
+
     logs_dir: str
+    """The folder where all processes log."""
+
     allowed_hosts: tuple[str, ...] = ()
+    """Host names that the router answers to, beside the machine's own. Their form is that of
+    :mod:`lmx.protocol.web_origins`."""
+
     cors_origins: tuple[str, ...] = ()
+    """The other origins whose pages may use the router. Their form is that of
+    :mod:`lmx.protocol.web_origins`."""
+
     api_keys: tuple[ApiKey, ...] = ()
+    """The keys to the routes for clients. Without any, these routes take every key, and requests
+    without a key."""
+
     jobs_max_bytes: int = 512 * 1024 * 1024
+
     metrics_key: str = field(default="", repr=False)
+    """The key to the metrics. Empty: there is no such key."""
+
     key_limits: RateLimits = RateLimits()
+    """The limits of each key, or of each client's address where there are no keys."""
+
     total_limits: RateLimits = RateLimits()
+    """The limits of all clients together."""
+
     rescue: RescueSpec | None = None
+    """None: the router does nothing about a silent supervisor."""
+
     beat_interval_s: float = 1.0
+
     orphan_grace_s: float = 300.0
+    """For how long the router goes on without a supervisor."""

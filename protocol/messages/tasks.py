@@ -1,9 +1,12 @@
-"""Messages for work of a model that is no generation: one question, one answer, no credit.
+"""Messages for the work of a model that is not a generation: one question, one answer, no credit.
 
-Router to worker: Embed, Rerank, Tokenize, Detokenize, DescribeTokenizer, and data.Cancel. Worker to
-router: Refused (data) whenever there is no answer, else Vectors (one or more) or Scores, then
-TaskFinished; or Tokenized; or Detokenized; or TokenizerDescribed. ``owner`` as in ``Generate``.
-Streams and tasks of a router have their numbers in common.
+Router to worker: Embed, Rerank, Tokenize, Detokenize, DescribeTokenizer, and Cancel. Worker to
+router: Refused if there is no answer; else one or more Vectors or Scores and then TaskFinished, or
+one Tokenized, Detokenized or TokenizerDescribed. Cancel and Refused are those of
+:mod:`lmx.protocol.messages.data`. The tasks and streams of one router are numbered together.
+
+Some fields mean the same in every task. ``owner`` and ``keep_alive_s`` are those of ``Generate``.
+When ``deadline_s`` has passed since its arrival, a task is dropped and refused.
 """
 
 from __future__ import annotations
@@ -18,18 +21,18 @@ from lmx.protocol.wire.codec import message
 @message
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Turn inputs into vectors: ``texts``, or ``tokens`` as the model's own ids.
-
-    ``dimensions``: so many leading ones of each vector; None: all. After ``deadline_s`` from
-    its arrival the work is dropped and refused. ``keep_alive_s`` as in ``Generate``.
-    """
+    """Turn inputs into vectors. The inputs are either ``texts`` or ``tokens``."""
 
     stream_id: int
     request_id: str
     deadline_s: float
     texts: tuple[str, ...] = ()
+
     tokens: tuple[tuple[int, ...], ...] = ()
+    """The ids of the model's own tokens, for each input."""
+
     dimensions: int | None = None
+    """Only this many leading dimensions of each vector are returned. None: all of them."""
     keep_alive_s: float | None = None
     owner: str = ""
 
@@ -37,8 +40,7 @@ class Embed:
 @message
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """Say how well each document answers the query, or with ``queries``, as many as there are
-    documents, its own one. ``keep_alive_s`` as in ``Generate``."""
+    """Return a score for how well each document answers the query."""
 
     stream_id: int
     request_id: str
@@ -47,14 +49,16 @@ class Rerank:
     documents: tuple[str, ...]
     keep_alive_s: float | None = None
     owner: str = ""
+
     queries: tuple[str, ...] = ()
+    """A query for each document, in place of ``query``. Empty: ``query`` is that of all."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Return the tokens of a text, or of a conversation as the model's template renders it:
-    exactly one of ``text`` and ``messages``. ``pieces``: with each token's own name."""
+    """Return the tokens of a text, or of a conversation as the model's template renders it. Exactly
+    one of ``text`` and ``messages`` is given."""
 
     stream_id: int
     request_id: str
@@ -66,13 +70,14 @@ class Tokenize:
     template_kwargs: dict[str, Any] | None = None
     tool_use: ToolUse | None = None
     pieces: bool = False
+    """Whether the name of each token in the vocabulary is returned too."""
     owner: str = ""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """Return the text of tokens, special tokens by their names."""
+    """Return the text of tokens. Special tokens appear in it by their names."""
 
     stream_id: int
     request_id: str
@@ -84,7 +89,7 @@ class Detokenize:
 @message
 @dataclass(frozen=True, slots=True)
 class DescribeTokenizer:
-    """Return what the model's tokenizer is configured with."""
+    """Return the configuration of the model's tokenizer."""
 
     stream_id: int
     request_id: str
@@ -98,29 +103,37 @@ Task = Embed | Rerank | Tokenize | Detokenize | DescribeTokenizer
 @message
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Some of an Embed's vectors: ``data`` has, one after the other, those of the inputs
-    ``indexes``, each of ``dimensions`` float32 in little endian. Each input's comes once."""
+    """Some of the vectors that an Embed asked for. The vector of each input comes once."""
 
     stream_id: int
+
     indexes: tuple[int, ...]
+    """The inputs whose vectors these are."""
+
     dimensions: int
+
     data: bytes
+    """The vectors, one after the other, each of ``dimensions`` float32 numbers in little endian."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Some of a Rerank's scores, of the documents ``indexes``: the higher, the better."""
+    """Some of the scores that a Rerank asked for."""
 
     stream_id: int
+
     indexes: tuple[int, ...]
+    """The documents whose scores these are."""
+
     scores: tuple[float, ...]
+    """The higher a score, the better the document answers the query."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """All of an Embed's vectors or of a Rerank's scores have come."""
+    """All vectors of an Embed, or all scores of a Rerank, have been sent."""
 
     stream_id: int
     prompt_tokens: int
@@ -149,14 +162,16 @@ class Detokenized:
 @message
 @dataclass(frozen=True, slots=True)
 class TokenizerDescribed:
-    """Reply to DescribeTokenizer: an object of JSON, as text."""
+    """Reply to DescribeTokenizer."""
 
     stream_id: int
+
     text: str
+    """A JSON object, as text."""
 
 
 TaskPart = Vectors | Scores
-"""What comes of a task piece by piece, before its TaskFinished."""
+"""The parts of an answer that comes in several messages, before its TaskFinished."""
 
 TaskReply = Tokenized | Detokenized | TokenizerDescribed
 """The whole answer to a task."""
