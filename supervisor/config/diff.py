@@ -1,7 +1,7 @@
-"""What differs between two configurations, what follows from it, and how it is told to people.
-Pure.
+"""What differs between two configurations, what follows from it, and the sentences that tell it to
+people. This module is pure.
 
-What a change of a key needs stands on the key (:mod:`lmx.supervisor.config.needs`).
+What a change of a key needs is declared at the key (:mod:`lmx.supervisor.config.needs`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.values import Section
 
 Changed = dict[str, tuple[Any, Any]]
-"""Old and new values by key."""
+"""The old and the new value by key."""
 
 
 def changed_values(old: BaseModel, new: BaseModel) -> Changed:
-    """Return the keys whose values differ, but for a model's id and what is no setting."""
+    """Return the keys whose values differ. A model's id and what is not a setting do not count."""
     settings = ModelConfig if isinstance(old, ModelConfig) else type(old)
     names = [name for name in settings.model_fields if not _is_id(old, name)]
     return {
@@ -39,7 +39,7 @@ def _is_id(section: BaseModel, name: str) -> bool:
 
 
 def listed(changed: Changed) -> str:
-    """Return all of them: ``concurrency 2 -> 4, keep_alive forever -> 5m``."""
+    """Return the changes as text: ``concurrency 2 -> 4, keep_alive forever -> 5m``."""
     parts: list[str] = []
     for key, (old, new) in changed.items():
         if isinstance(old, BaseModel) and isinstance(new, BaseModel):
@@ -59,7 +59,7 @@ def _keep_alive_shown(seconds: float | None) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as it is written in YAML; nothing and what is empty as ``none``."""
+    """Return a value as it is written in YAML. None and what is empty become ``none``."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_defaults=True)
     if value is None or value in ((), {}, [], ""):
@@ -75,25 +75,35 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelChanges:
-    """Ids of models. ``respawned``: they need another worker; ``touched``: what differs applies
-    to the worker that they have, or to the next one."""
+    """The ids of the models that differ."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+
     respawned: tuple[str, ...] = ()
+    """Models that need another worker."""
+
     touched: tuple[str, ...] = ()
+    """Models whose changes apply to the worker that they have, or to their next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDiff:
-    """``sections``: keys at the top below which something differs. ``router``: it must be
-    replaced; ``moved``: and listen elsewhere. ``sentences``: all of it, for people."""
+    """The differences between two configurations."""
 
     sections: tuple[str, ...]
+    """The keys at the top level below which something differs."""
+
     models: ModelChanges
+
     router: bool
+    """Whether the router must be replaced."""
+
     moved: bool
+    """Whether the new router must listen on another address."""
+
     sentences: tuple[str, ...]
+    """All differences, for people."""
 
 
 def compare(old: Config, new: Config) -> ConfigDiff:

@@ -1,4 +1,5 @@
-"""What of the disk is a model that can be served, and which files are whose. Pure."""
+"""Which models on the disk can be served, and which files belong to which model. This module is
+pure."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from lmx.supervisor.inventory.download_records import Download
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of the configuration, or an added one. ``file``: the GGUF file that it is made
-    from, links followed; None for others, and while it was not looked at yet."""
+    """A model of the configuration, or an added one."""
 
     model_id: str
     source: Source
+
     file: Path | None = None
+    """The GGUF file that the model is made from, with links followed. None for other models, and
+    while the model's files were not inspected yet."""
 
     @property
     def gguf(self) -> Path | None:
-        """The GGUF file that it is made from."""
+        """The GGUF file that the model is made from; None for other models."""
         if not isinstance(self.source, GgufSource):
             return None
         return self.file or folder_path(self.source.path)
@@ -33,14 +36,22 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """What is to be deleted: commits of a repository, none meaning all of it, which lie in
-    ``snapshots``; ``folders`` that were made from ``files``, which stay."""
+    """What is to be deleted."""
 
     repo_id: str | None = None
+    """The repository in the hub's cache of which something is deleted."""
+
     commits: tuple[str, ...] = ()
+    """The commits of the repository that are deleted. Empty: the whole repository."""
+
     snapshots: tuple[Path, ...] = ()
+    """The folders of these commits."""
+
     folders: tuple[Path, ...] = ()
+    """Folders that lmx made from ``files``, and deletes."""
+
     files: tuple[Path, ...] = ()
+    """The GGUF files of ``folders``. They stay."""
 
 
 def available(
@@ -49,8 +60,8 @@ def available(
     downloads: Sequence[Download],
     served: Sequence[Served],
 ) -> tuple[AvailableModel, ...]:
-    """Return the models that are whole, by name. A snapshot that one of our own downloads has
-    begun and not ended is not, whatever it looks like."""
+    """Return the models that are complete, sorted by name. A snapshot that one of lmx's own
+    downloads has begun and not ended is never complete, whatever it looks like."""
     found = []
     for repo in repos:
         whole = [s for s in repo.snapshots if _is_whole(repo, s, downloads)]
@@ -75,10 +86,10 @@ def available(
 def plan_deletion(
     target: Served | str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
 ) -> DeletionPlan:
-    """Return what goes with a model, or with a name that only the disk knows.
+    """Return what is deleted with a model, or with a name that only the disk knows.
 
-    Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for what lmx did not put
-    there.
+    Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for files that lmx did not
+    put there.
     """
     if isinstance(target, str):
         for repo in repos:
@@ -110,7 +121,7 @@ def plan_deletion(
 def users(
     gone: DeletionPlan, served: Iterable[Served], repos: Sequence[CachedRepo]
 ) -> tuple[str, ...]:
-    """Return the models that need what is to be deleted."""
+    """Return the ids of the models that need what is to be deleted."""
     return tuple(each.model_id for each in served if _needs(each, gone, repos))
 
 
@@ -133,7 +144,8 @@ def _lies_in(path: str, folders: Iterable[Path]) -> bool:
 
 
 def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> DeletionPlan:
-    """All of it where these are all of its snapshots: then what came of others goes as well."""
+    """Plan to delete these snapshots. If they are all that the repository has, the whole repository
+    is deleted, and with it what has arrived of others."""
     whole = len(snapshots) == len(repo.snapshots)
     return DeletionPlan(
         repo.repo_id,
@@ -171,7 +183,7 @@ def _not_ours(model_id: str, path: str) -> OperationError:
 
 def _is_whole(repo: CachedRepo, snapshot: Snapshot, downloads: Sequence[Download]) -> bool:
     if snapshot.has_gguf:
-        return True  # a file is linked there once all of it has come
+        return True  # a file is linked there only after all of it has arrived
     if snapshot.missing is not None:
         return False
     return not any(

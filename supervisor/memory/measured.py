@@ -1,4 +1,4 @@
-"""What models were measured at, kept from one run to the next."""
+"""The memory that models were measured to take, kept in a file from one run to the next."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ _MOST_ENTRIES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """``static_bytes``: of the worker once it was loaded, the latest figure. ``peak_bytes``: the
-    most that any worker with these settings ever took, 0 while none has ended. ``measured_at_s``:
-    since 1970."""
+    """The memory of workers with the same settings."""
 
     static_bytes: int
+    """What the worker took once its model was loaded. The latest figure counts."""
+
     peak_bytes: int
+    """The most that any of these workers ever took; 0 while none has ended."""
+
     measured_at_s: float
+    """In Unix time."""
 
 
 class Measured:
     """Measurements by settings key (:mod:`lmx.supervisor.memory.plan`), in a file.
 
-    A file that can't be used is set aside, and one that can't be written costs a line in the
-    log: the estimate goes on without. One writer, the supervisor, has ``load`` of it; others
-    ``peek``.
+    A file that can't be read is set aside. When the file can't be written, the log says so, and
+    the estimates go on without it. The supervisor is the only writer and calls ``load``; other
+    processes call ``peek``.
     """
 
     def __init__(self, file: StateFile[dict[str, Measurement]]) -> None:
@@ -42,30 +45,30 @@ class Measured:
 
     @classmethod
     def load(cls, path: Path, say: Callable[[str], None] = say_nothing) -> Measured:
-        """Return what is in the file of this process."""
+        """Return the measurements in the file, which this process may write."""
         measured = cls(StateFile(path, _parse, say))
         measured._entries = measured._file.load() or {}
         return measured
 
     @classmethod
     def peek(cls, path: Path) -> Measured:
-        """Return what is in another process's file."""
+        """Return the measurements in the file, which belongs to another process."""
         measured = cls(StateFile(path, _parse))
         measured._entries = measured._file.peek() or {}
         return measured
 
     def lookup(self, key: str) -> Measurement | None:
-        """Return what was measured, None if nothing was."""
+        """Return the measurement for a key, None if there is none."""
         return self._entries.get(key)
 
     def record(self, key: str, static_bytes: int, peak_bytes: int) -> None:
-        """Keep a measurement; 0 for a figure that wasn't taken. An empty key has no place."""
+        """Keep a measurement. A figure of 0 was not taken. Nothing is kept for an empty key."""
         known = self._entries.pop(key, Measurement(0, 0, 0.0))
         static_bytes = static_bytes or known.static_bytes
         if not key or not static_bytes:
             return
         peak_bytes = max(peak_bytes, known.peak_bytes)
-        # At the end: the oldest come first.
+        # It goes to the end, so that the oldest come first.
         self._entries[key] = Measurement(static_bytes, peak_bytes, time.time())
         while len(self._entries) > _MOST_ENTRIES:
             del self._entries[next(iter(self._entries))]

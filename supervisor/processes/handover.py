@@ -1,7 +1,8 @@
-"""What one program of the supervisor's process leaves to the next one.
+"""How the supervisor's process replaces its own program by another one (``exec``).
 
-How this supervisor was started: enough to read its configuration again, and to put another
-program in its own place that goes on where it stopped.
+:class:`Handover` is what the old program leaves to the new one. :class:`Invocation` says how this
+supervisor was started: enough to read its configuration again, and to put another program in its
+place that goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ from lmx.supervisor.processes.child import keys
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """``lock_fd``: the lock, which is never free in between. ``listen_fd``: the listening
-    socket, None if only the router has it. ``down``: models that nobody wants just now, which
-    are not to be preloaded as at a start. ``held``: those that an operator drained."""
+    """What one program of the supervisor's process leaves to the next one."""
 
     lock_fd: int
+    """The descriptor of the lock. The lock is never free in between."""
+
     listen_fd: int | None = None
+    """The descriptor of the listening socket; None if only the router has it."""
+
     down: tuple[str, ...] = ()
+    """Models that nobody wants just now. They are not preloaded as they are at a start."""
+
     held: tuple[str, ...] = ()
+    """Models that an operator drained."""
 
     @property
     def options(self) -> list[str]:
-        """It, as options of ``up``."""
+        """The handover as options of ``lmx-supervisor up``."""
         options = ["--lock-fd", str(self.lock_fd)]
         if self.listen_fd is not None:
             options += ["--listen-fd", str(self.listen_fd)]
@@ -49,8 +55,8 @@ class Handover:
 
 
 def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
-    """Return what the next program goes on with; the listening socket under a descriptor of its
-    own, which stays open when ``listener`` is closed."""
+    """Return what the next program goes on with. The listening socket gets a descriptor of its own,
+    which stays open when ``listener`` is closed."""
     slots = core.slots.values()
     return Handover(
         lock_fd,
@@ -61,7 +67,7 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
 
 
 def resume(handover: Handover, core: Core, now_s: float) -> None:
-    """Have the models that no worker was adopted for be as they were."""
+    """Restore the state of the models for which no worker was adopted."""
     for name in handover.held:
         if name in core.slots and not core.slots[name].life.held:
             core.operator.hold(name, now_s)
@@ -69,51 +75,61 @@ def resume(handover: Handover, core: Core, now_s: float) -> None:
 
 
 FOR_SUPERVISOR: Final = "_LMX_CHECKED_FOR_SUPERVISOR"
-"""In the environment of a check that a supervisor waits for: it reads no model's files."""
+"""The variable by which a `config check` knows that a supervisor waits for it. The check then reads
+no model's files."""
 
 _CHECK_S: Final = 8.0
-"""Less than the CLI waits for an answer."""
+"""The limit of that check. The CLI waits longer than this for its answer."""
 
 
 class Guarded(Enum):
-    """Who starts a supervisor again that has died: nobody, for who sits at its terminal sees it;
-    lmx itself; launchd or systemd."""
+    """Who starts a supervisor again that has died."""
 
     FOREGROUND = "foreground"
+    """Nobody does: the person at its terminal sees that it died."""
     BACKGROUND = "background"
+    """lmx itself does."""
     SERVICE = "service"
+    """launchd or systemd does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """What a supervisor was started for: ``because``, for people, while the process of lmx with
-    this id lived, which asked for it."""
+    """Why a supervisor was started in the place of another one."""
 
     asker_id: str
+    """The id of the process of lmx that asked for it and lived then."""
+
     because: str
+    """The reason, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """``config`` is the file that was named on the command line. ``handover`` is None unless
-    this program was put in another one's place. ``background``: `start` started it, so that no
-    terminal and no service manager looks after it. ``successor`` is None unless it was started
-    because the supervisor before it had died or was ended."""
+    """How this supervisor was started."""
 
     config: Path | None
+    """The file that was named on the command line."""
+
     detached: bool
     read_config: Callable[[], Config]
+
     handover: Handover | None = None
+    """What the program before it left; None unless it was put in another program's place."""
+
     background: bool = False
+    """Whether `start` started it, so that no terminal and no service manager looks after it."""
+
     successor: Successor | None = None
+    """None unless it was started because the supervisor before it had died or was ended."""
 
     def arguments(self, handover: Handover) -> list[str]:
         """Return the command line of the program that goes on from ``handover``."""
         return [*_program(), "up", *self._config_option(), *self._options(), *handover.options]
 
     def rescue(self, silence_s: float, environment: Mapping[str, str]) -> RescueSpec:
-        """Return what routers run when the supervisor is silent for so long. ``environment`` is
-        this process's."""
+        """Return what routers run when the supervisor is silent for ``silence_s``. ``environment``
+        is that of this process."""
         if self.background:
             kind = Guarded.BACKGROUND
         else:
@@ -127,8 +143,10 @@ class Invocation:
         return [*detached, "--background"] if self.background else detached
 
     def replace_program(self, handover: Handover) -> NoReturn:
-        """Put a new program in this one's place; pid, parent and children stay. Only once the
-        event loop has ended. Raises ``OSError`` if it can't be run."""
+        """Put a new program in the place of this one. The pid, the parent and the children stay.
+
+        It may be called only after the event loop has ended. Raises ``OSError`` if the program
+        can't be run."""
         for descriptor in (handover.lock_fd, handover.listen_fd):
             if descriptor is not None:
                 os.set_inheritable(descriptor, True)
@@ -136,8 +154,9 @@ class Invocation:
         os.execv(arguments[0], arguments)  # noqa: S606  no shell is what is wanted
 
     async def check_successor(self) -> None:
-        """Have the program that is installed now read the configuration, so that none is put in
-        this one's place that can't start. Raises :class:`OperationError` with what it says."""
+        """Let the program that is installed now read the configuration, so that no program is put
+        in the place of this one that can't start. Raises :class:`OperationError` with what that
+        program says."""
         check = await asyncio.create_subprocess_exec(
             *_program(), "config", "check", *self._config_option(),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,

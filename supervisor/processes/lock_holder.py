@@ -1,4 +1,4 @@
-"""Which process is the supervisor of a home, and how it is, as it is seen from outside."""
+"""Finds the process that is the supervisor of a home, and looks from outside how it is."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ ANSWER_S: Final = 1.0
 """A supervisor answers within milliseconds: its loop does nothing that takes long."""
 
 _LONGER_S: Final = 2.0
-"""With it a look is not late yet (:data:`~lmx.supervisor.processes.silence.LATE_S`): who looks at
-one that spins would never judge it."""
+"""How much longer a supervisor that works is waited for. With this value a look is not late yet
+(:data:`~lmx.supervisor.processes.silence.LATE_S`); if it were, a supervisor that spins would never
+be judged."""
 
 _WORKS_S: Final = 0.05
-"""Of a processor, in a second. One that hangs uses next to none."""
+"""A supervisor that uses this much processor time in a second is working. One that hangs uses next
+to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nobody answers. ``holder``: the supervisor's process, None: there is none."""
+    """The supervisor does not answer."""
 
     holder: psutil.Process | None
+    """The supervisor's process; None if there is none."""
 
     @property
     def words(self) -> str:
-        """It, for people."""
+        """A sentence about it, for people."""
         if self.holder is None:
             return "the supervisor is not running"
         who = f"the supervisor (pid {self.holder.pid})"
@@ -43,8 +46,8 @@ class Silence:
 
 
 def silence(home: Home) -> Silence | None:
-    """Ask the supervisor how it is; returns None when it answers. One that works meanwhile, on a
-    machine that has much to do, is asked a little longer."""
+    """Ask the supervisor how it is, and return None if it answers. A supervisor that works
+    meanwhile, on a busy machine, gets a little longer to answer."""
     holder = lock_holder(home)
     before_s = _cpu_s(holder)
     if _answers(home, ANSWER_S):
@@ -75,20 +78,20 @@ def _cpu_s(process: psutil.Process | None) -> float:
 
 
 def lock_holder(home: Home) -> psutil.Process | None:
-    """Return the process that holds the home's lock, None if nobody does. It is known by the lock
-    file that it has open: a pid alone may be another one's by now."""
+    """Return the process that holds the home's lock, None if there is none. It is recognized by the
+    lock file that it has open, because its pid alone may belong to another process by now."""
     if not supervisor_runs(home):
         return None
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int(home.lock.read_text()))
         if _has_open(process, home):
             return process
-    # On a full disk it could not write its pid there.
+    # On a full disk the supervisor could not write its pid into the file.
     return next((each for each in psutil.process_iter() if _has_open(each, home)), None)
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether it runs still; a zombie does not."""
+    """Return whether a process still runs. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -96,7 +99,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether it was stopped by a signal (SIGSTOP, Ctrl-Z), not by a debugger."""
+    """Return whether a signal (SIGSTOP, Ctrl-Z) stopped a process. A debugger does not count."""
     try:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.Error:

@@ -1,7 +1,7 @@
-"""Whether a supervisor that is silent hangs, or is only slow. Pure.
+"""Decides whether a supervisor that is silent hangs, or is only slow. This module is pure.
 
-It is judged by what it does, never by elapsed time alone. A machine that sleeps or is overloaded
-holds up who looks just as well: then nothing is judged.
+It judges the supervisor by what it does, never by elapsed time alone. A machine that sleeps or is
+overloaded also delays the process that looks, and then nothing is decided.
 """
 
 from __future__ import annotations
@@ -11,49 +11,72 @@ from enum import Enum
 from typing import Final
 
 BUSY_SHARE: Final = 0.1
-"""Of a processor: what uses more works, at whatever. One whose loop hangs uses next to none."""
+"""A supervisor that uses more than this share of a processor is working, at whatever. One whose
+loop hangs uses next to none."""
 
 BUSY_S: Final = 60.0
-"""For what works or waits for the disk, and does not answer."""
+"""A supervisor that works or waits for the disk, and does not answer, gets this long."""
 
 LATE_S: Final = 5.0
-"""Between two looks there are up to four seconds. After more, who looks was held up itself."""
+"""There are up to four seconds between two looks. If there were more than this, the process that
+looks was delayed itself."""
 
 
 class Verdict(Enum):
-    """WAIT: look again. WELL: it answers. WAKE: send SIGCONT. END: it hangs. LEAVE: a debugger has
-    it."""
+    """What is to be done about a supervisor."""
 
     WAIT = "wait"
+    """Look again later."""
     WELL = "well"
+    """Nothing: it answers."""
     WAKE = "wake"
+    """Send SIGCONT: it was stopped."""
     END = "end"
+    """End it: it hangs."""
     LEAVE = "leave"
+    """Leave it alone: a debugger holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A supervisor at one moment. ``answers``: it did so within a second. ``cpu_s``: what it has
-    used of processors in its life."""
+    """A supervisor as it was seen at one moment."""
 
     answers: bool
+    """Whether it answered within a second."""
+
     stopped: bool = False
+    """Whether a signal stopped it."""
+
     traced: bool = False
+    """Whether a debugger holds it."""
+
     waits_on_disk: bool = False
+
     cpu_s: float = 0.0
+    """The processor time that it has used in its life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """``hung_s``: how long it may do nothing. ``since_s``: since when it is looked at, ``idle_s``
-    since when it does nothing."""
+    """What is remembered about a silent supervisor from one look to the next."""
 
     hung_s: float
+    """For how long it may do nothing."""
+
     since_s: float = 0.0
+    """When it was first looked at, was woken, or a look was late. It is judged from then on."""
+
     idle_s: float = 0.0
+    """Since when it has done nothing."""
+
     looked_s: float | None = None
+    """When it was looked at last."""
+
     cpu_s: float = 0.0
+    """The processor time that it had used at the last look."""
+
     woken: bool = False
+    """Whether SIGCONT was sent."""
 
 
 def judge(patience: Patience, look: Look, now_s: float) -> tuple[Patience, Verdict]:

@@ -1,1 +1,1 @@
-"""The one router process: kept running, replaced, and what it has counted."""
+"""Keeps the one router process running, replaces it, and keeps what it has counted."""

@@ -1,4 +1,4 @@
-"""What the router's guard has done for it: everything that touches the world."""
+"""The actions that the router's guard asks for: everything that touches the world outside it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lmx.supervisor.state.process_records import RouterRecord
 
 
 class RouterActions(Events, Protocol):
-    """Processes, signals, files, the log. None of these may block."""
+    """Processes, signals, files and the log. None of the methods may block."""
 
     def spawn_router(self, listener: socket.socket) -> RouterRecord:
         """Start a router on a listening socket. Raises ``OSError``."""
 
     def signal_router(self, pid: int, number: int) -> None:
-        """Signal a router; nothing if it is gone."""
+        """Send a signal to a router. Does nothing if the router is gone."""
 
     def save_routers(self, records: list[RouterRecord]) -> None:
-        """Remember the routers that run, for the next supervisor."""
+        """Record the routers that run, for the next supervisor."""

@@ -1,4 +1,4 @@
-"""What routers have counted since lmx started, also those that have ended. Owns it."""
+"""The owner of what routers have counted since lmx started, with those that have ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lmx.supervisor.decisions.slots.demand import Asker
 class RouterCounts:
     """Keeps the last report of each router that runs, and the sum of those that have ended.
 
-    A router that is killed loses what it counted since its last report. After this supervisor's
-    own death the next one hears all of it from the routers, but for what a router had that ended
-    in between. ``knows`` tells whether a pid is a router's that runs; ``since_s`` is Unix time.
+    A router that is killed loses what it counted since its last report. When this supervisor dies,
+    the next one hears all counts from the routers, except those of a router that ended in between.
+    ``knows`` returns whether a pid belongs to a router that runs. ``since_s`` is Unix time.
     """
 
     def __init__(self, since_s: float, knows: Callable[[int], bool]) -> None:
@@ -24,11 +24,12 @@ class RouterCounts:
         self._revision = 1
         self._running: dict[int, ReportCounts] = {}
         self._usage: dict[int, tuple[float, tuple[KeyUsage, ...]]] = {}
-        """Of the routers by their first reports, the newest last, with when it came."""
+        """The latest usage of each router and when it came. The routers are in the order of their
+        first reports."""
 
     def take_report(self, report: ReportCounts, _asker: Asker, now_s: float) -> CountsKept:
-        """Take a router's report; returns what others have counted. Raises :class:`LmxError`
-        (not_running) for a process that is no router of ours."""
+        """Take a router's report, and return what the others have counted. Raises
+        :class:`LmxError` (not_running) for a process that is no router of this supervisor."""
         if not self._knows(report.pid):
             raise LmxError(ErrorCode.NOT_RUNNING, "this is no router of lmx's")
         if report.seen == 0 and report.ended:
@@ -38,7 +39,7 @@ class RouterCounts:
             self.since_s = min(self.since_s, report.since_s)
         self._running[report.pid] = report
         inherited = self._inherited(report.pid, now_s) if report.fresh else ()
-        # It may never report again what it takes over here, if nobody asks it for anything.
+        # A router that gets no requests may never report what it inherits here.
         self._usage[report.pid] = (now_s, (*inherited, *report.usage))
         others = [other for pid, other in self._running.items() if pid != report.pid]
         return CountsKept(
@@ -51,12 +52,12 @@ class RouterCounts:
         )
 
     def router_ended(self, pid: int) -> None:
-        """Add what a router had to the sum of those that have ended."""
+        """Add the counts of a router that has ended to the sum of the ended ones."""
         report = self._running.pop(pid, None)
         if report is not None:
             self._ended = added(self._ended, report.tallies)
             self._revision += 1
-        # It is the next one's to inherit, until there is a newer one.
+        # The next router inherits it, until there is a newer one.
         newest = next(reversed(self._usage), None)
         self._usage = {
             known: usage
@@ -65,7 +66,7 @@ class RouterCounts:
         }
 
     def _inherited(self, pid: int, now_s: float) -> tuple[KeyUsage, ...]:
-        """Return what the newest router but this one had used: it had inherited in its turn."""
+        """Return the usage of the newest other router, which had inherited in its turn."""
         for known, (at_s, usage) in reversed(self._usage.items()):
             if known != pid:
                 age_s = max(0.0, now_s - at_s)

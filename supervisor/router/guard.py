@@ -1,5 +1,5 @@
-"""Keeps one router running: starts it, watches its beats, starts it again when it ends, and
-replaces it by another one without a request lost."""
+"""Keeps one router running: starts it, watches its heartbeats, starts it again when it ends, and
+replaces it by another one without losing a request."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ log = structlog.get_logger()
 _POLICY: Final = restart.RestartPolicy(
     base_s=0.1, max_s=5.0, stable_after_s=10.0, max_failures=1_000_000, window_s=60.0
 )
-"""A router is never given up: without it nobody is served, and it costs little to try."""
+"""The supervisor never gives a router up: without it nobody is served, and a try costs little."""
 
 _BIND_AGAIN_S: Final = 0.1
 
 _FAREWELL_S: Final = 3.0
-"""For a router that hangs to tell its clients: a thread of it may still live."""
+"""How long a router that hangs has to tell its clients. One of its threads may still be alive."""
 
 
 class RouterGuard:
-    """The routers' state; a single writer like the core. ``process`` serves; ``successor`` was
-    started to replace it and has not said Hello yet; those that were replaced end their
-    requests. ``timing.beat_timeout_s`` without a beat means that the router hangs: SIGUSR2 (it
-    tells its clients, if it can), SIGABRT (it dumps its stacks), then SIGKILL after
-    ``timing.abort_grace_s``."""
+    """The owner of the routers' state, and its single writer, like the core.
+
+    ``process`` is the router that serves. ``successor`` was started to replace it and has not sent
+    its RouterHello yet. Routers that were replaced finish their requests. A router that sends no
+    heartbeat for ``timing.beat_timeout_s`` hangs: it gets SIGUSR2, by which it tells its clients if
+    it can, then SIGABRT, by which it dumps its stacks, and after ``timing.abort_grace_s``
+    SIGKILL."""
 
     def __init__(self, actions: RouterActions, settings: Settings) -> None:
         self._actions = actions
@@ -55,15 +57,15 @@ class RouterGuard:
         self._stopping = False
         self.restarts = 0
         self._served = 0
-        """Requests that routers had which have ended."""
+        """The requests that routers which have ended had answered."""
         self.process: RouterProcess | None = None
         self.successor: RouterProcess | None = None
         self._retirement = Retirement(actions)
 
     def start(self, now_s: float) -> None:
-        """Start a router, where "any port" is configured on the port of the one before it.
+        """Start a router. If "any port" is configured, it gets the port of the router before it.
 
-        Raises ``OSError`` when the address can't be bound, or no process started.
+        Raises ``OSError`` when the address can't be bound or the process can't be started.
         """
         self._take_moved()
         if self.listener is None:
@@ -73,12 +75,13 @@ class RouterGuard:
         self._save()
 
     def replace(self, now_s: float, listener: socket.socket | None = None) -> int | None:
-        """Start another router, on ``listener`` if one is given; it takes over once it says
-        Hello, and the old one ends its requests. If it ends before, the old one stays.
+        """Start another router, on ``listener`` if one is given. The new router takes over when it
+        sends its RouterHello, and the old one finishes its requests. If the new one ends before,
+        the old one stays.
 
-        Returns its pid. None when nobody but the old router has the listening socket: it then
-        gives the address free first, and the next tick binds it again. Raises ``OSError`` when
-        no process started; nothing has changed then.
+        Returns the pid of the new router. Returns None when only the old router has the listening
+        socket: then it frees the address first, and the next tick binds it again. Raises
+        ``OSError`` when the process can't be started; nothing has changed then.
         """
         source = listener or self._moved or self.listener
         if source is None:
@@ -103,9 +106,9 @@ class RouterGuard:
         return started.pid
 
     def reconfigured(self, change: Change, now_s: float) -> None:
-        """Replace the router where a change of the configuration needs it, on another listening
-        socket where its address is another one. Raises :class:`OperationError` when that can't be
-        bound, or no process started; nothing has changed then."""
+        """Replace the router if a change of the configuration needs it, with another listening
+        socket if the address has changed. Raises :class:`OperationError` when the address can't be
+        bound or the process can't be started; nothing has changed then."""
         if not change.diff.router:
             return
         listener = self._bind_elsewhere(change) if change.diff.moved else None
@@ -131,25 +134,25 @@ class RouterGuard:
         self._save()
 
     def knows(self, pid: int) -> bool:
-        """Whether this process is a router of ours."""
+        """Return whether this process is a router of this supervisor."""
         return any(router.pid == pid for router in self._routers())
 
     def hello(self, pid: int, port: int, now_s: float) -> None:
-        """Take the Hello of a router of ours."""
+        """Take the RouterHello of a router of this supervisor."""
         takes_over = False
         if self.successor is not None and self.successor.pid == pid:
             takes_over = self.process is not None
             self._promote(now_s)
             self._save()
         if self.process is not None and self.process.pid == pid:
-            # Its beats are waited for from now on, however long its start took.
+            # Its heartbeats are expected from now on, however long its start took.
             self.process.beat_at_s = now_s
             if not (takes_over or self.process.heard):
                 self._note("router.started", f"it serves on port {port}", pid)
             self.process.port, self.process.heard = port, True
 
     def beat(self, message: control.RouterBeat, now_s: float) -> None:
-        """Take a router's beat."""
+        """Take a router's heartbeat."""
         for router in self._routers():
             if router.pid == message.pid:
                 router.beat_at_s, router.heard = now_s, True
@@ -158,8 +161,8 @@ class RouterGuard:
                 router.memory_bytes = message.memory_bytes
 
     def exited(self, pid: int, now_s: float, status: int | None = None) -> None:
-        """Take the observed end of a router, and plan the next one if it was the one. ``status``
-        is as ``Popen.returncode`` has it, None when unknowable."""
+        """Take the observed end of a router, and plan the next one if it was the one that served.
+        ``status`` is that of ``Popen.returncode``; None when it can't be known."""
         self._served += sum(one.requests_total for one in self._routers() if one.pid == pid)
         if self.successor is not None and self.successor.pid == pid:
             self.successor = None
@@ -171,7 +174,7 @@ class RouterGuard:
         self._save()
 
     def tick(self, now_s: float, paused_s: float) -> None:
-        """Let time pass: a silent router is ended, a planned one is started."""
+        """Let time pass: end a router that is silent, and start one that is planned."""
         self._retirement.tick(now_s)
         if self.successor is not None:
             self._tick_running(self.successor, now_s, paused_s)
@@ -193,7 +196,7 @@ class RouterGuard:
 
     @property
     def running(self) -> bool:
-        """Whether any router's end was not observed yet."""
+        """Whether there is a router whose end was not observed yet."""
         return bool(self._routers())
 
     def close(self) -> None:
@@ -204,8 +207,8 @@ class RouterGuard:
         self.listener = self._moved = None
 
     def status(self) -> RouterStatus:
-        """Return the router as ``lmx-supervisor status`` shows it, without its URLs. While there
-        is none, its host is where the next one will listen."""
+        """Return the router as ``lmx-supervisor status`` shows it, without its URLs. While there is
+        no router, the host is the one on which the next one will listen."""
         router, all_routers = self.process, self._routers()
         return RouterStatus(
             state=RouterState.RUNNING if router else RouterState.RESTARTING,
@@ -226,7 +229,7 @@ class RouterGuard:
         return self._settings.current.timing
 
     def _bind_elsewhere(self, change: Change) -> socket.socket | None:
-        """Return a socket on the new address, None where the router listens there already."""
+        """Return a socket on the new address, None if the router listens there already."""
         server = change.new.server
         port = 0 if self.process is None else self.process.port
         if server.host == change.old.server.host and server.port in (0, port):
@@ -263,7 +266,7 @@ class RouterGuard:
             self.listener, self._moved = self._moved, None
 
     def _promote(self, now_s: float) -> None:
-        """Let the successor serve, and the one before it end its requests."""
+        """Let the successor serve, and the router before it finish its requests."""
         old, self.process, self.successor = self.process, self.successor, None
         assert self.process is not None
         self._take_moved()
@@ -286,7 +289,7 @@ class RouterGuard:
         )  # fmt: skip
         wait_s = decision.wait_s if isinstance(decision, restart.StartAgain) else _POLICY.max_s
         self.restarts += 1
-        # Nobody knows when an earlier supervisor started it.
+        # Nobody knows when an earlier supervisor started an adopted router.
         since = "since this supervisor took it over" if router.adopted else "since its start"
         detail = f"{router_end(status)}, {lived_s:.1f} s {since}"
         self._note("router.exited", detail, router.pid)
@@ -302,11 +305,11 @@ class RouterGuard:
         limit_s = timing.beat_timeout_s if router.heard else timing.start_timeout_s
         if router.kill_at_s is None and now_s - router.beat_at_s > limit_s and not self._stopping:
             log.error("router.hung", router_pid=router.pid)
-            # One that has said nothing yet has no clients either.
+            # A router that has sent nothing yet has no clients either.
             farewell_s = _FAREWELL_S if router.heard else 0.0
             if router.heard:
                 self._actions.signal_router(router.pid, signal.SIGUSR2)
-                # One that was stopped acts on nothing else.
+                # A router that was stopped (SIGSTOP) reacts to no other signal.
                 self._actions.signal_router(router.pid, signal.SIGCONT)
             router.abort_at_s = now_s + farewell_s
             router.kill_at_s = router.abort_at_s + timing.abort_grace_s
@@ -319,7 +322,7 @@ class RouterGuard:
             self.start(now_s)
         except OSError as error:
             log.error("router.not_started", error=str(error))
-            # One that retires gives the address free in a moment.
+            # A router that retires frees the address in a moment.
             self._retry_at_s = now_s + (_BIND_AGAIN_S if self._retirement.routers else 1.0)
 
     def _note(self, name: str, detail: str, pid: int) -> None:

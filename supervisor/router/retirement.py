@@ -1,4 +1,4 @@
-"""Routers that were replaced: each ends its requests, and is ended when that takes too long."""
+"""Routers that were replaced. Each finishes its requests, and is ended if that takes too long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KILL_AGAIN_S: Final = 1.0
 
 
 class Retirement:
-    """Part of the guard: the routers that retire, by pid, and the signals that are due."""
+    """A part of the guard: the routers that retire, by pid, and the signals that they will get."""
 
     def __init__(self, actions: RouterActions) -> None:
         self._actions = actions
@@ -25,30 +25,30 @@ class Retirement:
 
     @property
     def routers(self) -> list[RouterProcess]:
-        """Those whose end was not observed yet."""
+        """The retiring routers whose end was not observed yet."""
         return [retiring.router for retiring in self._retiring.values()]
 
     def begin(self, router: RouterProcess, timing: TimingConfig, now_s: float) -> None:
-        """Have a router end its requests; one that is being ended already is left to that."""
+        """Let a router finish its requests. One that is being ended already gets no new plan."""
         signals = () if router.kill_at_s is not None else retiring_signals(router, timing)
         due = tuple((now_s + after_s, number) for after_s, number in signals)
         self._retiring[router.pid] = Retiring(router, due)
         self.tick(now_s)
 
     def exited(self, pid: int) -> bool:
-        """Take an observed end; returns whether it was one of these."""
+        """Take the observed end of a process, and return whether it was a retiring router."""
         if self._retiring.pop(pid, None) is None:
             return False
         log.info("router.retired", router_pid=pid)
         return True
 
     def stop(self) -> None:
-        """Send none of the signals that were planned: the guard ends all routers."""
+        """Drop the planned signals, because the guard now ends all routers."""
         for retiring in self._retiring.values():
             retiring.signals = ()
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: send what is due."""
+        """Let time pass: send the signals that are due."""
         for retiring in self._retiring.values():
             due = [number for at_s, number in retiring.signals if now_s >= at_s]
             retiring.signals = retiring.signals[len(due) :]
@@ -61,7 +61,7 @@ class Retirement:
 
 
 def kill_overdue(router: RouterProcess, actions: RouterActions, now_s: float) -> None:
-    """SIGKILL a router whose time to end is over, again each second."""
+    """Send SIGKILL to a router whose time to end is over, and again each second."""
     if router.kill_at_s is not None and now_s >= router.kill_at_s:
         actions.signal_router(router.pid, signal.SIGKILL)
         router.kill_at_s = now_s + _KILL_AGAIN_S

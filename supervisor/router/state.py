@@ -1,4 +1,4 @@
-"""One router as the supervisor sees it, and how one that was replaced is ended. Values only."""
+"""One router as the supervisor sees it, and how one is ended that was replaced. Values only."""
 
 from __future__ import annotations
 
@@ -12,46 +12,63 @@ from lmx.supervisor.state.process_records import RouterRecord
 
 @dataclass(slots=True)
 class RouterProcess:
-    """A running router. ``port`` is 0 until it has said so. ``shutdown_grace_s`` is what it was
-    told at its start: for so long its requests may go on after SIGTERM. ``heard``: it has said
-    something, so that from now on its beats are waited for, not its start."""
+    """A running router."""
 
     record: RouterRecord
     started_s: float
+
     beat_at_s: float
+    """When its last heartbeat came. Before the first, when it was started or adopted."""
+
     port: int
+    """0 until the router has said its port."""
+
     adopted: bool
+    """Whether an earlier supervisor started it."""
+
     shutdown_grace_s: float
+    """For how long its requests may go on after SIGTERM, as its spec says."""
+
     heard: bool
+    """Whether it has sent anything. From then on the supervisor waits for its heartbeats, and
+    before that for its start."""
+
     streams: int = 0
     waiting: int = 0
     requests_total: int = 0
     memory_bytes: int = 0
+
     abort_at_s: float | None = None
+    """When it will get SIGABRT; None if that is not planned."""
+
     kill_at_s: float | None = None
+    """When it will get SIGKILL; None if that is not planned."""
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return self.record.pid
 
 
 @dataclass(slots=True)
 class Retiring:
-    """A router that was replaced: ``signals`` are still to be sent, each at its time."""
+    """A router that was replaced."""
 
     router: RouterProcess
+
     signals: tuple[tuple[float, signal.Signals], ...]
+    """The signals that are still to be sent, each with its time."""
 
 
 def retiring_signals(
     router: RouterProcess, timing: TimingConfig
 ) -> tuple[tuple[float, signal.Signals], ...]:
-    """Return what a router that was replaced is sent, and how many seconds from now.
+    """Return the signals for a router that was replaced, each with the seconds from now.
 
-    SIGUSR1: it takes no more connections and ends with its last request. SIGTERM: what is left
-    gets ``shutdown_grace_s``, then an error event; sent so that this comes when
-    ``drain_timeout_s`` is over. SIGKILL: it did not end by itself.
+    After SIGUSR1 it accepts no more connections and ends with its last request. After SIGTERM the
+    requests that are left get ``shutdown_grace_s`` and then an error event. SIGTERM is sent so
+    early that this error comes when ``drain_timeout_s`` is over. SIGKILL is for a router that did
+    not end by itself.
     """
     term_s = max(0.0, timing.drain_timeout_s - router.shutdown_grace_s)
     kill_s = term_s + router.shutdown_grace_s + ROUTER_FAREWELL_S
