@@ -1,6 +1,7 @@
-"""Models that are served though the configuration doesn't name them: added, or downloaded.
+"""The models that are served although the configuration does not name them, because somebody added
+or downloaded them.
 
-What may be added as a model: the values of a question, read and checked.
+:func:`read_added` checks the values of a question for such a model.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from lmx.supervisor.memory.plan import context_problem
 _PARAMETERS_LIMIT_CHARACTERS: Final = 16 * 1024
 
 _PARAMS: Final = {"id": "model_id", "source": "source", "context_length": "context_length"}
-"""Fields of the question by keys of the configuration."""
+"""The fields of the question by the keys of the configuration."""
 
 
 def read_added(question: AddModel) -> AddedModelConfig:
-    """Return the model that a question describes. Raises :class:`RequestError` with the ``param``
-    that is wrong; whether its source exists is not looked at."""
+    """Return the model that a question describes. Does not look whether its source exists. Raises
+    :class:`RequestError` with the ``param`` that is wrong."""
     try:
         size = len(json.dumps(question.parameters, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -73,8 +74,8 @@ def _refused(error: ValidationError, model_id: str) -> LmxError:
 
 
 def _absolute(source: str) -> str:
-    """Return a source so that it means the same wherever the supervisor is started from. One
-    that is none stays as it is: the validation says what is wrong with it."""
+    """Return a source so that it means the same wherever the supervisor is started from. A text
+    that is not a source stays as it is: the validation says what is wrong with it."""
     try:
         parsed = parse_source(source)
         if not isinstance(parsed, HubSource):
@@ -85,13 +86,13 @@ def _absolute(source: str) -> str:
 
 
 def plain_source(source: str) -> str:
-    """Return a source so that two ways to write the same one are equal."""
+    """Return a source in a form in which two ways to write the same source are equal."""
     return _absolute(source).removesuffix("@main")
 
 
 def with_added(config: Config, added: Mapping[str, AddedModelConfig]) -> Config:
-    """Return a configuration with added models after its own; one whose name the configuration
-    has given to something else is left out."""
+    """Return a configuration with the added models after its own. An added model is left out if the
+    configuration has given its name to something else."""
     taken = _names(config)
     more = tuple(model for model in added.values() if model.id not in taken)
     return config.model_copy(update={"models": (*config.models, *more)})
@@ -104,10 +105,10 @@ def shadowed(config: Config, added: Mapping[str, AddedModelConfig]) -> tuple[str
 
 
 class AddedModels:
-    """Owner of the added models, in memory and in their file. The settings have them beside those
-    of the file that a person wrote.
+    """The owner of the added models, in memory and in their file. The settings have them beside
+    the models of the configuration file.
 
-    ``models`` is what the file had, which is in force already. ``inspect`` reads a model's files;
+    ``models`` are those of the file, which are in force already. ``inspect`` reads a model's files.
     ``now_s`` is the core's clock.
     """
 
@@ -128,19 +129,19 @@ class AddedModels:
         self._now_s = now_s
 
     def join(self, config: Config) -> Config:
-        """Return the configuration that is in force where a person wrote ``config``."""
+        """Return the configuration that is in force when the file has ``config``."""
         return with_added(config, self._models)
 
     def tell_shadowed(self, config: Config, events: Events) -> None:
-        """Note which added models are not served with what a person wrote: it has given their
-        names to something else. They are back when it has not."""
+        """Note which added models are not served, because the configuration file has given their
+        names to something else. They come back when it no longer does."""
         for model_id in shadowed(config, self._models):
             detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
             events.note("model.shadowed", model_id, detail)
 
     def find(self, source: str) -> str | None:
-        """Return the id under which a source is served, of the configuration or added, None if
-        it is not."""
+        """Return the id under which a source is served, whether it is of the configuration or
+        added; None if it is not served."""
         wanted = plain_source(source)
         for model in self._settings.current.models:
             if plain_source(model.source) == wanted:
@@ -148,12 +149,12 @@ class AddedModels:
         return None
 
     async def add(self, question: AddModel) -> None:
-        """Serve a model from now on, and after restarts; it is loaded when it is asked for. What
-        is on this machine of it is read before: one whose files can't be is not kept.
+        """Serve a model from now on, and after restarts. It is loaded when somebody asks for it.
 
-        Known already with the same source and context: only its parameters change, if it was
-        added. Raises :class:`LmxError`: MODEL_EXISTS, MODEL_SOURCE_INVALID, INVALID_VALUE with
-        the ``param`` it is about, SHUTTING_DOWN.
+        The model's files on this machine are read first, and the model is not added if they can't
+        be read. If the model is known already with the same source and context, only its
+        parameters change, and only if it was added. Raises :class:`LmxError`: MODEL_EXISTS,
+        MODEL_SOURCE_INVALID, INVALID_VALUE with the ``param`` that it is about, SHUTTING_DOWN.
         """
         self._refuse_while_stopping()
         model = read_added(question)
@@ -168,8 +169,9 @@ class AddedModels:
         self._put_in_force({**self._models, model.id: model}, self._now_s())
 
     def remove(self, model_id: str, now_s: float) -> int | None:
-        """Forget an added model. Its worker, whose pid is returned, ends after its streams; files
-        stay. Raises :class:`LmxError`: MODEL_CONFIGURED, MODEL_NOT_FOUND."""
+        """Forget an added model. Its worker ends after its streams, and its files stay. Returns the
+        worker's pid, None if there is no worker. Raises :class:`LmxError`: MODEL_CONFIGURED,
+        MODEL_NOT_FOUND."""
         slot = self._core.slot(model_id)
         if not slot.added:
             raise OperationError(
@@ -217,7 +219,8 @@ class AddedModels:
 
 
 def _refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
-    """Of a repository that is not on this machine yet nothing is known: its load says so."""
+    """Refuse a model whose files can't be served. About a repository that is not on this machine
+    yet nothing is known here, and its load will say what is wrong."""
     problem = found.source_problem or found.problem
     if problem is not None:
         raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")

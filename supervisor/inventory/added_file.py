@@ -1,4 +1,4 @@
-"""The models that were added while lmx ran, on disk: they outlive the supervisor."""
+"""The file of the models that were added while lmx ran. It outlives the supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.state.state_file import StateFile, say_nothing
 
 _KEYS: Final = ("id", "source", "context_length", "context_at_most", "parameters")
-"""All that an added model says; the rest is as by default."""
+"""All keys of an added model. The other keys of a model have their defaults."""
 
 
 class AddedFile:
@@ -25,9 +25,10 @@ class AddedFile:
         self._file = StateFile(path, _parse, say)
 
     def load(self) -> dict[str, AddedModelConfig]:
-        """Return the added models by id, none if there is no file. What can't be read of it is
-        said and left out, and the file is set aside: lmx starts without, and what can be read is
-        written anew with the next change."""
+        """Return the added models by id, none if there is no file.
+
+        If some models in the file can't be read, the file is set aside, people are told, and the
+        models that can be read are written anew. lmx starts in any case."""
         models, broken = self._file.load() or ({}, [])
         if broken:
             self._file.set_aside(f"has models that can't be served ({', '.join(broken)})")
@@ -37,12 +38,13 @@ class AddedFile:
         return models
 
     def read(self) -> dict[str, AddedModelConfig]:
-        """Return what :meth:`load` does, and leave the file as it is: it is another's."""
+        """Return what :meth:`load` returns, and leave the file as it is, because it belongs to
+        another process."""
         models, _ = self._file.peek() or ({}, [])
         return models
 
     def save(self, models: Mapping[str, AddedModelConfig]) -> None:
-        """Write all of them, whole or not at all. Raises :class:`OperationError`."""
+        """Write all models, completely or not at all. Raises :class:`OperationError`."""
         entries: list[dict[str, Any]] = [
             model.model_dump(mode="json", include=set(_KEYS)) for model in models.values()
         ]
@@ -57,7 +59,7 @@ class AddedFile:
 
 
 def _parse(found: Any) -> tuple[dict[str, AddedModelConfig], list[str]]:
-    """Return the models by id, and what the others are called."""
+    """Return the models by id, and the ids of the entries that can't be read."""
     models: dict[str, AddedModelConfig] = {}
     broken: list[str] = []
     for entry in [dict(each) for each in found["models"]]:
@@ -74,5 +76,5 @@ def _parse(found: Any) -> tuple[dict[str, AddedModelConfig], list[str]]:
 
 
 def _check_parameters(model: AddedModelConfig) -> None:
-    """Raises ``ValueError`` for values that could not be written, or sent, again."""
+    """Raise ``ValueError`` for values that could not be written or sent again."""
     json.dumps(model.parameters, allow_nan=False, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Deletes a model's files, once nobody uses them."""
+"""Deletes the files of a model, once nobody uses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, pl
 from lmx.supervisor.state.home import Home
 
 _UNLOAD_S: Final = 120.0
-"""For streams to end and a worker to exit: what gives a worker up takes less."""
+"""How long streams have to end and a worker to exit. Giving up a worker takes less time."""
 
 _POLL_S: Final = 0.05
 
@@ -45,13 +45,13 @@ class Deletion:
         self._events = events
 
     async def available(self) -> Available:
-        """Return the models whose files are whole on this machine."""
+        """Return the models whose files are complete on this machine."""
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
         return Available(available(repos, conversions, self._downloads.list_all(), self._served()))
 
     async def delete(self, name: str, *, force: bool) -> Deleted:
-        """Delete the files of a model, or of what the disk has by that name; one that was added is
-        forgotten. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_LOADED unless ``force``,
+        """Delete the files of a model, or those that the disk has by that name. An added model is
+        forgotten. Raises :class:`LmxError`: MODEL_NOT_FOUND; MODEL_LOADED unless ``force``;
         NOT_DELETABLE."""
         target = self._target(name)
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
@@ -100,7 +100,7 @@ class Deletion:
         return [d.download_id for d in self._downloads.of(gone.repo_id) if d.unfinished]
 
     def _refuse_used(self, ids: tuple[str, ...], gone: DeletionPlan) -> None:
-        """Nothing that is in use, or is about to be, loses its files."""
+        """Refuse to delete files that are in use, or are about to be used."""
         used = [name for name in ids if self._is_up(name)]
         if used:
             raise OperationError(

@@ -1,5 +1,5 @@
-"""Which models' files are on this machine, and their deletion. What may be deleted is decided in
-:mod:`lmx.supervisor.inventory.deletion`."""
+"""Lists the files of models on this machine, and deletes them. It does not decide what may be
+deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ _DEADLINE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One commit of a repository in the hub's cache. ``missing``: what it lacks as a model in
-    safetensors form, None if it is whole. ``has_gguf``: it has a whole GGUF file."""
+    """One commit of a repository in the hub's cache."""
 
     commit: str
     refs: tuple[str, ...]
     path: Path
+
     missing: str | None
+    """What it lacks as a model in safetensors form; None if it is complete."""
+
     has_gguf: bool = False
+    """Whether it has a complete GGUF file."""
 
     def is_of(self, revision: str) -> bool:
-        """Whether a branch, tag or commit means this one."""
+        """Return whether a branch, tag or commit names this commit."""
         return revision == self.commit or revision in self.refs
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRepo:
-    """A repository in the hub's cache, whole or not."""
+    """A repository in the hub's cache, complete or not."""
 
     repo_id: str
     path: Path
@@ -80,20 +83,20 @@ def _snapshot(found: dict[str, Any]) -> Snapshot:
 
 
 async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
-    """Delete commits of a repository from the hub's cache, all of it if none is named; returns
-    the bytes that the disk has back. Raises :class:`OperationError`."""
+    """Delete commits of a repository from the hub's cache, or the whole repository if none is
+    named. Returns the bytes that this frees on the disk. Raises :class:`OperationError`."""
     answer = await _hub_main("delete", repo_id, *commits)
     return int(answer["freed_bytes"])
 
 
 async def scan_conversions(models: Path) -> list[Conversion]:
-    """Return the whole folders that were made from GGUF files."""
+    """Return the complete folders that were made from GGUF files."""
     return await asyncio.to_thread(_conversions, models)
 
 
 async def delete_folder(folder: Path) -> int:
-    """Delete a folder of lmx's own; returns the bytes that the disk has back, 0 if there is
-    none. Raises :class:`OperationError`."""
+    """Delete a folder of lmx's own. Returns the bytes that this frees on the disk, 0 if there is no
+    such folder. Raises :class:`OperationError`."""
     return await asyncio.to_thread(_delete_folder, folder)
 
 

@@ -1,6 +1,6 @@
-"""What is known of each download, in memory and on disk: it outlives the supervisor.
+"""What is known about each download, in memory and in a file that outlives the supervisor.
 
-Reads what somebody wants downloaded. Pure, but for the time and a new id.
+:func:`asked_download` reads a question for a download into such a record.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _ID_BYTES: Final = 6
 
 @dataclass(slots=True)
 class Download:
-    """One download. ``path``: what it made, once it is COMPLETED. ``goes_on``: its supervisor
-    put a new program in its place, which is to go on with it."""
+    """One download. The fields that a :class:`DownloadView` has too mean the same."""
 
     download_id: str
     repo_id: str
@@ -48,11 +47,13 @@ class Download:
     param: str | None = None
     retry_after_s: float | None = None
     path: str | None = None
+    """The folder or file that was downloaded, once the download is COMPLETED."""
     goes_on: bool = False
+    """Whether the supervisor has put a new program in its place that must go on with it."""
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """What is downloaded: two of one key are the same."""
+        """What is downloaded. Two downloads with the same key are the same."""
         return (self.repo_id, self.revision or "main", self.filename)
 
     @property
@@ -61,7 +62,7 @@ class Download:
         return self.status in UNFINISHED
 
     def view(self, speed_bytes_per_s: float) -> DownloadView:
-        """Return it as others see it."""
+        """Return the download as clients see it."""
         return DownloadView(
             self.download_id, self.repo_id, self.revision, self.filename, self.status,
             self.total_bytes, self.downloaded_bytes, speed_bytes_per_s, self.started_s,
@@ -76,7 +77,7 @@ def new_download_id() -> str:
 
 
 def trimmed(downloads: Iterable[Download]) -> list[Download]:
-    """Return the latest :data:`KEPT`, in order; one that is unfinished is never left out. Pure."""
+    """Return the latest :data:`KEPT` downloads, in order. An unfinished one is never left out."""
     found = list(downloads)
     surplus = len(found) - KEPT
     kept = []
@@ -99,7 +100,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("downloaded_bytes",), (int,)),
     **dict.fromkeys(("goes_on",), (bool,)),
 }
-"""What fields of a record may be."""
+"""The types that the fields of a record may have."""
 
 
 class DownloadFile:
@@ -109,8 +110,10 @@ class DownloadFile:
         self._file = StateFile(path, _downloads, say)
 
     def load(self) -> list[Download]:
-        """Return the downloads, none if there is no file; one that can't be read is set aside.
-        What was unfinished is INTERRUPTED, at the time of and with what was last written of it."""
+        """Return the downloads, none if there is no file. A file that can't be read is set aside.
+
+        A download that was unfinished is now INTERRUPTED, with the values and at the time of the
+        last write."""
         found = self._file.load()
         if not found:
             return []
@@ -128,12 +131,12 @@ class DownloadFile:
 
     @staticmethod
     def values_of(downloads: Iterable[Download]) -> list[dict[str, Any]]:
-        """Return what :meth:`save` is to write."""
+        """Return the values that :meth:`save` writes."""
         return [asdict(download) for download in downloads]
 
     def save(self, values: list[dict[str, Any]]) -> None:
-        """Write all, whole or not at all; a failure is logged, and they hold until the supervisor
-        ends."""
+        """Write all records, completely or not at all. A failure is logged, and the records in
+        memory stay until the supervisor ends."""
         try:
             self._file.save(values)
         except OSError as error:
@@ -158,8 +161,8 @@ def _download(values: dict[str, Any]) -> Download:
 
 
 def asked_download(question: StartDownload) -> Download:
-    """Read a question into a download that has not begun. Raises :class:`RequestError`
-    (invalid_value) with the ``param`` it is about."""
+    """Return the download that a question asks for. It has not begun. Raises :class:`RequestError`
+    (invalid_value) with the ``param`` that is wrong."""
     try:
         source = parse_source(question.repo_id)
         if not isinstance(source, HubSource) or source.revision is not None:

@@ -1,4 +1,4 @@
-"""Under what a download is served once it has come."""
+"""Serves a model that was downloaded, and chooses the id under which it is served."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from lmx.supervisor.inventory.download_records import Download
 
 
 async def serve_download(added: AddedModels, download: Download, path: Path) -> str | None:
-    """Have a model served that was downloaded, unless it is; returns its id. None for a single
-    file that is no model. Raises :class:`LmxError`, as when its name is taken."""
+    """Add a downloaded model to the added models, unless its source is served already. Returns its
+    id, or None for a single file that is not a model. Raises :class:`LmxError`, for example when
+    its name is taken."""
     model_id, source = download.repo_id, download.repo_id
     if download.filename is not None:
         if not download.filename.lower().endswith(".gguf"):

@@ -1,7 +1,7 @@
-"""Downloads that somebody asked for: each a process of its own, known by an id, resumed where it
-stopped.
+"""The downloads that somebody asked for. Each has an id, runs in a process of its own, and goes on
+where it stopped when it is asked for again.
 
-How fast bytes come, over the last seconds. Pure.
+:func:`note_bytes` and :func:`bytes_per_s` compute the speed over the last seconds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ WINDOW_S: Final = 5.0
 
 
 def note_bytes(samples: deque[tuple[float, int]], now_s: float, done_bytes: int) -> None:
-    """Take how much is there now; forget what is older than the window, but for the last of it.
-    A download that begins a file anew goes back: its speed counts from there."""
+    """Add a sample: how much is there now. Samples that are older than the window are dropped,
+    except the last of them. When a download begins a file anew, its bytes become fewer, and its
+    speed counts from there."""
     if samples and done_bytes < samples[-1][1]:
         samples.clear()
     samples.append((now_s, done_bytes))
@@ -44,7 +45,7 @@ def note_bytes(samples: deque[tuple[float, int]], now_s: float, done_bytes: int)
 
 
 def bytes_per_s(samples: deque[tuple[float, int]], now_s: float) -> float:
-    """Return the speed within the window that ends now, 0 where nothing came within it."""
+    """Return the speed within the window that ends now, 0 if nothing arrived within it."""
     if len(samples) < 2 or samples[-1][0] <= now_s - WINDOW_S:
         return 0.0
     since_s, before_bytes = samples[0]
@@ -57,24 +58,25 @@ log = structlog.get_logger()
 AT_ONCE: Final = 4
 MOST_UNFINISHED: Final = 64
 _SIZE_S: Final = 10.0
-"""How long who starts a download waits to hear its size."""
+"""How long a client that starts a download waits to hear its size."""
 
 _HUB_WAIT_S: Final = 2.0
-"""A hub that takes no more requests is waited for no longer than this, three times, so that it is
-told with the time that the hub gave to who waits for the download to begin."""
+"""When the hub refuses requests (429), the download waits no longer than this, three times. Then it
+fails, so that the client, which still waits for its start, hears the time that the hub named."""
 
 _SAVE_INTERVAL_S: Final = 1.0
-"""What a supervisor that is killed may not have written of how far a download is."""
+"""The progress of a download is written this often. A supervisor that is killed loses no more."""
 
 _BUSY_RETRY_S: Final = 60.0
 
 
 class Downloads:
-    """Owner of the downloads, in memory and in their file. One thread: the supervisor's loop.
+    """The owner of the downloads, in memory and in their file. Only the thread of the supervisor's
+    event loop uses it.
 
-    ``serve(download, path)`` has a model served that has come, and returns its id, None for what
-    is no model; what it raises of :class:`LmxError` is told with the download.
-    ``is_whole(download)`` looks whether what one made is still there.
+    ``serve(download, path)`` lets a downloaded model be served and returns its id, or None if the
+    file is not a model. If it raises an :class:`LmxError`, the download shows that error.
+    ``is_whole(download)`` returns whether what was downloaded is still there.
     """
 
     def __init__(
@@ -100,24 +102,24 @@ class Downloads:
         self._closing = False
 
     def resume(self) -> None:
-        """Go on with what another program of this supervisor left to this one."""
+        """Go on with the downloads that the program before this one handed over."""
         for download in self._all.values():
             if download.goes_on:
                 download.goes_on = False
                 self._begin(download)
 
     async def start(self, question: StartDownload) -> DownloadView:
-        """Begin a download, or go on with it; returns it when its size is known, when it has
-        ended or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
+        """Begin a download, or go on with it. Returns it when its size is known, when it has ended,
+        or after ten seconds. Raises :class:`LmxError`: INVALID_VALUE with its ``param``,
         QUEUE_FULL, SHUTTING_DOWN."""
         wanted = asked_download(question)
         download = self._latest(wanted.key)
         if download is not None and download.status is DownloadStatus.COMPLETED:
             if await self._is_whole(download):
-                # Unless it was removed since, or its name was taken, it is served already.
+                # It is served already, unless it was removed since or its name was taken.
                 await self._have_served(download)
                 return self._view(download)
-            # Somebody may have begun it meanwhile.
+            # Another client may have begun it meanwhile.
             download = self._latest(wanted.key)
         if download is None or not download.unfinished:
             self._refuse_more()
@@ -130,8 +132,8 @@ class Downloads:
         return self._view(download)
 
     async def cancel(self, download_id: str) -> DownloadView:
-        """End a download; returns it when its process is gone. What has come stays. One that
-        has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
+        """Cancel a download, and return it when its process is gone. What has arrived stays. A
+        download that has ended stays as it is. Raises :class:`LmxError` (not_found_error)."""
         download = self._get(download_id)
         if download.unfinished or download.status is DownloadStatus.INTERRUPTED:
             download.error_code = None
@@ -141,8 +143,8 @@ class Downloads:
         return self._view(download)
 
     async def completed_elsewhere(self, repo_id: str, revision: str | None, path: Path) -> None:
-        """Take that a model's load has fetched all of a repository: a download of the same that
-        had failed, or had been ended, is complete by that."""
+        """Take the news that a model's load has fetched a whole repository. A download of the same
+        repository that had failed, or had been cancelled, is complete by that."""
         download = self._latest((repo_id, revision or "main", None))
         if download is None or download.unfinished:
             return
@@ -161,7 +163,7 @@ class Downloads:
         return tuple(each for each in self._all.values() if each.repo_id == repo_id)
 
     def forget(self, repo_id: str) -> None:
-        """Forget what has ended of a repository: its files are gone."""
+        """Forget the ended downloads of a repository whose files were deleted."""
         self._all = {
             name: each
             for name, each in self._all.items()
@@ -170,12 +172,12 @@ class Downloads:
         self._save()
 
     def list_all(self) -> tuple[Download, ...]:
-        """Return all that are known, the latest last."""
+        """Return all known downloads, the latest last."""
         return tuple(self._all.values())
 
     async def close(self, *, goes_on: bool) -> None:
-        """End all, the fetches of loads too, and wait until their processes are gone. ``goes_on``:
-        another program of this supervisor is to go on with the downloads."""
+        """End all downloads and the fetches of loads, and wait until their processes are gone.
+        ``goes_on`` means that the next program of this supervisor will go on with the downloads."""
         self._closing = True
         for download in self._all.values():
             if download.unfinished:
@@ -289,7 +291,7 @@ class Downloads:
         self._save()
 
     async def _until_told(self, download: Download) -> None:
-        """Wait until its size is known, or it has ended."""
+        """Wait until the size of a download is known, or it has ended, or the time is over."""
         try:
             async with asyncio.timeout(_SIZE_S):
                 while download.status is DownloadStatus.STARTING:
@@ -303,7 +305,7 @@ class Downloads:
         return download.view(round(bytes_per_s(samples, time.monotonic()), 1))
 
     def _save(self) -> None:
-        """Have it written, in a thread; while that goes on, what changes is written after it."""
+        """Let a thread write the file. What changes during the write is written after it."""
         self._changed.set()
         self._saved_s = time.monotonic()
         self._unsaved = True

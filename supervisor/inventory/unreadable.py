@@ -9,8 +9,8 @@ from lmx.supervisor.state.home import Home
 
 
 def unreadable_models(config: Config, home: Home) -> list[str]:
-    """Return a sentence for each model that can't be loaded as its files are. One that is not on
-    this machine yet is none of them."""
+    """Return a sentence for each model whose files can't be loaded. Models that are not on this
+    machine yet are not among them."""
     found = inspect_now(home, [question_of(model) for model in config.models])
     return [
         f"{model.id} can't be loaded: {each.problem}"

@@ -1,1 +1,2 @@
-"""The control and the event socket, from both ends, and the socket that the router listens on."""
+"""The control socket and the events socket, from both ends, and the socket on which the router
+listens."""

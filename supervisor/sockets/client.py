@@ -1,6 +1,7 @@
-"""Asks a running supervisor a question, for the CLI: blocking, with a deadline.
+"""The clients by which the command line asks a running supervisor. They block, with a deadline.
 
-Asks the supervisor over and over, also over its restarts: for what watches or waits.
+:class:`ControlClient` asks one supervisor. :class:`ReconnectingClient` goes on asking when the
+supervisor restarts, for commands that watch or wait.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _LOOK_AGAIN_S: Final = 0.2
 
 
 def supervisor_runs(home: Home) -> bool:
-    """Whether a supervisor holds this home's lock. Takes it for an instant if none does."""
+    """Return whether a supervisor holds this home's lock. If none does, this function holds the
+    lock for an instant."""
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -40,7 +42,8 @@ def supervisor_runs(home: Home) -> bool:
 
 
 def not_running(home: Home) -> OperationError:
-    """Return the error for a home without a supervisor; it names what one left behind."""
+    """Return the error for a home without a supervisor. It names the processes that a supervisor
+    left behind."""
     orphans = Records(home.state).orphans()
     if not orphans:
         return OperationError(
@@ -57,7 +60,7 @@ def not_running(home: Home) -> OperationError:
 
 
 class ControlClient:
-    """A connection to the supervisor's control socket; a context manager. ``answer_s`` is how
+    """A connection to the supervisor's control socket, as a context manager. ``answer_s`` is how
     long an answer may take."""
 
     def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
@@ -75,12 +78,13 @@ class ControlClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; what was asked and not answered is given up."""
+        """Close the connection. Questions without an answer are given up."""
         self._context.destroy(linger=0)
 
     def ask(self, question: Any) -> Any:
         """Return the reply. Raises :class:`OperationError`: not_running when there is no
-        supervisor, what it said when it denied, a time-out when it says nothing."""
+        supervisor, supervisor_unavailable when it does not answer in time, and the supervisor's
+        own error when it replies Denied."""
         self._correlation += 1
         self._socket.send(codec.encode_any(question, self._correlation))
         while True:
@@ -105,7 +109,7 @@ class ControlClient:
         return reply.status
 
     def _wait(self) -> None:
-        """Wait for an answer; give up as soon as nobody holds the lock any more."""
+        """Wait for an answer, and give up as soon as no supervisor holds the lock."""
         deadline_s = time.monotonic() + self._answer_s
         while True:
             if not supervisor_runs(self._home):
@@ -121,15 +125,18 @@ class ControlClient:
 
 
 _PATIENCE_S: Final = 30.0
-"""A supervisor that starts anew takes over what runs within a few seconds."""
+"""A supervisor that is started anew takes over the running processes within a few seconds."""
 _EACH_ANSWER_S: Final = 3.0
-"""A question that a supervisor took along into its restart is never answered."""
+"""A question that a supervisor had received before its restart is never answered."""
 _AWAY: Final = (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)
 
 
 class ReconnectingClient:
-    """For questions that change nothing, because they may be asked twice. A context manager.
-    ``answered``: the supervisor gave an answer a moment ago, so it is there or comes back."""
+    """A client that goes on when the supervisor restarts, as a context manager. It may ask a
+    question twice, so it is only for questions that change nothing.
+
+    ``answered`` means that the supervisor gave an answer a moment ago, so that it is there or comes
+    back."""
 
     def __init__(
         self, home: Home, patience_s: float = _PATIENCE_S, *, answered: bool = False
@@ -146,10 +153,10 @@ class ReconnectingClient:
         self._drop()
 
     def ask(self, question: Any) -> Any | None:
-        """Return the reply, or None while there is nobody to give one.
+        """Return the reply, or None while there is no supervisor to give one.
 
-        Raises :class:`OperationError` when it is denied, when nobody answers the first
-        question, and when nobody has answered for the patience given.
+        Raises :class:`OperationError` when the question is denied, when the first question gets no
+        answer, and when no question was answered for ``patience_s``.
         """
         if self._client is None:
             self._client = ControlClient(self._home, _EACH_ANSWER_S)
@@ -169,7 +176,7 @@ class ReconnectingClient:
         return reply
 
     def status(self) -> SystemStatus | None:
-        """Return the status, or None while there is nobody to give it; raises as ``ask``."""
+        """Return the status, or None while there is no supervisor. Raises what ``ask`` raises."""
         reply: Status | None = self.ask(GetStatus())
         return reply.status if reply is not None else None
 

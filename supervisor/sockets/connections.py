@@ -1,5 +1,5 @@
-"""Listens on a unix socket for ZeroMQ peers, and ends a connection rather than run out of
-descriptors."""
+"""Listens on a unix socket for ZeroMQ peers. It ends a connection before the process runs out of
+file descriptors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = structlog.get_logger()
 
 _MOST_CONNECTIONS: Final = 1024
 _RESERVE: Final = 16
-"""Descriptors that are left for starting processes, for files and for answers."""
+"""This many descriptors stay free for starting processes, for files and for answers."""
 
 _UNSENT_LIMIT_BYTES: Final = 8 * 1024**2
-"""What one peer may leave unread; a message that comes on top of it is not sent to it."""
+"""How much one peer may leave unread. A message beyond that is not sent to it."""
 
 _BACKLOG: Final = 100
 _POLL_S: Final = 0.01
@@ -36,7 +36,7 @@ OnMessage = Callable[["Connection", zmtp.Message], None]
 
 
 class Connection(asyncio.Protocol):
-    """One peer. ``identity`` is empty until it has introduced itself."""
+    """The connection of one peer. ``identity`` is empty until the peer has introduced itself."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._door.left(self)
 
     def send(self, *parts: bytes) -> bool:
-        """Send a message; False if the peer has gone or leaves too much unread."""
+        """Send a message. Returns False if the peer has gone or leaves too much unread."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -89,22 +89,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was sent and is not on its way yet."""
+        """How much the operating system has not taken yet of what was sent."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class Door:
-    """One listening socket and its connections. The caller holds the supervisor lock: a socket
-    file that is there is an earlier supervisor's.
+    """One listening socket and its connections. The caller must hold the supervisor lock, so that a
+    socket file that is there is that of an earlier supervisor.
 
-    Short of descriptors, or with more than a thousand connections, a new one takes the place of
-    another that has no name: first of those that have said nothing, the longest silent first.
-    Workers and subscribers have a name.
+    When descriptors run short, or there are more than a thousand connections, a new connection
+    takes the place of another one that has no name: first one whose peer has sent nothing, and
+    among those the one that has been silent longest. Workers and subscribers have a name.
     """
 
     def __init__(self, path: Path, socket_type: bytes, on_message: OnMessage) -> None:
@@ -123,16 +123,17 @@ class Door:
         self._listener.listen(_BACKLOG)
 
     async def open(self) -> None:
-        """Take connections from here on; what came before has waited."""
+        """Accept connections from here on. Those that came before have waited in the backlog."""
         loop = asyncio.get_running_loop()
-        # One at a time, so that each is seen before the next one is accepted.
+        # The backlog of 1 lets asyncio accept one connection at a time, so that each is seen before
+        # the next one is accepted.
         self._server = await loop.create_unix_server(
             lambda: Connection(self), sock=self._listener, backlog=1
         )
         self._listener.listen(_BACKLOG)
 
     def find(self, identity: bytes) -> Connection | None:
-        """Return the connection of a peer."""
+        """Return the connection of a peer, None if it has none."""
         return self._by_identity.get(identity)
 
     def subscribers(self, message: bytes) -> list[Connection]:
@@ -144,7 +145,7 @@ class Door:
         ]
 
     async def close(self) -> None:
-        """Take no more connections, and end all once what was just sent has left."""
+        """Accept no more connections, and end all of them once what was just sent has left."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
         if self._server is not None:
@@ -158,11 +159,11 @@ class Door:
         for connection in list(self._connections):
             connection.end()
 
-    # What connections tell.
+    # Called by the connections.
 
     def came(self, connection: Connection, descriptor: int) -> None:
-        """Take a new connection. Descriptors are given from the lowest on: its own tells how many
-        there are."""
+        """Take a new connection. The system gives the lowest free descriptor, so that the
+        connection's own descriptor says how many are in use."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         short = soft != resource.RLIM_INFINITY and descriptor >= soft - _RESERVE
         self._connections[connection] = None
@@ -174,7 +175,7 @@ class Door:
         given_up.end()
 
     def introduced(self, connection: Connection, identity: bytes) -> None:
-        """Take a peer's name. One that comes back under its old name takes over from its dead
+        """Take a peer's name. A peer that comes back under its old name takes over from its dead
         connection."""
         if not identity:
             identity = b"\0" + next(self._numbers).to_bytes(8, "big")

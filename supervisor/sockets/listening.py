@@ -1,4 +1,4 @@
-"""The socket that the API listens on. The supervisor holds it, so that it outlives routers."""
+"""The socket on which the API listens. The supervisor holds it, so that it outlives routers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger()
 
 
 def bind(server: ServerConfig, last_port: int) -> socket.socket:
-    """Return a listening socket; where "any port" is configured, on ``last_port`` (0: any).
+    """Return a listening socket. If "any port" is configured, it has ``last_port`` (0: any port).
 
     Raises ``OSError`` when the address can't be bound.
     """
@@ -40,8 +40,8 @@ def cannot_listen(server: ServerConfig, error: OSError) -> OperationError:
 
 
 def inherited(descriptor: int | None, server: ServerConfig) -> socket.socket | None:
-    """Return the listening socket of the program that was here before, None if there is none
-    or it listens elsewhere than configured."""
+    """Return the listening socket that the program before this one left. Returns None if there is
+    none, or if it listens on another port than the configured one."""
     if descriptor is None:
         return None
     listener = socket.socket(fileno=descriptor)

@@ -1,4 +1,5 @@
-"""Where the API can be reached: of a listener on all addresses, those that this machine has."""
+"""The URLs at which the API can be reached. For a listener on all addresses these are the addresses
+that this machine has."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ import psutil
 _ALL: Final = {"0.0.0.0": 4, "::": 6}  # noqa: S104  recognised here, not listened on
 _LOOPBACK: Final = "127.0.0.1"
 _INNER: Final = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "bridge", "lxc", "cni")
-"""Beginnings of the names of networks that are within this machine: named last."""
+"""How the names of networks begin that are within this machine. Their addresses come last."""
 
 _MOST: Final = 6
 
 
 def api_urls(host: str, port: int, addresses: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the base URLs of the API, the one to tell people first.
+    """Return the base URLs of the API, the best one for people first.
 
-    ``addresses`` gives the machine's own, as :func:`own_addresses` does, and is asked only where
-    lmx listens on all of them.
+    ``addresses`` returns the machine's own addresses, as :func:`own_addresses` does. It is called
+    only if lmx listens on all of them.
     """
     version = _ALL.get(host)
     if version is None:
@@ -35,14 +36,14 @@ def api_urls(host: str, port: int, addresses: Callable[[], tuple[str, ...]]) -> 
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return this machine's addresses that others may reach: IPv4 first, of networks that are up,
-    without those that hold for one cable alone."""
+    """Return the addresses of this machine that others may reach, IPv4 first. They are of networks
+    that are up. Link-local addresses, which hold for one cable only, are left out."""
     return ordered(_up())
 
 
 def ordered(found: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the addresses of pairs of an interface and an address, in the order to tell them.
-    Pure."""
+    """Return the addresses of pairs of an interface and an address, in the order in which people
+    see them. Pure."""
     kept = []
     for interface, text in found:
         address = ipaddress.ip_address(text)

@@ -1,4 +1,4 @@
-"""The supervisor's two sockets: frames in and out, nothing decided."""
+"""The supervisor's two sockets: messages come in and go out. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ OnMessage = Callable[[bytes, Any, int], None]
 
 
 class ControlServer:
-    """Binds ``control``, a ROUTER, and ``events``, an XPUB, for peers that are ZeroMQ sockets.
-    The caller holds the supervisor lock already: the paths may be of an earlier supervisor."""
+    """Binds ``control``, a ROUTER, and ``events``, an XPUB, for peers that are ZeroMQ sockets. The
+    caller must hold the supervisor lock, because it removes the sockets of an earlier
+    supervisor."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._control = Door(run.control_socket, b"ROUTER", self._take)
@@ -35,9 +36,9 @@ class ControlServer:
         self._on_message: OnMessage | None = None
 
     async def serve(self, on_message: OnMessage) -> None:
-        """Hand every message to ``on_message(identity, message, correlation)`` until
-        cancelled. A frame that is no message is logged and dropped, and so is what a bug
-        makes of one that is."""
+        """Hand every message to ``on_message(identity, message, correlation)`` until cancelled. A
+        frame that is not a message is logged and dropped. An exception of ``on_message`` is logged,
+        and the question gets an error as its reply."""
         self._on_message = on_message
         try:
             await self._events.open()
@@ -47,20 +48,21 @@ class ControlServer:
             self._on_message = None
 
     def send(self, identity: bytes, message: Any, correlation: int = 0) -> None:
-        """Send to one peer; a peer that has gone is a fact of life, logged at debug."""
+        """Send to one peer. That a peer has gone is normal, and is logged at the level debug."""
         peer = self._control.find(identity)
         if peer is None or not peer.send(codec.encode_any(message, correlation)):
             log.debug("control.unreachable", peer=repr(identity), kind=type(message).__name__)
 
     def publish(self, message: Any) -> None:
-        """Send to every subscriber there is."""
+        """Send to every subscriber."""
         payload = codec.encode_any(message)
         for subscriber in self._events.subscribers(payload):
             subscriber.send(payload)
 
     async def close(self) -> None:
-        """Close both sockets, after giving what was just sent a moment to leave. Nobody connects
-        meanwhile: what they ask would be lost, and the next program's socket is there soon."""
+        """Close both sockets, after what was just sent has had a moment to leave. Nobody can
+        connect meanwhile: their questions would be lost, and the next program's socket is there
+        soon."""
         await self._control.close()
         await self._events.close()
 

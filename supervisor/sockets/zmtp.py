@@ -1,8 +1,8 @@
-"""ZMTP 3.0, the wire protocol of ZeroMQ sockets, as far as a server needs it whose peers are
-libzmq's (https://rfc.zeromq.org/spec/23/). Bytes in, values out; no sockets.
+"""ZMTP 3.0, the wire protocol of ZeroMQ sockets (https://rfc.zeromq.org/spec/23/), as far as a
+server needs it whose peers use libzmq. It turns bytes into values and back, and uses no sockets.
 
-The supervisor speaks it itself, because libzmq ends the whole process when there is no descriptor
-left for a connection that it is to accept.
+The supervisor does not use libzmq for this, because libzmq ends the whole process when there is no
+descriptor left for a connection that it accepts.
 """
 
 from __future__ import annotations
@@ -22,43 +22,45 @@ _LONGEST_IDENTITY: Final = 255
 
 
 class ZmtpError(Exception):
-    """A peer that does not speak the protocol: its connection is to be closed."""
+    """The peer does not speak the protocol, and its connection must be closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A peer has introduced itself. ``identity`` is empty where it has none of its own."""
+    """A peer has introduced itself."""
 
     socket_type: bytes
+
     identity: bytes
+    """Empty if the peer has no identity of its own."""
 
 
 Message = tuple[bytes, ...]
 
 
 def ready_command(socket_type: bytes) -> bytes:
-    """Return what follows the greeting: what kind of socket this is."""
+    """Return the command that follows the greeting and says what kind of socket this is."""
     name = b"Socket-Type"
     properties = _short(name) + len(socket_type).to_bytes(4, "big") + socket_type
     return frame(_short(b"READY") + properties, _COMMAND)
 
 
 def message_frames(parts: Message) -> bytes:
-    """Return a message of one or more parts as it travels."""
+    """Return the bytes of a message of one or more parts."""
     last = len(parts) - 1
     return b"".join(frame(part, 0 if at == last else _MORE) for at, part in enumerate(parts))
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Return one frame."""
+    """Return the bytes of one frame."""
     if len(body) > 255:
         return bytes([flags | _LONG]) + len(body).to_bytes(8, "big") + body
     return bytes([flags, len(body)]) + body
 
 
 class Parser:
-    """The bytes of one peer. Holds at most one message that is not whole yet, and no more than
-    ``most_bytes`` of it."""
+    """Parses the bytes of one peer. It holds at most one message that is not complete yet, and no
+    more than ``most_bytes`` of it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -69,7 +71,8 @@ class Parser:
         self._parts_bytes = 0
 
     def feed(self, data: bytes) -> list[Ready | Message]:
-        """Take what has come; returns what is whole by that. Raises :class:`ZmtpError`."""
+        """Take bytes that have arrived, and return what is complete now. Raises
+        :class:`ZmtpError`."""
         self._buffer += data
         found: list[Ready | Message] = []
         if not self._greeted and not self._take_greeting():
@@ -95,8 +98,8 @@ class Parser:
         return True
 
     def _frame_at(self, at: int) -> tuple[int, bytes, int] | None:
-        """Return flags and body of the frame that begins there, and where the next one does; None
-        while it is not whole."""
+        """Return the flags and the body of the frame that begins there, and where the next frame
+        begins. Returns None while the frame is not complete."""
         if len(self._buffer) < at + 2:
             return None
         flags = self._buffer[at]
@@ -118,7 +121,7 @@ class Parser:
     def _take(self, flags: int, body: bytes) -> Ready | Message | None:
         if flags & _COMMAND:
             if self._ready:
-                return None  # heartbeats are not asked for, and nothing else is known
+                return None  # lmx asks for no ZMTP heartbeats, and knows no other command
             self._ready = True
             return _introduction(body)
         if not self._ready:

@@ -1,4 +1,5 @@
-"""The key that opens the routes below /admin: made at the first start, kept in a 0600 file."""
+"""The key to the routes below /admin. It is made at the first start, and kept in a file that only
+its owner can read."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ _MOST_BYTES: Final = 4096
 
 
 def read_admin_key(path: Path, say: Callable[[str], None] = say_nothing) -> str:
-    """Return the key in a file, which is made if there is none. What is no key is set aside, and
-    ``say`` is told so. It never goes into a log.
+    """Return the key in a file, and make the file if there is none. A file without a key is set
+    aside, and ``say`` is called with a sentence about it. The key is never logged.
 
-    Raises ``OSError`` when it can be neither read nor written.
+    Raises ``OSError`` when the file can be neither read nor written.
     """
     if os.path.lexists(path):
         key = _read(path)

@@ -1,4 +1,4 @@
-"""Writes a small file of the state whole or not at all, whenever the process dies."""
+"""Writes a small file of the state completely or not at all, even if the process dies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lmx.protocol.host.set_aside import set_aside
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Put ``text`` in the place of a file's content, readable by its owner alone. What stands there
-    and is no file is set aside. Raises ``OSError``; the old content is still there then."""
+    """Replace a file's content by ``text``. Only the owner can read the file. Anything of that name
+    that is not a file is set aside. Raises ``OSError``, and then the old content is still there."""
     temporary = path.with_suffix(".new")
     _clear(temporary)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -25,7 +25,8 @@ def atomic_write(path: Path, text: str) -> None:
 
 
 def _clear(temporary: Path) -> None:
-    """A pipe would be waited for, and a link followed."""
+    """Set aside what is not a regular file: opening a pipe would wait, and a link would be
+    followed."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(temporary.lstat().st_mode):
             set_aside(temporary)

@@ -1,7 +1,7 @@
-"""Small changes on the disk that must come about in the end, and must not break what asks for them.
+"""Retries small changes on the disk that must succeed in the end, and must not break their caller.
 
-A disk may be full, read-only or gone for a while. A process's end is a fact all the same: what
-follows from it goes on, and the file is brought up to date when the disk is there again.
+A disk may be full, read-only or gone for a while. The end of a process is a fact all the same: lmx
+goes on, and brings the file up to date when the disk is there again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _FIRST_S: Final = 0.5
 _MOST_S: Final = 30.0
 
 Change = Callable[[], None]
-"""Changes one file; raises ``OSError`` when it can't. Done twice it does no harm."""
+"""A function that changes one file, and raises ``OSError`` when it can't. Calling it twice must do
+no harm."""
 
 
 def change_once(path: Path, change: Change) -> None:
-    """Change a file; a failure is logged. For processes that don't stay."""
+    """Change a file, and log a failure. It is for processes that do not stay to try again."""
     try:
         change()
     except OSError as error:
@@ -41,15 +42,15 @@ class _Pending:
 
 
 class DiskRetry:
-    """Changes that failed, by path, the latest of each; tried again with a growing pause.
-    There is one event for each file that can't be changed, and one when it was."""
+    """The latest failed change of each file. It is tried again, with a growing pause. There is one
+    event when a file can't be changed, and one when it was changed at last."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._pending: dict[Path, _Pending] = {}
 
     def change(self, path: Path, change: Change) -> None:
-        """Change a file now, or as soon as that works. Never raises ``OSError``."""
+        """Change a file now, or as soon as the disk allows it. Never raises ``OSError``."""
         try:
             change()
         except OSError as error:
@@ -64,7 +65,7 @@ class DiskRetry:
         self._settled(path)
 
     def tick(self, now_s: float, _paused_s: float) -> None:
-        """Try again what is due."""
+        """Try the changes again that are due."""
         for path, pending in list(self._pending.items()):
             if now_s < pending.at_s:
                 continue

@@ -1,4 +1,4 @@
-"""Which models operators drained, on disk: it outlives the supervisor."""
+"""The file of the models that operators drained. It outlives the supervisor."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class Holds:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return self._file.path
 
     def load(self) -> frozenset[str]:
-        """Return the ids, none if there is no file. An unreadable file is set aside, and no model
-        is held: a model that answers does less harm than one that refuses and nobody knows why."""
+        """Return the ids, none if there is no file. An unreadable file is set aside, and then no
+        model is held: a model that answers does less harm than one that refuses requests while
+        nobody knows why."""
         return self._file.load() or frozenset()
 
     def save(self, held: Collection[str]) -> None:
-        """Write all, whole or not at all. Raises ``OSError``."""
+        """Write all ids, completely or not at all. Raises ``OSError``."""
         self._file.save(sorted(held))
 
 

@@ -1,4 +1,4 @@
-"""The files that supervisor and children are known by, as one value."""
+"""The files in which the supervisor keeps its processes and operators' orders, as one value."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lmx.supervisor.state.process_records import Records
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """What the supervisor keeps of its processes and of operators' orders."""
+    """The files of one home, and what changes them."""
 
     disk: DiskRetry
-    """Changes of files that failed, and are tried again."""
+    """It retries the changes of files that failed."""
 
     records: Records
-    """The processes that run."""
+    """The records of the processes that run."""
 
     pins: Pins
     """The models that operators pinned and unpinned."""
@@ -31,7 +31,7 @@ class StateFiles:
 
     @classmethod
     def of(cls, home: Home, events: Events, say: Callable[[str], None]) -> StateFiles:
-        """Return the files of a home. ``say`` tells people of a file that can't be read."""
+        """Return the files of a home. ``say`` tells people about a file that can't be read."""
         disk = DiskRetry(events)
         records = Records(home.state, disk.change, say)
         return cls(disk, records, Pins(home.pins, say), Holds(home.holds, say))

@@ -1,4 +1,4 @@
-"""``LMX_HOME``: where lmx keeps all that it writes. Paths only."""
+"""``LMX_HOME``, the folder in which lmx keeps all that it writes. This module only names paths."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Home:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Home:
-        """Return the home that ``LMX_HOME`` names, absolute."""
+        """Return the home that ``LMX_HOME`` names, as an absolute path."""
         chosen = environment.get("LMX_HOME") or "~/.lmx"
         return cls(Path(os.path.abspath(Path(chosen).expanduser())))  # noqa: PTH100
 
     @property
     def run(self) -> RunDirectory:
-        """Sockets; private to the user."""
+        """The folder of the sockets. It is private to the user."""
         return RunDirectory(self.path / "run")
 
     @property
     def lock(self) -> Path:
-        """Held by the supervisor. Not in ``run``, which people remove."""
+        """The lock that the supervisor holds. It is not in ``run``, because people remove that."""
         return self.path / "lock"
 
     @property
     def state(self) -> Path:
-        """Records of running processes, and what is to be remembered."""
+        """The folder of the records of running processes, and of what must be remembered."""
         return self.path / "state"
 
     @property
@@ -47,27 +47,27 @@ class Home:
 
     @property
     def measured(self) -> Path:
-        """What models were measured at."""
+        """The memory that models were measured to take."""
         return self.state / "measured.json"
 
     @property
     def pins(self) -> Path:
-        """Models that an operator pinned or unpinned."""
+        """The models that an operator pinned or unpinned."""
         return self.state / "pins.json"
 
     @property
     def holds(self) -> Path:
-        """Models that an operator drained."""
+        """The models that an operator drained."""
         return self.state / "held.json"
 
     @property
     def added_models(self) -> Path:
-        """Models that were added or downloaded while lmx ran."""
+        """The models that were added or downloaded while lmx ran."""
         return self.state / "models.json"
 
     @property
     def downloads(self) -> Path:
-        """Downloads and what became of them."""
+        """The downloads and their results."""
         return self.state / "downloads.json"
 
     @property
@@ -77,30 +77,30 @@ class Home:
 
     @property
     def logs(self) -> Path:
-        """A file for each process."""
+        """The folder of the logs, with a file for each process."""
         return self.path / "logs"
 
     @property
     def models(self) -> Path:
-        """Models that lmx imported."""
+        """The folder of the models that lmx imported."""
         return self.path / "models"
 
     def prefix_cache(self, model_id: str) -> Path:
-        """Return where a model's computed prompts are kept. Its worker makes the folder."""
+        """Return the folder of a model's computed prompts. Its worker makes the folder."""
         return self.path / "cache" / "prefix" / slug(model_id)
 
     @property
     def temporary(self) -> Path:
-        """``TMPDIR`` of workers and of the router."""
+        """The ``TMPDIR`` of workers and of the router."""
         return self.path / "tmp"
 
     @property
     def default_config(self) -> Path:
-        """Used when neither ``--config`` nor ``LMX_CONFIG`` names another."""
+        """The configuration file if neither ``--config`` nor ``LMX_CONFIG`` names another one."""
         return self.path / "lmx.yaml"
 
     def worker_log(self, model_id: str) -> Path:
-        """Return the log file of a model's workers; one after the other write to it."""
+        """Return the log file of a model's workers. They write to it one after the other."""
         return worker_log(self.logs, model_id)
 
     @property
@@ -114,8 +114,8 @@ class Home:
         return process_log(self.logs, "supervisor")
 
     def prepare(self) -> list[str]:
-        """Make the folders, readable by their owner alone; returns, in sentences for people, what
-        stood there that is no folder and was set aside.
+        """Make the folders, which only their owner can read. What is there and is not a folder is
+        set aside. Returns a sentence for people about each such thing.
 
         Raises :class:`OperationError` when other users can change what is in the home.
         """

@@ -1,4 +1,4 @@
-"""Which models operators pinned or unpinned, on disk: it outlives the supervisor."""
+"""The file of the models that operators pinned or unpinned. It outlives the supervisor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Pins:
         self._file = StateFile(path, _parse, say)
 
     def load(self) -> dict[str, bool]:
-        """Return the pins, empty if there are none. An unreadable file is set aside and taken as
-        empty: the configuration's pins are as good a start."""
+        """Return the pins, empty if there are none. An unreadable file is set aside and counts as
+        empty, because the pins of the configuration are as good a start."""
         return self._file.load() or {}
 
     def save(self, pins: Mapping[str, bool]) -> str | None:
-        """Write all pins, whole or not at all. Returns why they could not be written, to what
-        file, for people; None: they were. Without it they hold until the supervisor ends."""
+        """Write all pins, completely or not at all. Returns None, or for people the file and the
+        reason why it could not be written. Then the pins hold until the supervisor ends."""
         try:
             self._file.save(dict(sorted(pins.items())))
         except OSError as error:

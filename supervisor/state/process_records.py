@@ -1,8 +1,8 @@
-"""What a supervisor leaves on disk so that the next one can take over: never two of anything.
+"""What a supervisor leaves on disk so that the next one can take over, and nothing runs twice.
 
-A ``flock`` says who is the supervisor; a small JSON file for each process it started says
-what is running. A pid alone proves nothing after a reboot or a wrap-around, so each record
-has an id too that stands in the process's command line.
+A ``flock`` says who is the supervisor, and a small JSON file for each process that it started says
+what is running. A pid alone proves nothing after a reboot or when pids start over. That is why each
+record also has an id that is part of the process's command line.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ _GONE_POLL_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process that was started, and a word of its command line that no other one has.
+    """A process that was started.
 
-    Not its creation time: the system counts that from the boot, so it moves when the clock is
-    set, and every process would seem to be another one.
+    It is recognized by a word of its command line, and not by its creation time: the system counts
+    that from the boot, so that it moves when the clock is set, and then every process would seem to
+    be another one.
     """
 
     pid: int
+
     token: str
+    """A word of its command line that no other process has."""
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Whether this very process still runs. A zombie does not."""
         try:
             process = psutil.Process(self.pid)
             return self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
@@ -65,19 +68,21 @@ class WorkerRecord(ProcessRecord):
 
 @dataclass(frozen=True, slots=True)
 class RouterRecord(ProcessRecord):
-    """A router, and where it listens. ``retiring``: it is not the one that serves."""
+    """A router, and where it listens."""
 
     host: str
     port: int
+
     retiring: bool = False
+    """Whether another router serves in its place, or will."""
 
     def as_retiring(self) -> RouterRecord:
-        """Return it as one that another router replaces."""
+        """Return the record of this router as one that retires."""
         return dataclasses.replace(self, retiring=True)
 
 
 def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
-    """Wait, blocking, until none of the processes runs; returns whether that came in time."""
+    """Block until none of the processes runs, and return whether that was so in time."""
     deadline_s = time.monotonic() + limit_s
     while any(record.alive for record in records):
         if time.monotonic() >= deadline_s:
@@ -89,8 +94,8 @@ def wait_gone(records: Sequence[ProcessRecord], limit_s: float) -> bool:
 class SupervisorLock:
     """The right to be the supervisor of one home, held until the process ends.
 
-    There is no giving it back earlier: it would say that the supervisor is gone while it is
-    not. The file stays behind; removing it would let two hold two files.
+    It can't be given back earlier, because that would say that the supervisor is gone while it is
+    not. The file stays behind: if it were removed, two processes could hold locks on two files.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = say_nothing) -> None:
@@ -99,11 +104,11 @@ class SupervisorLock:
         self._descriptor: int | None = None
 
     def acquire(self, inherited: int | None = None) -> None:
-        """Take it. Raises :class:`OperationError` (already_running) with the holder's pid.
+        """Take the lock. Raises :class:`OperationError` (already_running) with the holder's pid.
 
-        Tries for a moment: who asks whether a supervisor runs holds the lock for an instant.
-        ``inherited``: a descriptor that this process held the lock with before it replaced its
-        program; the lock was never free in between.
+        It tries for a moment, because a process that asks whether a supervisor runs holds the lock
+        for an instant. ``inherited`` is the descriptor with which this process held the lock before
+        it replaced its program. The lock was never free in between.
         """
         if inherited is not None:
             os.set_inheritable(inherited, False)
@@ -118,7 +123,7 @@ class SupervisorLock:
                 f"lmx is running already (pid {holder}): see `lmx-supervisor status`, "
                 "or stop it with `lmx-supervisor stop`",
             ) from error
-        # Held; what stands in it is for people, and a full disk takes no word.
+        # The lock is held. The pid in the file is for people, and a full disk does not take it.
         change_once(self._path, lambda: _sign(descriptor))
         self._descriptor = descriptor
 
@@ -130,20 +135,20 @@ class SupervisorLock:
             if not os.path.lexists(self._path):
                 raise
             if self._path.is_file():
-                # A disk that takes no change: what is there can be locked all the same.
+                # The disk can't be written. The file that is there can be locked all the same.
                 return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         else:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return descriptor
             os.close(descriptor)
-        # A folder, a pipe, a link to nowhere: nobody holds it as a lock.
+        # It is a folder, a pipe or a link to nowhere, and nobody holds that as a lock.
         aside = set_aside(self._path)
         self._say(f"{self._path} was no file: it was set aside as {aside.name}")
         return os.open(self._path, flags, 0o600)
 
     @property
     def descriptor(self) -> int:
-        """What it is held with. Raises ``RuntimeError`` before it was taken."""
+        """The descriptor that holds the lock. Raises ``RuntimeError`` before the lock was taken."""
         if self._descriptor is None:
             raise RuntimeError("the lock was not taken")
         return self._descriptor
@@ -168,8 +173,8 @@ def _lock_within(descriptor: int, limit_s: float) -> None:
 
 class Records:
     """The record files below the state folder. ``change`` changes a file, and never raises
-    ``OSError``: a process is as good without its record, and the next supervisor adopts it by its
-    Hello."""
+    ``OSError``: a process works as well without its record, and the next supervisor adopts it when
+    it sends its hello."""
 
     def __init__(
         self,
@@ -187,32 +192,33 @@ class Records:
         self._save(self._worker_file(record.token), dataclasses.asdict(record))
 
     def forget_worker(self, instance: str) -> None:
-        """Remove a worker's record; it has exited. One that stays is found to be stale."""
+        """Remove the record of a worker that has exited. A record that stays is later found to be
+        stale."""
         self._remove(self._worker_file(instance).path)
 
     def workers(self) -> list[WorkerRecord]:
-        """Return every worker's record; unreadable ones are set aside."""
+        """Return the record of every worker. Unreadable files are set aside."""
         paths = sorted(self._workers.glob("*.json"))
         found = [StateFile(path, _worker_record, self._say).load() for path in paths]
         return [record for record in found if record is not None]
 
     def save_routers(self, records: Sequence[RouterRecord]) -> None:
-        """Write the records of all routers that run; none: the file is removed."""
+        """Write the records of all routers that run. If there is none, the file is removed."""
         if records:
             self._save(self._routers, [dataclasses.asdict(record) for record in records])
         else:
             self._remove(self._routers.path)
 
     def orphans(self) -> list[ProcessRecord]:
-        """Return what runs of all that is recorded, the routers first. Changes nothing: who asks
-        may not be the supervisor."""
+        """Return the recorded processes that still run, the routers first. Changes nothing, because
+        the caller may not be the supervisor."""
         routers = self._routers.peek() or []
         paths = sorted(self._workers.glob("*.json"))
         workers = [StateFile(path, _worker_record).peek() for path in paths]
         return [each for each in (*routers, *workers) if each is not None and each.alive]
 
     def routers(self) -> list[RouterRecord]:
-        """Return every router's record; an unreadable file is set aside."""
+        """Return the record of every router. An unreadable file is set aside."""
         return self._routers.load() or []
 
     def _worker_file(self, instance: str) -> StateFile[WorkerRecord]:
@@ -234,7 +240,7 @@ def _worker_record(value: dict[str, Any]) -> WorkerRecord:
 
 
 def _typed(record: _Record) -> _Record:
-    """Raises ``TypeError`` for a value of another type than it should have."""
+    """Return the record. Raises ``TypeError`` if a value has another type than it should have."""
     for name, kind in typing.get_type_hints(type(record)).items():
         value = getattr(record, name)
         if type(value) is not kind or (kind is int and not 0 <= value < 2**53):

@@ -1,5 +1,5 @@
-"""A small JSON file of lmx's own state: read within limits, written whole, and set aside when it is
-not what it should be, so that lmx always starts."""
+"""A small JSON file of lmx's own state. It is read within limits and written completely or not at
+all. A file that is not what it should be is set aside, so that lmx always starts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _T = TypeVar("_T")
 
 
 def say_nothing(_text: str) -> None:
-    """For a reader that has nobody to tell but the log."""
+    """Do nothing. It is for readers that have only the log to tell."""
 
 
 class StateFile(Generic[_T]):
-    """One file. ``parse`` makes the value of what was read as JSON, and may raise what values of
-    another form raise; ``say`` is told, in a sentence for people, what was set aside."""
+    """One file. ``parse`` makes the value from the JSON that was read, and may raise the errors
+    that values of another form cause. ``say`` is called with a sentence for people when the file is
+    set aside."""
 
     def __init__(
         self, path: Path, parse: Callable[[Any], _T], say: Callable[[str], None] = say_nothing
@@ -41,8 +42,10 @@ class StateFile(Generic[_T]):
         self._unread = False
 
     def load(self) -> _T | None:
-        """Return the value, None if there is none. What can't be read is set aside and said; where
-        that is no fault of the file's, it is set aside only when it is written anew."""
+        """Return the value, None if there is none.
+
+        A file that can't be read is set aside, and people are told. If the fault is not the file's
+        own (the disk's, for example), it is set aside only when it is written anew."""
         self._unread = False
         try:
             return self._read()
@@ -57,7 +60,8 @@ class StateFile(Generic[_T]):
         return None
 
     def peek(self) -> _T | None:
-        """As :meth:`load`, and leave the file as it is: it is another process's."""
+        """Return what :meth:`load` returns, and leave the file as it is, because it belongs to
+        another process."""
         try:
             return self._read()
         except (_UnreadableError, OSError) as error:
@@ -65,7 +69,7 @@ class StateFile(Generic[_T]):
             return None
 
     def set_aside(self, why: str) -> None:
-        """Move the file out of the way, and say so."""
+        """Move the file out of the way, and tell people."""
         try:
             aside = set_aside(self.path)
         except OSError as error:
@@ -74,22 +78,24 @@ class StateFile(Generic[_T]):
         self._tell(f"{self.path} {why}: it was set aside as {aside.name}")
 
     def save(self, values: Any) -> None:
-        """Write the file whole or not at all, readable by its owner alone; its folder is made.
-        Raises ``OSError``."""
+        """Write the file completely or not at all, and make its folder. Only the owner can read the
+        file. Raises ``OSError``."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._unread:
             self._keep_unread()
         atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
 
     def _keep_unread(self) -> None:
-        """Nobody knows what would be overwritten. May be called in a thread: it says nothing."""
+        """Set the file aside, because nobody knows what a write would overwrite. This may run in a
+        thread, so that it does not call ``say``."""
         if os.path.lexists(self.path):
             aside = set_aside(self.path)
             log.warning("state.unread_set_aside", path=str(self.path), aside=aside.name)
         self._unread = False
 
     def _read(self) -> _T | None:
-        """Raises :class:`_UnreadableError` for what is at fault itself, else ``OSError``."""
+        """Read the file. Raises :class:`_UnreadableError` if the file itself is at fault, else
+        ``OSError``."""
         try:
             content = read_regular(self.path, _MOST_BYTES)
         except FileNotFoundError as error:
@@ -115,4 +121,4 @@ class StateFile(Generic[_T]):
 
 
 class _UnreadableError(Exception):
-    """The file is not what it should be; the text says why, after its name."""
+    """The file is not what it should be. The text says why, and follows the file's name."""
