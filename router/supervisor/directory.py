@@ -1,6 +1,6 @@
-"""What the router knows of models: a pure view of the supervisor's last snapshot.
+"""The models that the router knows: a pure view of the supervisor's last snapshot.
 
-Whether a model can do what a route is for, and which route to use where it can't.
+It also says whether a model can do what a route is for, and names the right route if it can't.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LISTED_IDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One snapshot, with its names indexed. Replaced as a whole, never changed."""
+    """One snapshot, with its names indexed. It is replaced as a whole and never changed."""
 
     snapshot: Snapshot
     _by_name: dict[str, ModelView] = field(repr=False)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Directory:
-        """Index a snapshot. Where names collide an id beats an alias, an alias a source, and
-        the earlier model the later one."""
+        """Index a snapshot. If names collide, an id wins over an alias, an alias over a source, and
+        an earlier model over a later one."""
         by_name: dict[str, ModelView] = {}
         for model in snapshot.models:
             by_name.setdefault(model.model_id, model)
@@ -43,7 +43,7 @@ class Directory:
         return self.snapshot.models
 
     def model(self, model_id: str) -> ModelView | None:
-        """Return the model of an id, if it is there."""
+        """Return the model with an id; None if there is none."""
         found = self._by_name.get(model_id)
         return found if found is not None and found.model_id == model_id else None
 
@@ -52,15 +52,15 @@ class Directory:
         return name in self._by_name
 
     def default(self) -> ModelView | None:
-        """Return the default model, if there is one."""
+        """Return the default model; None if there is none."""
         return self._by_name.get(self.snapshot.default_model or "")
 
     def resolve(self, name: str | None) -> ModelView:
-        """Return the model of an id, alias or source; of the default model for None. Routes are
-        not followed: :mod:`lmx.router.supervisor.routing`.
+        """Return the model of an id, alias or source; the default model for None. It does not
+        follow routes: see :mod:`lmx.router.supervisor.routing`.
 
-        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or
-        MISSING_PARAMETER when nothing was named and there is no default.
+        Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, or MISSING_PARAMETER
+        if the request named none and there is no default.
         """
         if name is None:
             if self.snapshot.default_model is None:
@@ -76,7 +76,8 @@ class Directory:
         return found
 
     def no_such_model(self, name: str, hint: str = "") -> RequestError:
-        """Return the error for a name that nothing has; ``hint`` goes after the names there are."""
+        """Return the error for a name that no model has. ``hint`` goes after the names there
+        are."""
         return RequestError(
             ErrorCode.MODEL_NOT_FOUND,
             f"The model {name[:200]!r} does not exist. {self._known()}{hint}",
@@ -110,14 +111,15 @@ def advance(current: Directory | None, snapshot: Snapshot) -> Directory:
 
 
 def is_behind(current: Directory | None, epoch: str, revision: int) -> bool:
-    """Return whether the supervisor is ahead of the directory: a snapshot must be asked for."""
+    """Return whether the supervisor is ahead of the directory, so that a snapshot must be
+    requested."""
     return (
         current is None or current.snapshot.epoch != epoch or current.snapshot.revision < revision
     )
 
 
 def ready_instance(model: ModelView) -> str | None:
-    """Return the worker that can take a request right now, if there is one."""
+    """Return the worker that can take a request right now; None if there is none."""
     if model.slot is SlotState.OCCUPIED and model.worker is WorkerState.READY:
         return model.instance
     return None
@@ -136,8 +138,8 @@ _USES: Final[dict[ModelKind, tuple[str, str]]] = {
 
 
 def require_kind(model: ModelView, wanted: ModelKind) -> None:
-    """Raise :class:`RequestError` for a model of another kind. One whose kind is not known yet
-    may be asked: its worker knows."""
+    """Raise :class:`RequestError` for a model of another kind. A model whose kind is not known yet
+    is let through: its worker knows its kind."""
     if model.kind is not None and model.kind is not wanted:
         what, route = _USES[model.kind]
         raise RequestError(

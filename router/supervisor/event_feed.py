@@ -1,4 +1,4 @@
-"""The supervisor's events for everybody who listens, asked for by one task while anybody does."""
+"""The supervisor's events for everybody who listens. One task asks for them while anybody does."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from lmx.router.supervisor.queries import ask
 _POLL_S: Final = 0.5
 _DEADLINE_S: Final = 2.0
 _KEPT: Final = 2000
-"""As many as a supervisor keeps. Who falls behind by more misses the oldest."""
+"""As many events as a supervisor keeps. A listener that falls further behind misses the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """An event and the supervisor's epoch that its number counts in. ``number`` counts what this
-    feed has had, from 1."""
+    """An event with its place in the order of all events."""
 
     number: int
+    """Counts the events of this feed, from 1."""
     epoch: str
+    """The supervisor's epoch, in which the event's own number counts."""
     event: Event
 
 
@@ -38,8 +39,8 @@ class Listener:
         self._seen = 0
 
     async def take(self, wait_s: float) -> Sequence[Happening]:
-        """Return what has happened since the last call, at first all that is known; nothing when
-        that is nothing within ``wait_s``."""
+        """Return what has happened since the last call; the first call returns all that is known.
+        Returns nothing if nothing happens within ``wait_s``."""
         if not self._feed.has_after(self._seen):
             try:
                 async with asyncio.timeout(wait_s):
@@ -66,8 +67,8 @@ class EventFeed:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[Listener]:
-        """Listen for the duration of the block. The first one waits for the supervisor's answer;
-        raises what it is denied with, or SUPERVISOR_UNAVAILABLE."""
+        """Listen for the duration of the block. The first listener waits for the supervisor's
+        answer. Raises the error with which the supervisor refuses, or SUPERVISOR_UNAVAILABLE."""
         self._listeners += 1
         try:
             if not self._asked:
@@ -84,11 +85,11 @@ class EventFeed:
                 self._forget()
 
     def has_after(self, number: int) -> bool:
-        """Return whether there is anything newer."""
+        """Return whether there are newer events than ``number``."""
         return self._number > number
 
     def after(self, number: int) -> Sequence[Happening]:
-        """Return what is newer, oldest first."""
+        """Return the events after ``number``, oldest first."""
         return [found for found in self._kept if found.number > number]
 
     async def changed(self) -> None:
@@ -109,13 +110,14 @@ class EventFeed:
             try:
                 await self._ask()
             except LmxError:
-                # It is being restarted, or busy: those who listen stay, and hear of it later.
+                # The supervisor is being restarted, or is busy: the listeners stay, and get the
+                # events later.
                 continue
 
     async def _ask(self) -> None:
         answer = await ask(self._supervisor, GetEvents(self._seq, _KEPT), EventList, _DEADLINE_S)
         if self._epoch not in (None, answer.epoch):
-            # Another supervisor counts from 1 again: what was asked for was the other's count.
+            # Another supervisor counts from 1 again: the question was about the other's numbers.
             self._epoch, self._seq = None, 0
             await self._ask()
             return

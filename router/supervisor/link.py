@@ -1,7 +1,4 @@
-"""The router's end of the supervisor's sockets: who lives, what is loaded, what is asked for.
-
-Questions to the supervisor that have no reply yet, by the number each was sent under.
-"""
+"""The router's end of the supervisor's sockets: beats, snapshots, questions and their replies."""
 
 from __future__ import annotations
 
@@ -32,17 +29,20 @@ from lmx.router.http.errors import rejection
 from lmx.router.supervisor.directory import Directory, advance, is_behind
 
 RECONNECT_S = 2.0
-"""What a client is told to wait while there is no supervisor: about a restart of it."""
+"""How long clients are asked to wait while there is no supervisor: about as long as its restart
+takes."""
 
 
 def unavailable(message: str) -> UnavailableError:
-    """Return what those are told who need a supervisor when there is none."""
+    """Return the error for a request that needs a supervisor while there is none."""
     return UnavailableError(ErrorCode.SUPERVISOR_UNAVAILABLE, message, retry_after_s=RECONNECT_S)
 
 
 class Questions:
-    """Sends questions by ``send``, which returns whether it could, and matches the replies.
-    Used from one event loop only."""
+    """The questions to the supervisor that have no reply yet, each under its number.
+
+    ``send`` sends a question and returns whether it could. Used from one event loop only.
+    """
 
     def __init__(self, send: Callable[[bytes], bool]) -> None:
         self._send = send
@@ -50,8 +50,9 @@ class Questions:
         self._open: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, question: Any, deadline_s: float) -> Any:
-        """Return the reply to a question. Raises what it was denied with, what :meth:`fail` was
-        given, or SUPERVISOR_UNAVAILABLE when no reply comes within ``deadline_s``."""
+        """Return the reply to a question. Raises the error of the supervisor's refusal, the error
+        that :meth:`fail` was given, or SUPERVISOR_UNAVAILABLE if no reply comes within
+        ``deadline_s``."""
         correlation = next(self._correlations)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._open[correlation] = future
@@ -75,43 +76,44 @@ class Questions:
         return reply
 
     def answered(self, correlation: int, reply: Any) -> None:
-        """A reply has come; one that nobody waits for any more is dropped."""
+        """Take a reply. One that nobody waits for any more is dropped."""
         future = self._open.get(correlation)
         if future is not None and not future.done():
             future.set_result(reply)
 
     def fail(self, error: LmxError) -> None:
-        """Whoever waits for a reply gets ``error``."""
+        """End every question that waits for a reply with ``error``."""
         for future in self._open.values():
             if not future.done():
                 future.set_exception(error)
 
 
 _SILENT_BEATS: Final = 5
-"""Beats without an answer after which the supervisor counts as gone."""
+"""After this many beats without an answer the supervisor counts as gone."""
 
 _CONNECT_RETRY_S: Final = 0.02
 _SNAPSHOT_DEADLINE_S: Final = 2.0
 _FIRST_SNAPSHOT_S: Final = 3.0
-"""For requests that a restarted router finds in its backlog: the snapshot takes milliseconds."""
+"""How long requests wait for the first snapshot, which takes milliseconds. A restarted router finds
+such requests in its backlog."""
 
 _log = structlog.get_logger()
 
 
 class SupervisorEvents(Protocol):
-    """Who wants to know of workers that come and go."""
+    """What reacts to workers that come and go."""
 
     def worker_exited(self, fact: WorkerExited) -> None:
-        """A worker's end was observed."""
+        """Take the news that a worker has ended."""
 
     def directory_changed(self, directory: Directory) -> None:
-        """Another snapshot is in force."""
+        """Take the news that another snapshot is in force."""
 
 
 class SupervisorLink:
     """Owns the control and events sockets, the directory and the questions in flight.
 
-    ``answers_total``: how many beats were answered. Used from one event loop only.
+    ``answers_total`` counts the beats that were answered. Used from one event loop only.
     """
 
     def __init__(
@@ -148,13 +150,13 @@ class SupervisorLink:
 
     @property
     def epoch(self) -> str | None:
-        """Which supervisor answered last; None before the first."""
+        """The epoch of the supervisor that answered last; None before the first answer."""
         return self._epoch
 
     async def directory(self) -> Directory:
-        """Like :attr:`latest`, but a router that has just started waits for its first snapshot.
+        """Return :attr:`latest`, but wait for the first snapshot if the router has just started.
 
-        Raises :class:`UnavailableError` when none comes within a moment.
+        Raises :class:`UnavailableError` if none comes within a moment.
         """
         if self._directory is None and not await self.until(lambda _: True, _FIRST_SNAPSHOT_S):
             raise unavailable("lmx's supervisor has not answered yet.")
@@ -162,8 +164,8 @@ class SupervisorLink:
         return self._directory
 
     async def until(self, condition: Callable[[Directory], bool], deadline_s: float | None) -> bool:
-        """Wait until a snapshot satisfies ``condition``; return False when none does in time
-        (None: for as long as it takes)."""
+        """Wait until a snapshot satisfies ``condition``; return False if none does within
+        ``deadline_s`` (None: there is no time limit)."""
         try:
             async with asyncio.timeout(deadline_s):
                 while self._directory is None or not condition(self._directory):
@@ -185,7 +187,7 @@ class SupervisorLink:
         return time.monotonic() - (self._started_at if self._seen_at is None else self._seen_at)
 
     async def run(self, measure: Callable[[], RouterBeat]) -> None:
-        """Listen and beat until cancelled. Frames that can't be decoded are logged, dropped."""
+        """Listen and beat until cancelled. Frames that can't be decoded are logged and dropped."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(self._control, self._on_control))
             tasks.create_task(self._listen(self._events_socket, self._on_event))
@@ -194,15 +196,15 @@ class SupervisorLink:
     async def ask(self, question: Any, deadline_s: float) -> Any:
         """Return the supervisor's reply to a question of the control protocol.
 
-        Raises what it was denied with, or SUPERVISOR_UNAVAILABLE: there is none, it was
-        replaced by one that has not heard the question, or no reply came in time.
+        Raises the error of its refusal; or SUPERVISOR_UNAVAILABLE if there is no supervisor, if it
+        was replaced by one that does not know the question, or if no reply came in time.
         """
         if not self.alive:
             raise unavailable("lmx's supervisor does not answer.")
         return await self._questions.ask(question, deadline_s)
 
     def tell(self, fact: Any) -> None:
-        """Send what needs no reply; lost if the supervisor can't be reached."""
+        """Send a message that needs no reply. It is lost if the supervisor can't be reached."""
         send_nowait(self._control, encode(fact))
 
     async def answers_again(self, grace_s: float) -> bool:
@@ -217,7 +219,7 @@ class SupervisorLink:
         return True
 
     def fail_questions(self, error: LmxError) -> None:
-        """Whoever waits for a reply of the supervisor gets ``error``."""
+        """End every question that waits for the supervisor's reply with ``error``."""
         self._questions.fail(error)
 
     def close(self) -> None:
@@ -226,7 +228,7 @@ class SupervisorLink:
         self._events_socket.close()
 
     async def _beat(self, measure: Callable[[], RouterBeat]) -> None:
-        # Tried often until it is sent, so that a start does not cost a whole beat.
+        # It is tried often until it is sent, so that a start does not cost a whole beat.
         hello = encode(self._hello)
         while True:
             if send_nowait(self._control, hello):
@@ -278,7 +280,7 @@ class SupervisorLink:
         self.answers_total += 1
         self._answers.set()
         if self._epoch is not None and self._epoch != epoch:
-            # Another supervisor answers: it has never heard of what its predecessor was asked.
+            # Another supervisor answers: it knows none of the questions to its predecessor.
             _log.info("supervisor.replaced", epoch=epoch)
             self.fail_questions(unavailable("lmx's supervisor has been restarted."))
         self._epoch = epoch

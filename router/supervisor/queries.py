@@ -1,4 +1,5 @@
-"""How routes for operators ask the supervisor: by their own names for things, within deadlines."""
+"""How the routes for operators ask the supervisor: under their own field names, within
+deadlines."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.link import SupervisorLink
 
 COMMAND_DEADLINE_S: Final = 10.0
-"""For what is begun, or looked up, and not waited for."""
+"""The time limit for a command that only begins something, and for a look-up."""
 
 _STATUS_DEADLINE_S: Final = 2.0
 
 _MEMORY_S: Final = 8.0
-"""For a killed worker's end, and to see whether its memory comes back."""
+"""The time limit for a killed worker to end and for its memory to come back."""
 
 _MEMORY_POLL_S: Final = 0.1
 
@@ -31,7 +32,7 @@ _Reply = TypeVar("_Reply")
 async def ask(
     supervisor: SupervisorLink, question: Any, kind: type[_Reply], deadline_s: float
 ) -> _Reply:
-    """Return the reply to a question, which must be of a kind. Raises as
+    """Return the reply to a question; it must be of type ``kind``. Raises as
     :meth:`SupervisorLink.ask` does."""
     reply = await supervisor.ask(question, deadline_s)
     if not isinstance(reply, kind):
@@ -40,20 +41,20 @@ async def ask(
 
 
 async def command(supervisor: SupervisorLink, question: Any) -> Done:
-    """Have something begun."""
+    """Send a command and return once it has begun."""
     return await ask(supervisor, question, Done, COMMAND_DEADLINE_S)
 
 
 async def live_status(supervisor: SupervisorLink) -> SystemStatus:
-    """Return the status, as the supervisor tells it now."""
+    """Return the status that the supervisor reports now."""
     return (await ask(supervisor, GetStatus(), Status, _STATUS_DEADLINE_S)).status
 
 
 async def memory_back(
     supervisor: SupervisorLink, model_id: str, pid: int | None
 ) -> ReturnedMemory | None:
-    """Return what came back of an ended worker's memory, once that was measured. None: it was not
-    in time, or nobody tells."""
+    """Return what came back of an ended worker's memory, once that was measured; None if it was not
+    measured in time, or the supervisor does not answer."""
     deadline_s = time.monotonic() + _MEMORY_S
     while pid is not None and time.monotonic() < deadline_s:
         try:
@@ -70,15 +71,18 @@ async def memory_back(
 
 
 def known_model(directory: Directory, name: str) -> ModelView | None:
-    """Return the model of a name, None if there is none."""
+    """Return the model of a name; None if there is none."""
     return directory.resolve(name) if directory.knows(name) else None
 
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of the block name this route's fields: ``names`` has them by those of the
-    supervisor's questions (``model`` for all that is about which model, ``source`` for what a
-    model is made of, also when that comes out only as it is fetched)."""
+    """Let the errors of the block name this route's fields.
+
+    ``names`` maps the fields of the supervisor's questions to those of the route: ``model`` stands
+    for the field that names the model, ``source`` for the one that says what a model is made of,
+    also if the fault shows only when the source is fetched.
+    """
     try:
         yield
     except LmxError as error:
@@ -86,7 +90,7 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
         param = error.param or ("source" if of_source else None)
         if param is None or param not in names:
             raise
-        # Another object: requests that wait for the same model got this one too.
+        # A new error object, because requests that wait for the same model got this one too.
         raise type(error)(
             error.code,
             error.message,

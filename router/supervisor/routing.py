@@ -1,4 +1,5 @@
-"""Which models may answer a request, the best first: by a name, or by a route's rule. Pure."""
+"""Chooses which models may answer a request, the best first: by a name, or by a route's rule.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from lmx.protocol.states import ModelKind, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 
 ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
-"""Names that always route: to all chat models, the default first, where the configuration does
-not list others."""
+"""The names that always route. They stand for all chat models, the default first, unless the
+configuration lists others."""
 
 _LOADS: Final = frozenset({WorkerState.STARTING, WorkerState.LOADING})
 
@@ -22,11 +23,11 @@ def candidates(
 ) -> tuple[ModelView, ...]:
     """Return the models to try for a request that names ``name``, in this order; at least one.
 
-    An id, alias or source stands for its model alone, whatever its kind, and goes before a
-    route of that name. Of a route the models of another kind than ``kind`` (None: any will do)
-    are left out. A request that names none gets the default model, and where that is of another
-    kind those of this kind, if there are any. Raises :class:`RequestError` where there is none, as
-    :meth:`lmx.router.supervisor.directory.Directory.resolve` does.
+    An id, alias or source stands for its model alone, whatever its kind, and wins over a route of
+    the same name. From a route, the models of another kind than ``kind`` are left out (None: every
+    kind will do). A request that names none gets the default model; if that is of another kind, it
+    gets the models of this kind, if there are any. Raises :class:`RequestError` if there is none,
+    as :meth:`lmx.router.supervisor.directory.Directory.resolve` does.
     """
     if name is None:
         name = directory.snapshot.default_model
@@ -53,8 +54,8 @@ def candidates(
 def _instead_of_default(
     directory: Directory, default: str | None, kind: ModelKind | None
 ) -> list[ModelView]:
-    """Return the models that answer a request of ``kind`` without a name where the default model
-    can't. One whose kind is not known yet is a chat model for all that anybody knows."""
+    """Return the models that answer a request of ``kind`` without a name if the default model
+    can't. A model whose kind is not known yet is taken for a chat model."""
     if kind is None or default is None or not directory.knows(default):
         return []
     if (directory.resolve(default).kind or ModelKind.CHAT) is kind:
@@ -63,10 +64,8 @@ def _instead_of_default(
 
 
 def route_models(directory: Directory, name: str) -> tuple[ModelView, ...] | None:
-    """Return the models that a route lists, in its order; None where there is no such route.
-
-    What it lists and is not there (any more) is left out.
-    """
+    """Return the models that a route lists, in its order; None if there is no such route. A listed
+    model that does not exist (any more) is left out."""
     for route in directory.snapshot.routes:
         if route.name == name:
             found = (directory.model(model_id) for model_id in route.model_ids)
@@ -91,10 +90,10 @@ def leading_to(directory: Directory, model: ModelView) -> list[str]:
 
 
 def ranked(models: Sequence[ModelView], free_bytes: int) -> tuple[ModelView, ...]:
-    """Return the models that can answer: those that are ready, then those that can be loaded
-    within ``free_bytes``, then those for which others would have to go; in each group as they
-    were listed. Where none can, the first alone: its error is the one to tell.
-    """
+    """Return the models that can answer, in three groups: those that are ready, those that can be
+    loaded within ``free_bytes``, and those for which others must be unloaded. Within a group they
+    stay in the listed order. If none can answer, return only the first: its error is the one to
+    report."""
     usable = [model for model in models if can_serve(model)]
     groups: tuple[list[ModelView], ...] = ([], [], [])
     for model in usable:
@@ -105,6 +104,6 @@ def ranked(models: Sequence[ModelView], free_bytes: int) -> tuple[ModelView, ...
 def _group(model: ModelView, free_bytes: int) -> int:
     if ready_instance(model) is not None:
         return 0
-    # What is being loaded has its bytes already. What needs nobody knows how much may fit.
+    # A model that is being loaded has its bytes already. One whose need is not known may fit.
     fits = model.worker in _LOADS or model.needed_bytes is None or model.needed_bytes <= free_bytes
     return 1 if fits else 2

@@ -1,6 +1,8 @@
-"""Where requests wait for a model that is not ready: one question for all of them, in line.
+"""Where requests wait for a model that is not ready.
 
-How far a model is on its way to being ready, in words and in seconds. Pure.
+The room asks the supervisor once for all requests that want the same model, and keeps them in
+order. It also says how far the model is on its way to being ready, in words and in seconds; that
+part is pure.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from lmx.router.supervisor.link import SupervisorLink
 _ADVANCING: Final = frozenset({SlotState.FETCHING, SlotState.OCCUPIED})
 
 _LOAD_S: Final = 10.0
-"""A load of which nothing is known yet: some gigabytes from an SSD, and the start of a process."""
+"""The time that a load takes if nothing is known of it yet: reading some gigabytes from an SSD, and
+starting a process."""
 
 _THEN_S: Final[dict[LoadPhase, float]] = {
     LoadPhase.DOWNLOAD: 20.0,
@@ -34,13 +37,13 @@ _THEN_S: Final[dict[LoadPhase, float]] = {
     LoadPhase.WEIGHTS: 2.0,
     LoadPhase.WARMUP: 0.0,
 }
-"""What usually follows a phase."""
+"""What usually follows after a phase."""
 
 _LEAST_FRACTION: Final = 0.01
-"""Of less progress no pace can be told."""
+"""With less progress than this, no pace can be computed."""
 
 _LONGEST_S: Final = 600.0
-"""A client that is told to wait longer than this had better ask again meanwhile."""
+"""A client that would have to wait longer than this had better ask again meanwhile."""
 
 _WORKER_WORDS: Final[dict[WorkerState, str]] = {
     WorkerState.STARTING: "is loading",
@@ -79,8 +82,9 @@ def progress_text(model: ModelView) -> str:
 
 @dataclass(slots=True)
 class LoadPace:
-    """How fast a load goes, from when it was first looked at in its present phase. Until that
-    shows, the supervisor's word holds: it knows what loads of this model took."""
+    """How fast a load goes, measured from when it was first looked at in its present phase. Until
+    the load has advanced, the supervisor's estimate is used: it knows how long earlier loads of
+    this model took."""
 
     phase: LoadPhase | None = None
     began_s: float = 0.0
@@ -105,22 +109,23 @@ class LoadPace:
         if model.retry_after_s is not None:
             return model.retry_after_s
         if model.slot is SlotState.QUEUED:
-            # One model after the other gets its turn.
+            # The models are loaded one after the other.
             return (model.position or 1) * _LOAD_S
         return then_s + _LOAD_S
 
 
 _ANSWER_MARGIN_S: Final = 5.0
-"""The supervisor answers within the wait it was given; this much later it has failed to."""
+"""The supervisor answers within the wait that the question names. If it takes this much longer, it
+has failed to answer."""
 
 _AGAIN_S: Final = 0.25
-"""Between two questions about one model."""
+"""The pause between two questions about one model."""
 
 _LEAST_WAIT_S: Final = 0.05
 
 _SILENCE_GRACE_S: Final = 5.0
-"""A supervisor that is being replaced is gone for a second or two, or for some of them on a
-machine that is busy loading; this much longer than a silence is allowed to last anyway."""
+"""A supervisor that is being replaced is gone for a second or two, or for several seconds on a
+machine that is busy loading. This is how much longer its silence is allowed to last than usual."""
 
 _UNKNOWN_S: Final = 5.0
 
@@ -129,26 +134,30 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """One request in line. Times are on the monotonic clock."""
+    """One request in line."""
 
     arrived_s: float
+    """When it arrived, on the monotonic clock."""
     deadline_s: float
+    """How long it waits, on the same clock."""
     request_id: str
     owner: str
     told: asyncio.Future[str]
+    """The result: the worker's instance, or an error."""
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Those that wait for one model, the earliest first."""
+    """The requests that wait for one model, the earliest first."""
 
     model_id: str
     waiters: list[_Waiter] = field(default_factory=list)
     pace: LoadPace = field(default_factory=LoadPace)
     asking: asyncio.Task[None] | None = None
+    """The task that asks the supervisor for the model."""
 
     def release(self, instance: str) -> None:
-        # A future wakes its request through the loop's queue: in this order.
+        # A future wakes its request through the loop's queue, so the requests wake in this order.
         for waiter in self.waiters:
             if not waiter.told.done():
                 waiter.told.set_result(instance)
@@ -164,12 +173,14 @@ class _Line:
 class WaitingRoom:
     """Asks the supervisor once for all requests that want a model, and again while some wait.
 
-    A line takes as many as its model's ``max_waiting``, of no owner so many that others find no
-    room (:mod:`lmx.protocol.fair_share`), and those that come back from a worker
-    on its way out, who stood in it before. It is released in the order of arrival, and each in
-    it waits until its own deadline. Who leaves frees a place; the last one takes the question
-    back, so that nobody gives way for it. A load that has begun goes on: others may want it. Used
-    from one event loop only.
+    A line holds as many requests as its model's ``max_waiting``, and no owner may fill it so far
+    that others find no room (:mod:`lmx.protocol.fair_share`). Requests that come back from a worker
+    that is draining are always let in, because they stood in the line before. The line is released
+    in the order of arrival; each request waits until its own deadline.
+
+    A request that leaves frees its place. When the last one leaves, the question is withdrawn, so
+    that no other model is unloaded for nothing. A load that has begun goes on, because other
+    requests may want the model. Used from one event loop only.
     """
 
     def __init__(self, supervisor: SupervisorLink, load_wait_s: float) -> None:
@@ -184,7 +195,8 @@ class WaitingRoom:
         return 0 if line is None else len(line.waiters)
 
     def place(self, model_id: str, request_id: str) -> int | None:
-        """Return which place in a model's line a request has, 1 for the next; None: none."""
+        """Return the place of a request in a model's line, 1 for the next; None if it is not in the
+        line."""
         line = self._lines.get(model_id)
         waiters = () if line is None else line.waiters
         places = (n for n, one in enumerate(waiters, 1) if one.request_id == request_id)
@@ -196,7 +208,7 @@ class WaitingRoom:
         return sum(len(line.waiters) for line in self._lines.values())
 
     def news(self, model_id: str) -> str | None:
-        """Return the state and progress of a model that requests wait for, else None."""
+        """Return the state and progress of a model; None if no request waits for it."""
         model = self._view(model_id)
         return progress_text(model) if model is not None and self.waiting(model_id) else None
 
@@ -204,9 +216,9 @@ class WaitingRoom:
         """Return the instance in which the model is READY, loading it if need be.
 
         Waits until ``load_wait_s`` after ``arrived_s``, which is on the monotonic clock. Raises
-        QUEUE_FULL when too many wait already, of ``owner`` or of all, MODEL_LOADING when it takes
-        too long, what the supervisor denied it with, SUPERVISOR_UNAVAILABLE when there is none,
-        or what the room was closed with.
+        QUEUE_FULL if too many requests wait already, of ``owner`` or of all; MODEL_LOADING if the
+        load takes too long; the error with which the supervisor refuses it; SUPERVISOR_UNAVAILABLE
+        if there is no supervisor; or the error with which the room was closed.
         """
         if self._closed is not None:
             raise self._closed
@@ -222,7 +234,7 @@ class WaitingRoom:
             owner,
             asyncio.get_running_loop().create_future(),
         )
-        # One that comes back from a worker on its way out keeps its place.
+        # A request that comes back from a worker that is draining keeps its place.
         insort(line.waiters, waiter, key=lambda one: one.arrived_s)
         try:
             async with asyncio.timeout(waiter.deadline_s - time.monotonic()):
@@ -240,7 +252,8 @@ class WaitingRoom:
                 line.waiters.remove(waiter)
 
     def close(self, error: LmxError) -> None:
-        """Whoever waits gets ``error``, and whoever comes; no more is asked."""
+        """End every request that waits, and every later one, with ``error``. The supervisor is
+        asked for nothing more."""
         self._closed = error
         for line in self._lines.values():
             line.fail(error)
@@ -255,12 +268,12 @@ class WaitingRoom:
             _log.exception("acquire.failed", model=line.model_id)
             line.fail(LmxError(ErrorCode.INTERNAL, "The router failed to ask for the model."))
         finally:
-            # At once, not in a callback: who comes from now on must begin a line of its own.
+            # At once, not in a callback: a request that comes from now on must begin a new line.
             if self._lines.get(line.model_id) is line:
                 del self._lines[line.model_id]
 
     def _withdraw(self, line: _Line) -> None:
-        """Forget a line that its last request leaves; the next one begins another."""
+        """Forget a line when its last request leaves; the next request begins a new line."""
         del self._lines[line.model_id]
         if line.asking is not None:
             line.asking.cancel()
@@ -289,9 +302,10 @@ class WaitingRoom:
             line.fail(ProtocolError(f"{type(reply).__name__} is no reply to Acquire"))
 
     async def _worth_another(self, error: LmxError) -> bool:
-        """Return, after a pause, whether those who wait are to ask again."""
+        """Return, after a pause, whether the waiting requests are to ask again."""
         if error.code is ErrorCode.SUPERVISOR_UNAVAILABLE:
-            # It was replaced, or is being replaced: its successor has not heard of them.
+            # The supervisor was replaced, or is being replaced: its successor does not know the
+            # requests.
             if not await self._supervisor.answers_again(_SILENCE_GRACE_S):
                 return False
         elif error.code is not ErrorCode.MODEL_LOADING:
@@ -304,7 +318,8 @@ class WaitingRoom:
         if model is None:
             return  # The supervisor will say that it is not there any more.
         wait_s = line.pace.remaining_s(model, time.monotonic())
-        # Who goes before others that wait comes back: it was they who found room.
+        # A request that is older than the last one in line has come back: it had a place here
+        # before.
         comes_back = bool(line.waiters) and arrived_s < line.waiters[-1].arrived_s
         own = sum(waiter.owner == owner for waiter in line.waiters)
         if not comes_back and not has_room(model.max_waiting, len(line.waiters), own):

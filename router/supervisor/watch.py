@@ -1,4 +1,4 @@
-"""Looks after the supervisor: one that is silent for long is seen to by a program of its own."""
+"""Watches the supervisor. If it is silent for long, the watch starts a program that rescues it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmx.protocol.messages.specs import RescueSpec
 _PAUSE_S: Final = 5.0
 _MOST_PAUSE_S: Final = 60.0
 _RESCUE_S: Final = 240.0
-"""For the program to come to its end: what it waits for has deadlines that are shorter together."""
+"""The time limit for that program. The deadlines of all its steps together are shorter."""
 
 _log = structlog.get_logger()
 
@@ -28,8 +28,8 @@ class Beats(Protocol):
 
 
 class SupervisorWatch:
-    """Counts beats without an answer, not time: a router that was not running itself has missed
-    none. One that it could not even be connected to answers none either."""
+    """Counts beats without an answer, and not time: a router that was not running itself has missed
+    none. A supervisor to which it could not even connect answers none either."""
 
     def __init__(self, beats: Beats, rescue: RescueSpec | None, beat_interval_s: float) -> None:
         self._beats = beats
@@ -37,7 +37,7 @@ class SupervisorWatch:
         self._beat_interval_s = beat_interval_s
 
     async def run(self) -> None:
-        """Look until cancelled; what it has started ends with it."""
+        """Watch until cancelled. A program that the watch has started ends with it."""
         if self._rescue is None:
             return
         pause_s, resting_s = _PAUSE_S, 0.0

@@ -1,11 +1,9 @@
-"""One request's way to a worker and back: acquire, submit, perhaps again, then the events.
+"""One request's way to a worker and back: it acquires the model, submits the request, tries again
+while that makes sense, and then passes on the worker's events.
 
-Every endpoint that generates text uses this; what the events look like to the client is the
-endpoint's matter.
-
-Finding a worker for a request: acquire its model, try, and try again while that makes sense.
-
-One task's way to a worker and back: embeddings, reranking, tokenizing.
+Every endpoint that generates text uses :class:`Dispatcher`; how the events look to the client is
+the endpoint's matter. :class:`TaskDispatcher` does the same for tasks: embeddings, reranking,
+tokenizing.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ RETRY_IF_DIED: Final = RETRY_IF_LOST | {
     ErrorCode.WORKER_OUT_OF_MEMORY,
     ErrorCode.ENGINE_ERROR,
 }
-"""For a request that the worker had not taken, its end is most likely another one's doing. It may
-be this one's all the same, which must not go through worker after worker."""
+"""For a request that its worker had not accepted yet. Most likely another request ended that
+worker. It may have been this one all the same, and it must not go through worker after worker."""
 
 _MAY_BE_ITS_DOING: Final = frozenset(
     {
@@ -49,11 +47,12 @@ _MAY_BE_ITS_DOING: Final = frozenset(
         ErrorCode.WORKER_OUT_OF_MEMORY,
     }
 )
-"""Of a request that its worker was preparing, a hang or a crash most likely is."""
+"""For a request that its worker was preparing. Most likely this request caused the hang or
+crash."""
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
-"""Before each further attempt. The first goes at once: a worker that gives way to another model
-refuses, and the supervisor knows when there is one again."""
+"""The pause before each further attempt. The first attempt goes at once: a worker that gives way to
+another model refuses requests, and the supervisor knows when there is a worker again."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -68,14 +67,13 @@ async def on_worker(
     retried_event: str,
     once_more_after: frozenset[ErrorCode],
 ) -> tuple[_T, float]:
-    """Return what ``attempt`` gives for a worker's instance, and how long its model was waited
-    for in seconds.
+    """Return what ``attempt`` gives for a worker's instance, and how many seconds its model was
+    waited for.
 
-    An attempt that meets a worker on its way out is made again through the waiting room, where
-    the request keeps its place; ``retried_event`` is logged. After an error in
-    ``once_more_after`` that is not final it is made once more. So an attempt may only fail in
-    these ways as long as nothing of it has been given out. Raises what the last one raised, or
-    the waiting room.
+    An attempt that meets a worker that is draining is made again through the waiting room, where
+    the request keeps its place; ``retried_event`` is logged. After an error in ``once_more_after``
+    that is not final it is made once more. So an attempt may fail in these ways only before any of
+    its output was passed on. Raises the error of the last attempt, or of the waiting room.
     """
     arrived_s = time.monotonic()
     instance = ready_instance(model)
@@ -104,8 +102,8 @@ async def on_worker(
 
 
 def blamed(error: LmxError, *, preparing: bool) -> LmxError:
-    """Return the error for a request that had no verdict when its worker ended; final where the
-    worker was ``preparing`` it, so that it doesn't hang the next one too."""
+    """Return the error for a request that had no verdict when its worker ended. It is final if the
+    worker was ``preparing`` it, so that the request does not stop the next worker too."""
     if not preparing or error.code not in _MAY_BE_ITS_DOING:
         return error
     return GenerationError(error.code, error.message, param=error.param, final=True)
@@ -117,9 +115,12 @@ Longer than the supervisor waits before it ends a worker that hangs, and says so
 
 
 class Generation:
-    """A generation that a worker has accepted, when ``queued`` were before it. ``load_s`` is how
-    long its model was waited for, ``remarks`` say what is done otherwise than it was asked for.
-    ``prompt_ids`` are the tokens of its prompts, where they were asked for."""
+    """A generation that a worker has accepted.
+
+    ``queued`` is the number of requests before it when it was accepted. ``load_s`` is how long its
+    model was waited for. ``remarks`` say what is done otherwise than the request asked for.
+    ``prompt_ids`` are the tokens of its prompts, if the request asked for them.
+    """
 
     def __init__(
         self, link: WorkerLink, stream: WorkerStream, accepted: Accepted, load_s: float
@@ -133,13 +134,13 @@ class Generation:
         self._stream = stream
 
     def take(self, wait_s: float) -> Coroutine[Any, Any, Batch]:
-        """Return what is ready within ``wait_s``, when awaited; raises then when the generation
-        is lost.
+        """Return a coroutine that gives what is ready within ``wait_s``, and raises if the
+        generation is lost.
 
-        Taking again says that the batch before was delivered: only then is the worker given
-        its credit back, so that a slow client slows down no more than its own stream.
+        A further call means that the batch before was delivered. Only then does the worker get its
+        credit back, so that a slow client slows down only its own stream.
         """
-        # The stream's own coroutine, and not one more around it for each token.
+        # This is the stream's own coroutine, and not one more around it for each token.
         self._link.grant(self._stream)
         return self._stream.take(wait_s)
 
@@ -159,10 +160,10 @@ class Dispatcher:
     async def generate(self, model: ModelView, request: Generate) -> AsyncIterator[Generation]:
         """Have ``request`` accepted by a worker of ``model``; cancel it on the way out.
 
-        Raises the error that the request is refused with. Leaving the block by whatever way
-        (the end, an error, a client that left) cancels what has not ended. A request that
-        meets a worker on its way out, or that is not there any more, is sent again, through the
-        waiting room: nothing has been produced for it yet.
+        Raises the error with which the request is refused. Leaving the block in any way (the end,
+        an error, a client that left) cancels what has not ended. A request that meets a worker that
+        is draining or gone is sent again, through the waiting room: nothing has been produced for
+        it yet.
         """
         until_s = time.monotonic() + self._room.load_wait_s
         (link, stream, accepted), load_s = await on_worker(
@@ -185,7 +186,7 @@ class Dispatcher:
         self, instance: str, request: Generate, until_s: float
     ) -> tuple[WorkerLink, WorkerStream, Accepted]:
         link = self._workers.link_to(instance)
-        # What waits for memory waits for as long in a worker as it would have for one.
+        # A request that waits for memory in a worker waits as long as it would for a worker.
         left_s = max(0.0, until_s - time.monotonic())
         stream = link.submit(replace(request, memory_wait_s=left_s))
         with ExitStack() as undo:
@@ -227,8 +228,8 @@ class TaskDispatcher:
     async def perform(self, model: ModelView, task: Task) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
 
-        Raises the error that it is refused with. A task whose worker is on its way out, or is
-        not there any more, is sent again, through the waiting room.
+        Raises the error with which it is refused. A task whose worker is draining or gone is sent
+        again, through the waiting room.
         """
         answer, _ = await on_worker(
             self._room,
@@ -237,7 +238,7 @@ class TaskDispatcher:
             task.owner,
             lambda instance: self._perform(instance, task),
             "task.retried",
-            # An attempt is the whole task: what ended its worker may be the task itself.
+            # An attempt is the whole task: the task itself may have ended its worker.
             RETRY_IF_LOST,
         )
         return answer

@@ -1,7 +1,5 @@
-"""Trying the models that may answer a request, one after the other, until one can be had.
-
-A task on the first of several models that can be had.
-"""
+"""Tries the models that may answer a request or a task, one after the other, until one is
+available."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from lmx.router.workers.task import TaskAnswer
 
 NOT_LOADED: Final = frozenset(
     {
-        # Removed since the request came.
+        # The model was removed since the request came.
         ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.MODEL_LOAD_FAILED,
         ErrorCode.MODEL_QUARANTINED,
@@ -32,8 +30,9 @@ NOT_LOADED: Final = frozenset(
         ErrorCode.CONVERSION_FAILED,
     }
 )
-"""The model can't be had. Not among them: that it takes too long, which would wait twice, and
-that a worker was lost, which this very request may have done."""
+"""The errors of a model that is not available. Two errors are left out on purpose: that the load
+takes too long, because the client would wait twice; and that a worker was lost, because this very
+request may have caused it."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -42,10 +41,10 @@ _T = TypeVar("_T")
 async def first_loaded(
     models: Sequence[ModelView], attempt: Callable[[ModelView], Awaitable[_T]]
 ) -> _T:
-    """Return what ``attempt`` gives for the first model that can be had. Each is tried once.
+    """Return what ``attempt`` gives for the first model that is available. Each is tried once.
 
-    An attempt may only fail with a code of ``NOT_LOADED`` as long as nothing of it was given
-    out. Raises any other error at once, and the first model's where none can be had.
+    An attempt may fail with a code of ``NOT_LOADED`` only before any of its output was passed on.
+    Raises any other error at once, and the first model's error if none is available.
     """
     first: LmxError | None = None
     for model in models:
@@ -66,10 +65,9 @@ async def first_opened(
     open_: Callable[[ModelView], AbstractAsyncContextManager[_T]],
     on_choice: Callable[[ModelView], None],
 ) -> AsyncIterator[_T]:
-    """Enter what ``open_`` gives for the first model that can be had, as :func:`first_loaded`.
-
-    ``on_choice`` hears of each model before it is tried, so last of the one that answers.
-    """
+    """Enter what ``open_`` gives for the first available model, as :func:`first_loaded` does.
+    ``on_choice`` is called with each model before it is tried, so its last call names the one that
+    answers."""
     async with AsyncExitStack() as opened:
 
         async def attempt(model: ModelView) -> _T:
@@ -85,8 +83,8 @@ async def perform_on_first(
     task: Task,
     on_choice: Callable[[ModelView], None],
 ) -> tuple[ModelView, TaskAnswer]:
-    """Return the model that did ``task``, and its answer. ``on_choice`` hears of each model
-    before it is tried, so last of the one that answers."""
+    """Return the model that did ``task``, and its answer. ``on_choice`` is called with each model
+    before it is tried, so its last call names the one that answers."""
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         on_choice(model)

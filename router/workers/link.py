@@ -1,4 +1,4 @@
-"""One worker's socket: requests down, outputs up and on to the streams they belong to."""
+"""One worker's socket: it sends requests, and passes outputs on to the streams they belong to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from lmx.router.workers.stream import CREDIT_DELTAS, WorkerStream
 from lmx.router.workers.task import Last, Part, WorkerTask
 
 _SILENCE_CHECKS: Final = 4
-"""Silence is counted in checks, not read off a clock: a router that was itself stopped for a
+"""Silence is counted in checks and not read from a clock: a router that was itself stopped for a
 while (a debugger, a sleeping laptop) must first read what has piled up."""
 
 _log = structlog.get_logger()
@@ -53,8 +53,8 @@ _log = structlog.get_logger()
 class WorkerLink:
     """Owns the socket to one worker instance and the streams on it.
 
-    The socket has a random identity of zmq's making: under a name of its own a restarted
-    router could inherit its predecessor's streams. Used from one event loop only.
+    The socket has a random identity that zmq chooses: under a fixed name a restarted router could
+    inherit its predecessor's streams. Used from one event loop only.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WorkerLink:
 
     @property
     def broken(self) -> bool:
-        """Whether one of its tasks has failed: it hears nothing any more."""
+        """Whether one of its tasks has failed, so that it receives nothing any more."""
         return any(task.done() for task in self._tasks)
 
     @property
@@ -88,8 +88,8 @@ class WorkerLink:
     def submit(self, request: Generate) -> WorkerStream:
         """Send a request under an id and a credit of this link; return its stream.
 
-        The stream must be given to :meth:`close_stream` in the end. A worker that is not there
-        does not answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED when the
+        The stream must be given to :meth:`close_stream` in the end. A worker that does not exist
+        gives no answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED if the
         worker reads nothing any more.
         """
         stream = WorkerStream(next(self._ids), request.search.n)
@@ -98,9 +98,10 @@ class WorkerLink:
         return stream
 
     def submit_task(self, numbered: Callable[[int], Task], inputs: int) -> WorkerTask:
-        """Send the task that ``numbered`` makes of an id of this link, which has ``inputs``.
+        """Send the task that ``numbered`` makes of an id of this link. The task has ``inputs``
+        inputs.
 
-        It must be given to :meth:`close_task` in the end; otherwise as :meth:`submit`.
+        It must be given to :meth:`close_task` in the end; the rest is as in :meth:`submit`.
         """
         task = WorkerTask(next(self._ids), inputs)
         self._ask(numbered(task.stream_id))
@@ -108,23 +109,24 @@ class WorkerLink:
         return task
 
     def close_task(self, task: WorkerTask) -> None:
-        """Forget a task. Cancelled on the worker unless it has ended there. Idempotent."""
+        """Forget a task. It is cancelled on the worker unless it has ended there. Idempotent."""
         if self._pending.pop(task.stream_id, None) is not None:
             self._send(Cancel(task.stream_id))
 
     def grant(self, stream: WorkerStream) -> None:
-        """Give the worker back the credit for what was taken, once it is worth a message."""
+        """Give the worker back the credit for the deltas that were taken, once it is worth a
+        message."""
         due = stream.grant_due()
         if due:
             self._send(Credit(stream.stream_id, due))
 
     def close_stream(self, stream: WorkerStream) -> None:
-        """Forget a stream. Cancelled on the worker unless it has ended there. Idempotent."""
+        """Forget a stream. It is cancelled on the worker unless it has ended there. Idempotent."""
         if self._streams.pop(stream.stream_id, None) is not None:
             self._send(Cancel(stream.stream_id))
 
     def fail_all(self, error: LmxError) -> None:
-        """The worker is gone: every open stream's handler gets ``error``."""
+        """End every open stream with ``error``, because the worker is gone."""
         for stream in self._streams.values():
             stream.fail(error)
         for task in self._pending.values():
@@ -133,7 +135,8 @@ class WorkerLink:
         self._pending.clear()
 
     def give_up_all(self, error: LmxError) -> None:
-        """Like :meth:`fail_all`, and the worker, which may well live, is told to cancel."""
+        """Do the same as :meth:`fail_all`, and also tell the worker, which may still live, to
+        cancel."""
         for stream in tuple(self._streams.values()):
             stream.fail(error)
             self.close_stream(stream)
@@ -161,7 +164,8 @@ class WorkerLink:
             case Outputs():
                 self._dispatch_outputs(message)
             case Accepted():
-                # Of an unknown stream: it was cancelled meanwhile, here and in what follows.
+                # The stream is unknown because it was cancelled meanwhile. So it is in the next
+                # cases.
                 if (stream := self._streams.get(message.stream_id)) is not None:
                     stream.feed_accepted(message)
             case Preparing():

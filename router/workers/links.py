@@ -1,4 +1,5 @@
-"""All links to workers, by instance: opened when first needed, closed when the worker is gone."""
+"""All links to workers, by instance. A link is opened when it is first needed, and closed when its
+worker is gone."""
 
 from __future__ import annotations
 
@@ -47,23 +48,24 @@ _TOLD: Final[dict[ExitCause, str]] = {
     "again",
     ExitCause.SHUTDOWN: "was ended{why}: lmx is shutting down. Try again later",
 }
-"""What happened to a model's worker, and whether to send the request again."""
+"""What clients are told about the end of a worker, and whether they should send the request
+again."""
 
 _LAST_WORDS_S: Final = 0.05
-"""Between the news of a worker's end and the end of its streams: many times what a message
-that is already in the socket needs."""
+"""The time between the news of a worker's end and the end of its streams. A message that is already
+in the socket needs a small part of it."""
 
 _log = structlog.get_logger()
 
 
 def exit_error(fact: WorkerExited) -> GenerationError:
-    """Return what the clients of a worker that exited are told."""
+    """Return the error for the clients of a worker that exited."""
     told = _TOLD[fact.cause].format(why=f" ({fact.detail})" if fact.detail else "")
     return GenerationError(_CODES[fact.cause], f"The worker of model {fact.model_id!r} {told}.")
 
 
 class WorkerLinks:
-    """Owns the links. Follows what the supervisor tells (:class:`SupervisorEvents`)."""
+    """Owns the links. It follows the supervisor's news (:class:`SupervisorEvents`)."""
 
     def __init__(
         self, context: zmq.asyncio.Context, run_dir: RunDirectory, silence_s: float
@@ -76,16 +78,16 @@ class WorkerLinks:
 
     @property
     def open_streams(self) -> int:
-        """Streams under way on all links."""
+        """How many streams are under way on all links."""
         return sum(link.open_streams for link in (*self._links.values(), *self._leaving))
 
     @property
     def instances(self) -> frozenset[str]:
-        """The workers that there is a link to."""
+        """The workers to which there is a link."""
         return frozenset(self._links)
 
     def link_to(self, instance: str) -> WorkerLink:
-        """Return the link to a worker, connecting it if it is the first."""
+        """Return the link to a worker; connect to the worker if there is none yet."""
         link = self._links.get(instance)
         if link is not None and link.broken:
             link.close()
@@ -99,7 +101,7 @@ class WorkerLinks:
     def worker_exited(self, fact: WorkerExited) -> None:
         """Fail the worker's streams with the reason of its end, and close its link.
 
-        Not at once: what the worker said last may still be on its way through its own socket.
+        This does not happen at once: the worker's last messages may still be on their way.
         """
         link = self._links.pop(fact.instance, None)
         if link is not None:
@@ -119,9 +121,9 @@ class WorkerLinks:
     def directory_changed(self, directory: Directory) -> None:
         """Close the links to workers that the snapshot no longer has.
 
-        A link with open streams stays: the first snapshots of a supervisor that has just
-        been restarted lack the workers that it has not adopted yet, and those serve on.
-        Should such a worker really be gone, its silence ends the streams.
+        A link with open streams stays: the first snapshots of a supervisor that was just restarted
+        lack the workers that it has not adopted yet, and those still serve. If such a worker is
+        really gone, its silence ends the streams.
         """
         known = directory.instances()
         for instance in [name for name in self._links if name not in known]:

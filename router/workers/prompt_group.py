@@ -1,4 +1,4 @@
-"""Several prompts of one request as one generation: begun together, failing together."""
+"""Several prompts of one request as one generation: they begin together and fail together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lmx.router.workers.dispatch import Dispatcher, Generation
 from lmx.router.workers.stream import NOTHING, Batch
 
 _WAIT_S: Final = 60.0
-"""How long one wait for more lasts; then the next begins."""
+"""How long one wait for more output lasts; then the next begins."""
 
 
 class PromptGroup:
-    """What several generations make, in one order. Answers are numbered through: those of a
-    prompt follow those of the prompt before."""
+    """The output of several generations, in one order. The answers are numbered throughout: those
+    of a prompt follow those of the prompt before."""
 
     def __init__(self, prompts: int, answers_each: int) -> None:
         self.prompt_tokens = 0
@@ -33,20 +33,21 @@ class PromptGroup:
         self._running = prompts
         self._finished: list[Finished] = []
         self._verdict = asyncio.get_running_loop().create_future()
-        # One place for each: a generation whose batch waits here is given no credit.
+        # One place for each prompt: a generation whose batch waits here gets no credit.
         self._batches: asyncio.Queue[Batch | Exception] = asyncio.Queue(maxsize=prompts)
 
     @property
     def prompt_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each prompt, where they were asked for."""
+        """The tokens of each prompt, if the request asked for them."""
         return tuple(self._prompt_ids)
 
     async def accepted(self) -> None:
-        """Wait until all prompts are accepted. Raises what the first was refused with."""
+        """Wait until all prompts are accepted. Raises the error with which the first was
+        refused."""
         await self._verdict
 
     async def take(self, wait_s: float) -> Batch:
-        """Return what one of the prompts has ready; raises when one is lost."""
+        """Return the output that one of the prompts has ready; raises if one is lost."""
         try:
             async with asyncio.timeout(wait_s):
                 batch = await self._batches.get()
@@ -61,7 +62,7 @@ class PromptGroup:
         return replace(batch, finished=None if self._running else _sum(self._finished))
 
     async def follow(self, prompt: int, opening: AbstractAsyncContextManager[Generation]) -> None:
-        """Pass on what the generation of one prompt makes, until it ends or is lost."""
+        """Pass on the output of one prompt's generation, until it ends or is lost."""
         try:
             async with opening as generation:
                 self._prompt_ids[prompt] = generation.prompt_ids[0]
@@ -84,7 +85,7 @@ class PromptGroup:
         self.prompt_tokens += generation.prompt_tokens
         self.load_s = max(self.load_s, generation.load_s)
         self.queued = max(self.queued, generation.queued)
-        # All prompts have one form.
+        # All prompts have the same form.
         self.remarks = generation.remarks
         self._waiting -= 1
         if not self._waiting and not self._verdict.done():
@@ -97,8 +98,8 @@ async def generate_all(
 ) -> AsyncIterator[Generation | PromptGroup]:
     """Have all of ``requests`` accepted by a worker of ``model``; cancel them on the way out.
 
-    Raises what the first of them is refused with; the others are cancelled then. One request
-    alone takes no detour.
+    Raises the error with which the first of them is refused; the others are cancelled then. A
+    single request is not grouped.
     """
     if len(requests) == 1:
         async with dispatcher.generate(model, requests[0]) as generation:
@@ -129,9 +130,9 @@ def _moved(batch: Batch, by: int) -> Batch:
 
 
 def _sum(finished: Sequence[Finished]) -> Finished:
-    """Return the ends of all prompts as one: what was counted added up, and the times as those
-    of one answer that is made of all: until the first token of any, and from it to the last of
-    all. The prompts came together; they ran side by side, or one after the other."""
+    """Return the ends of all prompts as one. Counts are added up. The times are those of one answer
+    that is made of all: until the first token of any, and from there to the last token of all. The
+    prompts came together; they ran side by side, or one after the other."""
     usages = [end.usage for end in finished]
     timings = [end.timings for end in finished]
     first = min(timings, key=_first_token_s)

@@ -10,25 +10,26 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Accepted, ChoiceEnded, Delta, Finished
 
 CREDIT_DELTAS: Final = 64
-"""Deltas that may be under way or untaken. Beyond it the worker joins text by itself."""
+"""How many deltas may be under way or untaken. Beyond that the worker joins text by itself."""
 
 _PENDING_DELTAS: Final = 1024
-"""An answer that ends takes along what waited for credit, in a delta for each run of one kind
-(content, reasoning, one call's arguments): more runs than a model makes. A client that reads
-slowly can have all of a hundred calls waiting."""
+"""When an answer ends, the text that waited for credit comes along, in one delta for each run of
+one kind (content, reasoning, one call's arguments). No model makes as many runs as this. A client
+that reads slowly can have all of a hundred calls waiting."""
 
 _GRANT_DELTAS: Final = CREDIT_DELTAS // 2
-"""Granted back in halves: a message for each delta would double the traffic."""
+"""Credit is given back in halves: a message for each delta would double the traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was ready at once: deltas, the answers that came to their end after them, and the
-    stream's end when it has come. Nothing of these: nothing arrived within the wait."""
+    """What was ready at once. It is empty if nothing arrived within the wait."""
 
     deltas: tuple[Delta, ...] = ()
     ended: tuple[ChoiceEnded, ...] = ()
+    """The answers that ended after these deltas."""
     finished: Finished | None = None
+    """The stream's end, once it has come."""
 
 
 NOTHING: Final = Batch()
@@ -37,8 +38,8 @@ NOTHING: Final = Batch()
 class WorkerStream:
     """Buffers one stream between its link (feeds) and its handler (takes).
 
-    Makes sure that all of ``answers`` end, each once, before the stream does. Holds few deltas
-    more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. Knows
+    It makes sure that all ``answers`` end, each once, before the stream does. It holds only few
+    deltas more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. It knows
     nothing of sockets; ``grant_due`` tells its link when to send credit.
     """
 
@@ -63,12 +64,12 @@ class WorkerStream:
         return self._finished is not None or self._error is not None
 
     def feed_accepted(self, fact: Accepted) -> None:
-        """The worker has taken the request."""
+        """Note that the worker has accepted the request."""
         self._accepted = fact
         self._wake()
 
     def feed_delta(self, delta: Delta) -> None:
-        """Text has come. A worker that sends far beyond its credit loses the stream."""
+        """Take a delta. A worker that sends far beyond its credit loses the stream."""
         if len(self._deltas) >= self._limit_deltas:
             self._fail_of_protocol("sent more than it was allowed to")
         elif not 0 <= delta.index < self._answers:
@@ -78,7 +79,7 @@ class WorkerStream:
             self._wake()
 
     def feed_ended(self, fact: ChoiceEnded) -> None:
-        """One answer is whole."""
+        """Note that one answer is whole."""
         if fact.index not in self._open:
             self._fail_of_protocol(f"ended answer {fact.index}, which is not open")
             return
@@ -87,25 +88,26 @@ class WorkerStream:
         self._wake()
 
     def feed_finished(self, fact: Finished) -> None:
-        """The generation ended well."""
+        """Note that the generation ended well."""
         if self._open:
             self._fail_of_protocol(f"ended with {len(self._open)} answer(s) open")
             return
         if self._accepted is None:
-            # Who waits for the verdict would wait for as long as it may take.
+            # Otherwise a handler that waits for the verdict would wait until its deadline.
             self._fail_of_protocol("ended a request that it had not accepted")
             return
         self._finished = fact
         self._wake()
 
     def fail(self, error: LmxError) -> None:
-        """The stream is lost, or was refused. Text that came before is still taken first."""
+        """Note that the stream is lost, or was refused. Text that came before is still taken
+        first."""
         if not self.ended:
             self._error = error
             self._wake()
 
     async def accepted(self, deadline_s: float) -> Accepted:
-        """Wait for the worker's verdict. Raises what it was refused with, or ``TimeoutError``."""
+        """Wait for the worker's verdict. Raises the error of its refusal, or ``TimeoutError``."""
         async with asyncio.timeout(deadline_s):
             while self._accepted is None:
                 if self._error is not None:
@@ -114,11 +116,11 @@ class WorkerStream:
         return self._accepted
 
     async def take(self, wait_s: float) -> Batch:
-        """Return all that is ready, waiting up to ``wait_s`` for something to be.
+        """Return all that is ready; wait up to ``wait_s`` if nothing is.
 
         Raises the stream's error once everything before it has been taken.
         """
-        # Nearly always it is a delta that has come: looked at first, it spares two properties.
+        # Nearly always a delta has come: checking for that first saves two property calls.
         if not self._deltas and not self._ready:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(wait_s, self._wake)
@@ -137,7 +139,8 @@ class WorkerStream:
         return batch
 
     def grant_due(self) -> int:
-        """Return how many deltas to grant the worker now, 0 for none yet; counts as granted."""
+        """Return how many deltas to grant the worker now, 0 if it is too early. They count as
+        granted."""
         if self._taken < _GRANT_DELTAS or self.ended:
             return 0
         due, self._taken = self._taken, 0

@@ -1,4 +1,4 @@
-"""One task as the router's end of the wire sees it: fed by a link, awaited by a handler."""
+"""One task as the router's end of the wire sees it: a link feeds it, a handler awaits it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """All that a worker said: the parts of each input, in any order, and the last message."""
+    """All that a worker answered."""
 
     parts: tuple[Part, ...]
+    """The parts of each input, in any order."""
     last: Last
+    """The last message."""
 
 
 class WorkerTask:
-    """Gathers one task's answer. Makes sure that each of ``inputs`` comes exactly once, and
-    thereby that no more is held than was asked for. Knows nothing of sockets."""
+    """Collects one task's answer. It makes sure that each of ``inputs`` comes exactly once, so it
+    never holds more than was asked for. It knows nothing of sockets."""
 
     def __init__(self, stream_id: int, inputs: int) -> None:
         self.stream_id = stream_id
@@ -47,7 +49,7 @@ class WorkerTask:
         return self._ended.is_set()
 
     def feed(self, message: Part | Last) -> None:
-        """Take what the worker said."""
+        """Take a message of the worker."""
         if isinstance(message, Vectors | Scores):
             indexes = set(message.indexes)
             if len(indexes) < len(message.indexes) or not indexes <= self._missing:
@@ -64,13 +66,13 @@ class WorkerTask:
             self._ended.set()
 
     def fail(self, error: LmxError) -> None:
-        """The task is lost, or was refused."""
+        """Note that the task is lost, or was refused."""
         if not self.ended:
             self._error = error
             self._ended.set()
 
     async def answer(self, deadline_s: float) -> TaskAnswer:
-        """Wait for all of the answer. Raises what it was refused with, or ``TimeoutError``."""
+        """Wait for the whole answer. Raises the error of its refusal, or ``TimeoutError``."""
         async with asyncio.timeout(deadline_s):
             await self._ended.wait()
         if self._error is not None:
