@@ -1,6 +1,6 @@
 """From a generation to an HTTP response, as a stream or whole, for every kind of completion.
 
-What the answer looks like is its :class:`lmx.router.rendering.answer_format.AnswerFormat`'s matter.
+The form of the answer is decided by its :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lmx.router.services import SERVICES
 from lmx.router.workers.fallback import first_opened
 
 QUIET_S: Final = 2.0
-"""So long nothing is sent: most waits are over by then, and what fails so soon fails with its
-own status, not within a stream."""
+"""For this long nothing is sent: most waits are over by then, and a request that fails so soon
+fails with its own status and not within a stream."""
 
 INTERVAL_S: Final = 1.0
-"""Between two comments at least."""
+"""The least time between two comments."""
 
 _GATHER_WAIT_S: Final = 60.0
 """How long one wait for more of an answer that does not stream lasts; then the next begins."""
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 
 
 def is_ovms(request: web.Request) -> bool:
-    """Return whether a request came by the path of OpenVINO Model Server, whose rules differ."""
+    """Return whether a request came to the path of OpenVINO Model Server, which has other rules."""
     return request.path.startswith("/v3/")
 
 
@@ -58,10 +58,10 @@ async def answer(
     id_prefix: str,
     stream: bool,
 ) -> web.StreamResponse:
-    """Answer a request with what ``generate`` gives for the first of ``models`` that can be had.
+    """Answer a request with what ``generate`` gives for the first available model of ``models``.
 
-    ``id_prefix`` begins the answer's id, which is its job's too. Raises what can be refused
-    before a stream's headers go out; what fails after that ends the stream with an error event.
+    ``id_prefix`` begins the answer's id, which is also its job's id. Errors before a stream's
+    headers are sent are raised; later ones end the stream with an error event.
     """
     services, model = request.app[SERVICES], models[0]
     version = services.spec.version
@@ -77,7 +77,7 @@ async def answer(
     events = EventStream(request, services.spec.stall_timeout_s) if stream else None
 
     def is_told() -> bool:
-        # The id is in the headers of a stream, and of the answer that a job is detached with.
+        # The id is in the headers of a stream, and in those of the answer that detaches a job.
         return live.detached or (events is not None and events.is_open)
 
     job = Job(services.live, services.jobs, version, live, identity, form, is_told)
@@ -91,10 +91,10 @@ async def answer(
 async def _answer_whole(
     request: web.Request, opening: AbstractAsyncContextManager[Source], job: Job
 ) -> web.Response:
-    """Wait for all that the generation of ``opening`` makes and return it.
+    """Wait for all output of the generation of ``opening`` and return it.
 
-    Raises when it is refused or lost, and SYNC_TIMEOUT when it takes longer than a client is kept
-    waiting: the job goes on then. A client that leaves before that ends it.
+    Raises if the generation is refused or lost, and SYNC_TIMEOUT if it takes longer than a client
+    may wait: the job goes on then. A client that leaves before that ends it.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
@@ -136,7 +136,7 @@ async def _gather(opening: AbstractAsyncContextManager[Source], job: Job) -> byt
 
 
 def _end_detached(task: asyncio.Task[bytes]) -> None:
-    # The record has what became of it. What is no error of a request's is a bug.
+    # The record says what became of it. Any other exception is a bug.
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, LmxError):
         _log.error("job.failed", job=task.get_name(), exc_info=error)
@@ -150,8 +150,8 @@ async def _answer_stream(
 ) -> web.StreamResponse:
     """Send the answer of the generation that ``opening`` begins, as it comes.
 
-    What can be refused at once raises. What is lost after the headers went out, with the answer
-    or while a model is waited for, ends the stream with an error event.
+    Refusals that come at once are raised. If the answer is lost after the headers were sent, or
+    while a model is waited for, an error event ends the stream.
     """
     services = request.app[SERVICES]
     ping_interval_s = services.spec.ping_interval_s
@@ -164,7 +164,7 @@ async def _answer_stream(
                 source = await job.begin(until_sent, opening)
             if not events.is_open:
                 await events.open()
-            # Not made before: which model answers is known by now alone.
+            # It can't be made earlier: only now it is known which model answers.
             writer = job.form.writer(job.identity, job.beginning)
             if beginning := writer.first():
                 await events.send(beginning)
@@ -176,7 +176,7 @@ async def _answer_stream(
             raise
         lost = error
     except ConnectionError:
-        # The client has left: there is nobody to tell.
+        # The client has left, so there is nobody to tell.
         raise
     except Exception:
         if not events.is_open:
@@ -195,7 +195,7 @@ async def _answer_stream(
 
 
 class _Relay:
-    """What a generation makes, as the events of its stream. The hot path."""
+    """Turns a generation's output into the events of its stream. This is the hot path."""
 
     def __init__(self, source: Source, job: Job, writer: EventWriter) -> None:
         self._source = source
@@ -204,7 +204,8 @@ class _Relay:
         self._is_over = False
 
     async def take(self, wait_s: float) -> bytes | None:
-        """Return the events of what is ready within ``wait_s``; None after the last ones."""
+        """Return the events of the output that is ready within ``wait_s``; None after the last
+        ones."""
         if self._is_over:
             return None
         batch = await self._job.take(self._source, wait_s)
@@ -224,10 +225,10 @@ async def with_wait_comments(
 ) -> AsyncIterator[None]:
     """Open the stream and write comments while the block waits for a model.
 
-    ``news`` gives the state and progress of what is waited for, None while nothing is: only
-    where there are some is the stream opened. They are written when they change; without
-    change a ping goes out each ``ping_interval_s``. After the block nothing is being written,
-    and the stream is open or is not. Raises as writing does.
+    ``news`` returns the state and progress of what is waited for, None while nothing is. The stream
+    is opened only when there are news. They are written when they change; without a change a ping
+    is sent every ``ping_interval_s``. After the block nothing is being written, and the stream may
+    be open or not. Raises as writing does.
     """
     comments = _WaitComments(events, news)
     writer = asyncio.create_task(events.send_all(comments.take, ping_interval_s))
@@ -238,19 +239,19 @@ async def with_wait_comments(
         writer.cancel()
         raise
     finally:
-        # Not cancelled otherwise, which could leave half of the headers.
+        # The writer is not cancelled here, because that could leave half of the headers written.
         comments.over.set()
         try:
             await asyncio.wait({writer})
         finally:
-            # It has ended, unless the client left just now.
+            # The task has ended, unless the client left just now.
             writer.cancel()
         if not writer.cancelled():
             writer.result()
 
 
 class _WaitComments:
-    """What a client is told while its request waits for a model, until ``over`` is set."""
+    """The comments for a client whose request waits for a model, until ``over`` is set."""
 
     def __init__(self, events: EventStream, news: Callable[[], str | None]) -> None:
         self.over = asyncio.Event()
@@ -260,7 +261,7 @@ class _WaitComments:
         self._is_quiet = True
 
     async def take(self, wait_s: float) -> bytes | None:
-        """Return the comment that is due, opening the stream for the first one."""
+        """Return the comment that is due. The first one opens the stream."""
         # Before the stream is open there are no pings that the quiet could hold up.
         if await _is_set(self.over, QUIET_S if self._is_quiet else min(INTERVAL_S, wait_s)):
             return None

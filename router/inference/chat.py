@@ -22,7 +22,7 @@ from lmx.router.services import SERVICES
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation.
 
-    What is refused soon is refused with its own status, before a stream's headers go out.
+    An early refusal has its own status, because it comes before a stream's headers are sent.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)

@@ -1,4 +1,4 @@
-"""POST /v1/completions, as a stream and as one answer: texts that are gone on with."""
+"""POST /v1/completions, as a stream and as one answer: texts that the model continues."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from lmx.router.workers.prompt_group import generate_all
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Go on with one text or several.
+    """Continue one text or several.
 
-    All prompts are accepted before a stream begins: what is refused soon is refused with its
-    own status.
+    All prompts are accepted before a stream begins: an early refusal has its own status.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)

@@ -24,7 +24,8 @@ from lmx.router.schema.requests.unsupported import log_ignored
 from lmx.router.services import SERVICES
 
 _AT_ONCE: Final = 64
-"""Vectors that are written out before others get their turn on the loop: some milliseconds."""
+"""How many vectors are written out before other requests get their turn on the loop: some
+milliseconds of work."""
 
 
 async def embeddings(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Which models may answer a request, and the first word of them for its log line."""
+"""Which models may answer a request, and the model's name for the request's log line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lmx.router.supervisor.routing import candidates
 async def models_for(
     request: web.Request, name: str | None, kind: ModelKind | None, *, stream: bool | None = None
 ) -> Sequence[ModelView]:
-    """Return the models that ``name`` may mean, the one to try first at the front; ``kind`` says
-    which default model is meant where there is no name. At least one, of any kind.
+    """Return the models that ``name`` may mean, at least one, of any kind. The first is to be tried
+    first. ``kind`` says which default model is meant if there is no name.
 
-    The request counts as the first one's until another one answers. ``stream``: whether the
+    The request counts for the first one until another one answers. ``stream`` says whether the
     answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE.
     """
     models = candidates(await request.app[SERVICES].supervisor.directory(), name, kind)
@@ -31,7 +31,7 @@ async def models_for(
 async def models_of_kind(
     request: web.Request, name: str | None, kind: ModelKind, *, stream: bool | None = None
 ) -> Sequence[ModelView]:
-    """Return the same as :func:`models_for`. Raises also when the first model is of another kind,
+    """Return the same as :func:`models_for`, but raise also if the first model is of another kind,
     which could never answer."""
     models = await models_for(request, name, kind, stream=stream)
     require_kind(models[0], kind)

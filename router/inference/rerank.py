@@ -1,4 +1,4 @@
-"""POST /v1/rerank: documents sorted by how well they answer a query."""
+"""POST /v1/rerank: sorts documents by how well they answer a query."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lmx.router.services import SERVICES
 
 
 async def rerank(request: web.Request) -> web.Response:
-    """Return the documents with their scores, the best first. Served under the names that
-    vLLM, Jina and Cohere have for it."""
+    """Return the documents with their scores, the best first. The route has the paths of vLLM, Jina
+    and Cohere."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, task = parse_rerank(body)
     log_ignored(body, RerankRequest, RERANK)
@@ -38,7 +38,7 @@ async def rerank(request: web.Request) -> web.Response:
 
 
 def _results(wanted: RerankRequest, scores: Mapping[int, float]) -> list[dict[str, Any]]:
-    # Equal ones stay in the request's order.
+    # Documents with equal scores stay in the request's order.
     order = sorted(scores, key=lambda index: (-scores[index], index))[: wanted.top_n]
     texts = wanted.texts
     with_documents = wanted.return_documents is not False

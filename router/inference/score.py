@@ -33,12 +33,14 @@ from lmx.router.schema.requests.unsupported import log_ignored
 from lmx.router.services import SERVICES
 
 _AT_ONCE: Final = 64
-"""Pairs of vectors that are compared before others get their turn on the loop: milliseconds."""
+"""How many pairs of vectors are compared before other requests get their turn on the loop:
+milliseconds of work."""
 
 
 async def score(request: web.Request) -> web.Response:
-    """Return a score for each pair: a reranking model's, or the cosine of an embedding model's
-    vectors. One text is paired with each of several, or several with as many others."""
+    """Return a score for each pair: from a reranking model, or the cosine of an embedding model's
+    vectors. One text is paired with each of several, or each of several with one of as many
+    others."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted = parse_score(body)
     log_ignored(body, ScoreRequest, SCORE)
@@ -79,7 +81,7 @@ def _embeds(model: ModelView) -> bool:
 
 
 def _own_name(param: str | None, firsts: int) -> str | None:
-    """Return this route's name of what a worker found fault with."""
+    """Return this route's name for the field in which a worker found a fault."""
     name, _, rest = (param or "").partition("[")
     index = rest.removesuffix("]")
     if name == "documents" and index.isdecimal():

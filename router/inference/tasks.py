@@ -1,4 +1,4 @@
-"""A task's way from its handler to a worker and back, the same for every route that has one."""
+"""A task's way from its handler to a worker and back. All routes without generation use it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lmx.router.workers.task import Last, Part
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a model made of texts."""
+    """What a model has computed for texts."""
 
     model_id: str
-    """The model that did it."""
+    """The model that computed it."""
     parts: Sequence[Part]
-    """What it made of each text, in any order; no text is missing."""
+    """The result for each text, in any order; none is missing."""
     prompt_tokens: int
 
     @property
@@ -39,8 +39,9 @@ async def compute(
     kind: RequestKind,
     answer_id: str,
 ) -> Computed:
-    """Have the first of ``models`` that can be had do ``task``, listed as ``answer_id`` among the
-    requests under way meanwhile. Raises what it is refused with, or REQUEST_CANCELLED."""
+    """Have the first available model of ``models`` do ``task``. Meanwhile it is listed as
+    ``answer_id`` among the requests under way. Raises the error of its refusal, or
+    REQUEST_CANCELLED."""
     services, context = request.app[SERVICES], request[CONTEXT]
     live = LiveRequest(answer_id, context, kind, request.remote, models[0].model_id)
     follow_outcome(request, lambda: Outcome(model=live.model_id))
@@ -57,8 +58,8 @@ async def compute(
 
 
 async def ask_tokenizer(request: web.Request, models: Sequence[ModelView], task: Task) -> Last:
-    """Return the answer of the first of ``models`` that can be had to a ``task`` that computes
-    nothing, and so is neither listed nor counted in tokens. Raises what it is refused with."""
+    """Return the answer of the first available model of ``models`` to a ``task`` that computes
+    nothing, and so is neither listed nor counted in tokens. Raises the error of its refusal."""
 
     def choose(model: ModelView) -> None:
         set_outcome(request, Outcome(model=model.model_id))

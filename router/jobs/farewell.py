@@ -1,8 +1,9 @@
-"""What clients are told when the event loop hangs and the process is about to be ended.
+"""Tells clients when the event loop hangs and the process is about to be ended.
 
-The supervisor says it with SIGUSR2. No handler of Python's could run then, for those run where the
-loop hangs; a thread waits for the signal instead and, where the loop does nothing any more, writes
-past it to the sockets. Where the interpreter itself is held up, nothing can be said.
+The supervisor announces this with SIGUSR2. A handler in Python could not run then, because such
+handlers run where the loop hangs. So a thread waits for the signal instead, and if the loop does
+nothing any more, it writes to the sockets past the loop. If the interpreter itself is blocked,
+nothing can be sent.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from lmx.router.http.sse import EVENT_STREAM
 TOLD_TO_SAY_FAREWELL: Final = signal.SIGUSR2
 
 _ALIVE_S: Final = 0.5
-"""A loop that does not answer for so long hangs: the supervisor heard nothing of it for longer."""
+"""A loop that does not answer for this long hangs: the supervisor has waited for longer already."""
 
 _log = structlog.get_logger()
 
 
 def hung_error() -> GenerationError:
-    """Return what is said to clients."""
+    """Return the error that clients get."""
     return GenerationError(
         ErrorCode.ROUTER_HUNG,
         "lmx's router did not react any more and is replaced by another one: send the request "
@@ -43,35 +44,35 @@ def hung_error() -> GenerationError:
 
 
 class Farewell:
-    """Knows the requests under way. Only the event loop adds and removes them; the thread reads."""
+    """The requests under way. Only the event loop adds and removes them; the thread reads them."""
 
     def __init__(self) -> None:
         self._open: dict[int, web.Request] = {}
 
     def begin(self, request: web.Request) -> None:
-        """A request is under way."""
+        """Add a request that is under way."""
         self._open[id(request)] = request
 
     def end(self, request: web.Request) -> None:
-        """It is no more."""
+        """Remove a request that has ended."""
         self._open.pop(id(request), None)
 
     def say(self) -> int:
-        """Tell every client whose connection is at a place where that can be told: nothing was
-        sent yet, or whole events. Return how many. The loop must not write any more."""
+        """Send the error to every client whose connection can take one: nothing was sent yet, or
+        only whole events. Return how many were sent. The loop must not write any more."""
         return sum(map(_tell, list(self._open.values())))
 
 
 def block_signal() -> None:
-    """Keep the signal for the thread; to be called before any thread starts."""
+    """Keep the signal for the thread. Must be called before any thread starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {TOLD_TO_SAY_FAREWELL})
 
 
 def watch_in_thread(
     farewell: Farewell, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
 ) -> None:
-    """Wait for the signal in a thread: it has a loop that lives call ``end``; for one that hangs it
-    says farewell and aborts the process, so that its stacks are in the log."""
+    """Wait for the signal in a thread. If the loop lives, ``end`` is called in it. If it hangs, the
+    thread sends the farewells and aborts the process, so that its stacks are in the log."""
 
     def watch() -> None:
         signal.sigwait({TOLD_TO_SAY_FAREWELL})

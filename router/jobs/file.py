@@ -1,4 +1,4 @@
-"""The file of the job records: opened, made, and moved aside when it is not fit for use."""
+"""The file of the job records: it is opened, created, and moved aside when it can't be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmx.protocol.host.set_aside import clear_for_file, set_aside
 from lmx.router.jobs.records import INCREMENTAL, SCHEMA_VERSION, create
 
 _BUSY_TIMEOUT_MS: Final = 2000
-"""Another router that uses the file too holds it for milliseconds."""
+"""Another router that uses the file too locks it for milliseconds."""
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 
@@ -28,9 +28,9 @@ _log = structlog.get_logger()
 def open_records(path: Path) -> sqlite3.Connection:
     """Return a connection to the records in ``path``, which only its owner may read.
 
-    One that is corrupt, of another version or no file at all is moved aside, and an empty one takes
-    its place. Raises ``OSError`` and ``sqlite3.Error`` when the file
-    can't be used now: the folder is missing, the disk is full, another process holds it.
+    A file that is corrupt, has another version or is no database is moved aside, and an empty one
+    takes its place. Raises ``OSError`` and ``sqlite3.Error`` if the file can't be used now: the
+    folder is missing, the disk is full, another process holds it.
     """
     for suffix in ("", "-wal", "-shm"):
         aside = clear_for_file(path.with_name(path.name + suffix))
@@ -53,7 +53,8 @@ def is_unfit(error: sqlite3.Error) -> bool:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether an error says that another one holds the file: nothing is wrong with it."""
+    """Return whether an error says that another process holds the file: nothing is wrong with
+    it."""
     return _kind(error) in _BUSY
 
 
@@ -72,7 +73,7 @@ def move_aside(path: Path, why: str) -> None:
 
 
 class _OtherVersionError(Exception):
-    """The file has records of another version of lmx."""
+    """The file has the records of another version of lmx."""
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -80,12 +81,12 @@ def _open(path: Path) -> sqlite3.Connection:
     path.chmod(0o600)
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     try:
-        # The first of all, for an empty file: afterwards it takes a VACUUM.
+        # This must come first, for an empty file: later it would take a VACUUM.
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
-        # In this order: another router may be making the table right now.
+        # The order matters: another router may be making the table right now.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and tables == 0:

@@ -1,4 +1,5 @@
-"""One generation from its request to its record: what it has made, where it is, how it ended."""
+"""One generation from its request to its record: what it has made, where it is, and how it
+ended."""
 
 from __future__ import annotations
 
@@ -42,22 +43,24 @@ _ENDS: Final = {
     ErrorCode.CLIENT_DISCONNECTED: JobState.CANCELLED,
     ErrorCode.SHUTTING_DOWN: JobState.INTERRUPTED,
 }
-"""What a job is that ended with an error; FAILED with any other."""
+"""The state of a job that ended with one of these errors. With any other error it is FAILED."""
 
 _AT_ONCE: Final = frozenset({ErrorCode.MODEL_QUARANTINED, ErrorCode.INSUFFICIENT_MEMORY})
-"""What is no fault of a request, and refuses the next one as soon."""
+"""Errors that no request causes, and with which the next request is refused just as soon."""
 
 _log = structlog.get_logger()
 
 
 class Job:
-    """A generation under way, as a context: listed among the live requests within the block, and
-    recorded from its beginning to its end, whichever way that comes. A generation that is refused,
-    and whose id nobody was told, leaves no record.
+    """A generation under way, as a context manager.
 
-    It gathers all that is made, so that the record has it, also of a stream, and what there was of
-    one that was cut. It is the only owner of the generation's figures: :meth:`outcome` gives them
-    to the log, the metrics and the limits. It sends nothing to the client.
+    Within the block it is listed among the live requests, and it is recorded from its beginning to
+    its end, however it ends. A generation that is refused before its client knows its id leaves no
+    record.
+
+    It collects all output, so that the record has it too: of a stream, and of a generation that was
+    cut. It is the only owner of the generation's figures: :meth:`outcome` gives them to the log,
+    the metrics and the limits. It sends nothing to the client.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Job:
             completion_tokens=self._cut_tokens,
             ttft_s=self._ttft_s,
             gaps_s=self._gaps_s,
-            # The answers of one request may end for several reasons; each is named once.
+            # The answers of one request may end for several reasons. Each reason is named once.
             finish_reason=",".join(dict.fromkeys(end.reason.value for end in self._ends.values()))
             or None,
         )
@@ -139,19 +142,19 @@ class Job:
         )
 
     def choose(self, model: ModelView) -> None:
-        """Have the answer be ``model``'s; only before anything of it went out."""
+        """Let ``model`` give the answer. Allowed only before any of the answer was sent."""
         self.live.model_id = self.identity.model_id = model.model_id
         self.identity.fingerprint = fingerprint(self._version, model.model_id, model.source)
 
     def detach(self) -> None:
-        """Go on without a client: it has been told the job's id instead of the answer."""
+        """Go on without a client: it has got the job's id instead of the answer."""
         self.live.detached = True
 
     async def begin(
         self, opened: AsyncExitStack, opening: AbstractAsyncContextManager[Source]
     ) -> Source:
         """Enter ``opening`` on ``opened`` and return the generation, once it is accepted. Raises
-        what it is refused with, or REQUEST_CANCELLED."""
+        the error of its refusal, or REQUEST_CANCELLED."""
         source = await self.live.interruptible(opened.enter_async_context(opening))
         self._task = asyncio.current_task()
         self.live.prompt_tokens = source.prompt_tokens
@@ -164,8 +167,8 @@ class Job:
         return source
 
     async def take(self, source: Source, wait_s: float) -> Batch:
-        """Return what ``source`` has ready within ``wait_s``, gathered. Raises when it is lost,
-        or REQUEST_CANCELLED."""
+        """Return what ``source`` has ready within ``wait_s``, and collect it. Raises if the
+        generation is lost, or REQUEST_CANCELLED."""
         # The hot path: what `live.interruptible` does, without one more coroutine for each token.
         live, task = self.live, self._task
         if live.error is not None:
@@ -201,8 +204,8 @@ class Job:
         self._put(JobState.RUNNING)
 
     def _finish(self, source: Source, finished: Finished) -> None:
-        """The generation has ended well: make the answer, and the record of it, before the
-        client can know and ask for it."""
+        """The generation has ended well: make the answer and its record, before the client can know
+        that it has ended and ask for it."""
         total_s = time.monotonic() - self.live.context.started_at_s
         first_token_s = total_s if self._ttft_s is None else self._ttft_s
         clocked = RouterTimings(total_s, first_token_s, source.load_s, self.form.choices)
@@ -218,10 +221,10 @@ class Job:
         )
 
     def _cut(self, error: LmxError) -> None:
-        """The generation has ended before it was whole: record what there is of it."""
+        """The generation ended before it was whole: record what it has made."""
         live = self.live
         if self._task is None and _is_refusal(error) and not self._is_told():
-            # Clients that try again and again would push out the records of generations.
+            # Otherwise clients that try again and again would push out the records of generations.
             self._has_record = False
             self._store.forget(live.id)
             return
@@ -266,16 +269,16 @@ class Job:
 
 
 def _is_refusal(error: LmxError) -> bool:
-    """Return whether a generation that had not begun ended with what the next request gets as
-    soon: a fault of the request, a queue that is full, a model that can't be loaded. What was
-    cancelled, or failed to load, is none."""
+    """Return whether a generation ended before it began, with an error that the next request gets
+    just as soon: a fault of the request, a full queue, a model that can't be loaded. A cancellation
+    and a failed load are no refusals."""
     if error.code in _ENDS:
         return False
     return http_status(error.code) < 500 or error.code in _AT_ONCE
 
 
 def _reason(error: BaseException | None, request_id: str) -> LmxError:
-    """Return why a generation ended that did not end well."""
+    """Return why a generation did not end well."""
     match error:
         case LmxError():
             return error

@@ -1,4 +1,5 @@
-"""The requests that are under way in this router: what is known of each, and how to cancel one."""
+"""The requests that are under way in this router: what is known of each, and how one is
+cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class RequestKind(StrEnum):
-    """What a request wants. The first two are generations, and have a job record."""
+    """The kind of a request. The first two are generations, and have a job record."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -27,7 +28,8 @@ class RequestKind(StrEnum):
 
 
 class LiveState(StrEnum):
-    """WAITING: for its model. QUEUED: in the model's worker, for a row. RUNNING: it has one."""
+    """Where a request is: `waiting` for its model, `queued` for a row in the model's worker, or
+    `running`."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -35,7 +37,7 @@ class LiveState(StrEnum):
 
 
 def cancelled_error() -> LmxError:
-    """Return what the client of a request that was cancelled from outside is told."""
+    """Return the error that the client gets if somebody else has cancelled its request."""
     return RequestError(
         ErrorCode.REQUEST_CANCELLED,
         "The request was cancelled through its job or by an operator. Send it again if the answer "
@@ -45,8 +47,8 @@ def cancelled_error() -> LmxError:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """One request under way. Whoever performs it owns it and says here what becomes known; others
-    read it, and may :meth:`cancel` it. Used from one event loop only."""
+    """One request under way. The task that performs it owns it and records here what becomes known.
+    Others read it, and may :meth:`cancel` it. Used from one event loop only."""
 
     id: str
     context: RequestContext
@@ -58,16 +60,19 @@ class LiveRequest:
     stream: bool = False
     state: LiveState = LiveState.WAITING
     queue_position: int | None = None
-    """Its place in the worker's queue, as last heard of."""
+    """Its last known place in the worker's queue."""
     prompt_tokens: int | None = None
     made: Accumulator | None = None
+    """What it has made until now."""
     detached: bool = False
-    """Whether nobody waits on the connection any more, and the job goes on."""
+    """Whether no client waits on the connection any more, and the job goes on."""
     error: LmxError | None = None
-    """What it was cancelled with."""
+    """The error with which it was cancelled."""
     waiting: asyncio.Task[Any] | None = None
-    """Its task, while that may be cancelled: while it waits for something of the model's."""
+    """The task that performs it, while it may be cancelled: while it waits for something from the
+    model."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the request has ended."""
     created_s: float = field(init=False)
     """When the request began, in Unix time."""
 
@@ -80,9 +85,9 @@ class LiveRequest:
         return 0 if self.made is None else self.made.tokens
 
     def cancel(self) -> None:
-        """Have the request end with REQUEST_CANCELLED. Idempotent.
+        """Let the request end with REQUEST_CANCELLED. Idempotent.
 
-        It ends at its next wait for the model, at once where it is in one: never between the
+        It ends at its next wait for the model, at once if it is in such a wait: never between the
         halves of something that is being written to its client.
         """
         if self.error is None:
@@ -91,7 +96,7 @@ class LiveRequest:
                 self.waiting.cancel()
 
     async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return what ``work`` returns. Raises the error of :meth:`cancel` when that comes first;
+        """Return what ``work`` returns. If :meth:`cancel` is called first, raise its error;
         ``work`` is cancelled then."""
         task = asyncio.current_task()
         assert task is not None
@@ -108,15 +113,16 @@ class LiveRequest:
             self.waiting = None
 
     def raise_if_interrupted(self, task: asyncio.Task[Any]) -> None:
-        """Raise the error of :meth:`cancel` where it was that which has cancelled ``task``, its
-        own, just now. As :func:`asyncio.timeout` does: a cancellation by anybody else goes on."""
+        """Raise the error of :meth:`cancel` if it was :meth:`cancel` that has just cancelled
+        ``task``, the request's own task. As with :func:`asyncio.timeout`, a cancellation by anybody
+        else goes on."""
         if self.error is not None and task.uncancel() == 0:
             raise self.error from None
 
 
 class LiveRequests:
-    """Owns the list of requests under way. ``place_in_line`` says which place in the line for a
-    model a request has, None when it stands in none."""
+    """Owns the list of requests under way. ``place_in_line`` returns a request's place in the line
+    for a model, None if it stands in none."""
 
     def __init__(self, place_in_line: Callable[[str, str], int | None]) -> None:
         self._place_in_line = place_in_line
@@ -129,34 +135,35 @@ class LiveRequests:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Their ids."""
+        """The ids of the requests under way."""
         return frozenset(self._by_id)
 
     def get(self, live_id: str) -> LiveRequest | None:
-        """Return the request of an id (a job's is the same), if it is under way."""
+        """Return the request with an id (it is also its job's id); None if it is not under way."""
         return self._by_id.get(live_id)
 
     def named(self, name: str) -> tuple[LiveRequest, ...]:
-        """Return the request of an id, else all of a request id: clients may give one to many."""
+        """Return the request with an id, else all with a request id: clients may give the same
+        request id to many requests."""
         found = self._by_id.get(name)
         if found is not None:
             return (found,)
         return tuple(live for live in self._by_id.values() if live.context.request_id == name)
 
     def shown(self, live: LiveRequest) -> tuple[LiveState, int | None]:
-        """Return where a request is, and its place in line there if it stands in one."""
+        """Return where a request is, and its place in the line there if it stands in one."""
         if live.state is not LiveState.WAITING:
             return live.state, live.queue_position
         place = self._place_in_line(live.model_id, live.context.request_id)
         if place is not None:
             return LiveState.WAITING, place
-        # It has been sent to the worker. Tasks are not told when they begin.
+        # The task was sent to the worker. A worker does not report when a task begins.
         is_task = live.kind in (RequestKind.EMBEDDING, RequestKind.RERANK)
         return (LiveState.RUNNING if is_task else LiveState.QUEUED), None
 
     async def perform(self, live: LiveRequest, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return what ``work`` returns, a task's answer; list ``live`` meanwhile. Raises
-        REQUEST_CANCELLED when it is cancelled from outside."""
+        """Return what ``work`` returns, the answer of a task; list ``live`` meanwhile. Raises
+        REQUEST_CANCELLED if somebody else cancels it."""
         with self.under_way(live):
             return await live.interruptible(work)
 

@@ -1,8 +1,8 @@
-"""The table of the job records: what a record holds, and every statement of SQL on it.
+"""The table of the job records: what a record holds, and every SQL statement on it.
 
-Works on a connection that it is given, in the thread that owns it (:mod:`lmx.router.jobs.store`).
-
-Whether the router process that runs a job is alive, and what its record says when it is not.
+The functions work on a given connection, in the thread that owns it (:mod:`lmx.router.jobs.store`).
+The module also knows whether the router process that runs a job is alive, and what the job's record
+says if it is not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.api_family import OPENAI
 
 SCHEMA_VERSION: Final = 1
-"""In the file's ``user_version``. Raise it with every change of the table."""
+"""The file's ``user_version``. Raise it with every change of the table."""
 
 
 class JobState(StrEnum):
-    """The first two are under way. INTERRUPTED: its router ended before it did."""
+    """The state of a job. While it is `queued` or `running`, it is under way. An `interrupted` job
+    is one whose router ended before the job did."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -38,9 +39,7 @@ class JobState(StrEnum):
 
 @dataclass(slots=True)
 class JobRow:
-    """One record. Times are Unix seconds; ``usage``, ``timings``, ``error`` and ``result`` are
-    JSON. ``router_pid`` and ``router_created_s`` tell the process that runs it from all others,
-    ``router_token`` the store within it that writes the record."""
+    """One record. Times are Unix seconds."""
 
     id: str
     kind: str
@@ -56,9 +55,13 @@ class JobRow:
     tokens: int = 0
     http_status: int | None = None
     router_pid: int = 0
+    """The pid of the router process that runs the job."""
     router_created_s: float = 0.0
+    """When that process was created: with the pid it tells the process from all others."""
     router_token: str = ""
+    """The store within that process that writes the record."""
     usage: bytes | None = None
+    """JSON, as are the next three."""
     timings: bytes | None = None
     error: bytes | None = None
     result: bytes | None = None
@@ -66,25 +69,26 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records to list, the newest first: ``limit`` of them after the record ``after``.
-    None: no condition."""
+    """Which records to list, the newest first. None means that there is no such condition."""
 
     owner: str | None = None
     state: str | None = None
     model: str | None = None
     kind: str | None = None
     limit: int = 20
+    """The most records to list."""
     after: str | None = None
+    """The list begins after the record with this id."""
 
 
 Router = tuple[int, float]
-"""A router process: its pid and when it was created."""
+"""Identifies a router process: its pid and when it was created."""
 
 _COLUMNS: Final = tuple(column.name for column in fields(JobRow))
 _VALUES: Final = attrgetter(*_COLUMNS)
 _LISTED: Final = (*_COLUMNS[:-1], "NULL")
-"""A result is read where one record is asked for. It is the last column: rows are read to the
-last column that is wanted."""
+"""The columns of a list. The result is read only when one record is requested. It is the last
+column, because SQLite reads a row up to the last column that is wanted."""
 
 _CREATE: Final = """
 CREATE TABLE jobs (
@@ -103,11 +107,11 @@ _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMN
 
 _EVICTED_AT_ONCE: Final = 256
 INCREMENTAL: Final = 2
-"""``auto_vacuum`` of a file whose free pages can be given back at any time."""
+"""The value of ``auto_vacuum`` for a file whose free pages can be given back at any time."""
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Make the table in an empty file, unless another router has just made it."""
+    """Create the table in an empty file, unless another router has just done so."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -117,8 +121,8 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
-    """Write records whole by their ids, in one transaction; those that are there are replaced.
-    None: there is to be none."""
+    """Write whole records by their ids, in one transaction; existing ones are replaced. None
+    deletes the record."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         connection.executemany(_PUT, [_VALUES(row) for row in rows.values() if row is not None])
@@ -127,7 +131,7 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
-    """Return a record with its result; None when there is none, or none of that owner."""
+    """Return a record with its result; None if there is none, or none of that owner."""
     found = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)",  # noqa: S608
         (job_id, owner, owner),
@@ -136,8 +140,8 @@ def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRo
 
 
 def listed(connection: sqlite3.Connection, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
-    """Return the records that are wanted, without results, and whether more follow; None when
-    there is no record ``after``."""
+    """Return the records that are wanted, without results, and whether more follow; None if there
+    is no record ``after``."""
     conditions: list[str] = []
     values: list[object] = []
     for column in ("owner", "state", "model", "kind"):
@@ -173,9 +177,9 @@ def interrupt_of_dead(
     error: bytes,
     now_s: float,
 ) -> int:
-    """Mark what routers that are not ``alive`` had under way as interrupted; return how many.
+    """Mark the jobs of routers that are not ``alive`` as interrupted; return how many.
 
-    Looks at the records of other stores only. Writes nothing when there is nothing to mark.
+    It looks only at the records of other stores. It writes nothing if there is nothing to mark.
     """
     routers = connection.execute(
         "SELECT DISTINCT router_pid, router_created_s FROM jobs "
@@ -196,7 +200,7 @@ def interrupt_of_dead(
 
 
 def under_way(connection: sqlite3.Connection, token: str) -> frozenset[str]:
-    """Return the ids of what a store has as under way."""
+    """Return the ids of the jobs that a store has recorded as under way."""
     own = connection.execute(
         "SELECT id FROM jobs WHERE ended_s IS NULL AND router_token = ?", (token,)
     )
@@ -219,8 +223,8 @@ def interrupt_lost(
 
 
 def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) -> int:
-    """Remove records that ended before ``oldest_s``, and those that ended beyond the newest
-    ``max_count``; return how many. What is under way stays."""
+    """Remove the records that ended before ``oldest_s``, and of those that ended all but the newest
+    ``max_count``; return how many were removed. Jobs under way stay."""
     with connection:
         by_age = connection.execute("DELETE FROM jobs WHERE ended_s < ?", (oldest_s,)).rowcount
         by_count = connection.execute(
@@ -232,15 +236,15 @@ def forget_old(connection: sqlite3.Connection, oldest_s: float, max_count: int) 
 
 
 def file_bytes(connection: sqlite3.Connection) -> int:
-    """Return how large the file is, once what is in the journal has been moved there."""
+    """Return how large the file is once the journal has been moved into it."""
     return _pragma(connection, "page_count") * _pragma(connection, "page_size")
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
-    """Remove the oldest records that have ended until what is left takes no more than nine tenths
-    of ``max_bytes``, and give the disk back what is free; return how many went.
+    """Remove the oldest records that have ended until the rest takes no more than nine tenths of
+    ``max_bytes``, and give the free space back to the disk; return how many were removed.
 
-    What is under way stays, however large it is.
+    The records of jobs under way stay, however large they are.
     """
     removed = 0
     while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
@@ -251,7 +255,7 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
         ).fetchall()
         if not oldest:
             break
-        # Those before which less than the excess would be gone.
+        # Remove each record as long as those before it free less than the excess.
         before_bytes = accumulate((size for _, size in oldest), initial=0)
         gone = [
             (oldest_id,)
@@ -263,10 +267,10 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
             connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
         removed += len(gone)
     if _pragma(connection, "auto_vacuum") == INCREMENTAL:
-        # Not by `execute`, which takes one step of it, and so frees one page.
+        # `execute` would take only one step of this statement, and so free one page.
         connection.executescript("PRAGMA incremental_vacuum")
     else:
-        # An earlier release made the file: this writes it anew, once.
+        # An earlier release made the file: this writes it anew, only once.
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         connection.execute("VACUUM")
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -283,18 +287,18 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 _SAME_PROCESS_S: Final = 2.0
-"""A process's time of creation may be told differently as the clock is set; no pid comes again
-as soon as this."""
+"""The system may report a process's time of creation slightly differently after the clock was set.
+No pid is reused as soon as this."""
 
 
 def own_process() -> Router:
-    """Return what tells this process from all others."""
+    """Return the identity of this process."""
     own = psutil.Process()
     return own.pid, own.create_time()
 
 
 def is_alive(router: Router) -> bool:
-    """Return whether a router process is there and has not ended. Asks the system."""
+    """Return whether a router process exists and has not ended. Asks the system."""
     pid, created_s = router
     try:
         process = psutil.Process(pid)
@@ -303,7 +307,7 @@ def is_alive(router: Router) -> bool:
             and process.status() != psutil.STATUS_ZOMBIE
         )
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        # One of another user is not the process that wrote the file, which is its owner's alone.
+        # Only its owner can write the file, so another user's process is not the one that wrote it.
         return False
 
 

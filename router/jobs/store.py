@@ -1,7 +1,7 @@
-"""The job records as the router's event loop sees them: written in time, read with a deadline.
+"""The job records as the router's event loop sees them: written soon, and read with a deadline.
 
-One thread does all the work with the file. What goes wrong there is logged and counted, and never
-reaches the request that a record is about.
+One thread does all the work with the file. Errors there are logged and counted, and never reach the
+request that a record is about.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from lmx.router.jobs.file import is_busy, is_unfit, move_aside, open_records
 from lmx.router.jobs.records import END_LOST, ROUTER_ENDED, JobRow, Wanted, is_alive, own_process
 
 _GATHER_S: Final = 0.1
-"""Writes are gathered for so long and committed together: most generations that end quickly
-are one write then."""
+"""Writes are collected for this long and committed together: most generations that end quickly need
+only one write."""
 
 _READ_DEADLINE_S: Final = 5.0
 _READS_LIMIT: Final = 256
 _ROWS_LIMIT: Final = 8192
 _RESULTS_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""What may wait to be written while the file can't be."""
+"""The most bytes of results that may wait while the file can't be written."""
 
 _PAUSE_S: Final = 1.0
-"""After a write that failed."""
+"""The pause after a write that failed."""
 
 _T = TypeVar("_T")
 _Read = Callable[[sqlite3.Connection], _T]
@@ -47,9 +47,9 @@ _log = structlog.get_logger()
 class JobStore:
     """The records in one file, which several routers may use at once.
 
-    ``put`` and ``forget`` never wait and never raise. What was put is seen by every read that
-    begins later. Records that wait to be written have a limit; beyond it they are dropped, and
-    counted in ``dropped``. ``failures`` counts writes and reads that failed.
+    ``put`` and ``forget`` never wait and never raise. Every read that begins after a ``put`` sees
+    its record. The records that wait to be written have a limit; beyond it they are dropped, and
+    counted in ``dropped``. ``failures`` counts the writes and reads that failed.
     """
 
     def __init__(self, path: Path, max_age_s: float, max_count: int, max_bytes: int) -> None:
@@ -63,7 +63,7 @@ class JobStore:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._told = threading.Condition()
-        # By the condition above: what the loop and the thread share.
+        # The condition above guards these: the loop and the thread share them.
         self._rows: dict[str, JobRow | None] = {}
         self._rows_bytes = 0
         self._reads: deque[tuple[_Read[object], Future[object]]] = deque()
@@ -75,7 +75,7 @@ class JobStore:
         self._thread.start()
 
     def close(self, deadline_s: float) -> None:
-        """Write what waits and close the file; blocks up to ``deadline_s``."""
+        """Write what waits and close the file; blocks for up to ``deadline_s``."""
         with self._told:
             self._closing = True
             self._told.notify()
@@ -84,27 +84,28 @@ class JobStore:
             _log.error("jobs.not_written", rows=len(self._rows))
 
     def put(self, row: JobRow) -> None:
-        """Write a record, over the one of its id."""
+        """Write a record in place of the one with the same id."""
         row.router_pid, row.router_created_s = self._router
         row.router_token = self.token
         with self._told:
             if self._rows_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and self._rows:
-                # The record is kept and says how it ended; what it made is lost.
+                # The record is kept and says how the job ended; its result is lost.
                 row.result = None
                 self._drop(1)
             self._keep(row.id, row)
 
     def forget(self, job_id: str) -> None:
-        """Have no record of a job, also if one was written."""
+        """Let there be no record of a job, even if one was written."""
         with self._told:
             self._keep(job_id, None)
 
     async def get(self, job_id: str, owner: str | None) -> JobRow | None:
-        """Return a record with its result. Raises JOBS_UNAVAILABLE, as the others here."""
+        """Return a record with its result. Raises JOBS_UNAVAILABLE, as the other reads do."""
         return await self._read(lambda connection: records.get(connection, job_id, owner))
 
     async def listed(self, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
-        """Return records and whether more follow; None when there is none ``after`` which."""
+        """Return records and whether more follow; None if the record ``wanted.after`` does not
+        exist."""
         return await self._read(lambda connection: records.listed(connection, wanted))
 
     async def delete(self, job_id: str) -> None:
@@ -112,19 +113,20 @@ class JobStore:
         await self._read(lambda connection: records.delete(connection, job_id))
 
     async def sweep(self, live: Callable[[], Collection[str]]) -> None:
-        """Remove what is too old or too much; mark as interrupted what is said to be under way
-        and is not: ``live`` returns the ids that are, in this router."""
+        """Remove the records that are too old or too many. Mark jobs as interrupted that are
+        recorded as under way and are not: ``live`` returns the ids that are under way in this
+        router."""
         own = await self._read(lambda connection: records.under_way(connection, self.token))
-        # Asked for after what the records say: a job is live before it has a record.
+        # This must be read after the records: a job is live before it has a record.
         lost = own.difference(live())
         await self._read(lambda connection: self._sweep(connection, lost))
 
     def is_own(self, row: JobRow) -> bool:
-        """Return whether this store wrote a record last."""
+        """Return whether this store was the last to write a record."""
         return row.router_token == self.token
 
     def _keep(self, job_id: str, row: JobRow | None) -> None:
-        """Have a record written, or removed; the condition is held."""
+        """Queue a record to be written, or removed; the caller holds the condition."""
         if job_id not in self._rows and len(self._rows) >= _ROWS_LIMIT:
             self._drop(1)
             return
@@ -148,7 +150,7 @@ class JobStore:
         except (sqlite3.Error, OSError) as error:
             raise _unavailable(str(error)) from error
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
@@ -232,8 +234,9 @@ class JobStore:
     def _failed(
         self, connection: sqlite3.Connection | None, error: Exception
     ) -> sqlite3.Connection | None:
-        """Return the connection to go on with after an error, None for a new one: one that was
-        opened, or used, while its disk was full or read-only may be of no use for ever."""
+        """Return the connection to go on with after an error; None to open a new one: a connection
+        that was opened, or used, while its disk was full or read-only may stay unusable for
+        ever."""
         self.failures += 1
         _log.warning("jobs.failed", error=str(error), failures=self.failures)
         if connection is None or (isinstance(error, sqlite3.Error) and is_busy(error)):
@@ -249,9 +252,9 @@ class JobStore:
         return None
 
     def _put_back(self, rows: dict[str, JobRow | None]) -> None:
-        """Keep what could not be written for the next time, and wait a little for it."""
+        """Keep what could not be written for the next attempt, and pause a little before it."""
         with self._told:
-            # What came meanwhile is newer.
+            # A record that was put meanwhile is newer.
             kept = rows | self._rows
             excess = len(kept) - _ROWS_LIMIT
             if excess > 0:

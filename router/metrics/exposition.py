@@ -1,4 +1,4 @@
-"""Everything that is measured in Prometheus' text format, of which it holds nothing itself."""
+"""Writes everything that is measured in Prometheus' text format. It holds no figures itself."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Scrape:
     version: str
 
     status: SystemStatus | None
-    """What the supervisor told just now, None: it does not answer."""
+    """The supervisor's status now; None if it does not answer."""
 
     models: Sequence[ModelView]
-    """What this router knows of the models by itself."""
+    """The models as this router knows them."""
 
     waiting: Mapping[str, int]
-    """Requests that wait in this router, by model."""
+    """The requests that wait in this router, by model."""
 
     downloads: Downloads | None
-    """Those that the supervisor told of, None: it does not answer."""
+    """The supervisor's downloads; None if it does not answer."""
 
     requests: Reading
 
@@ -54,8 +54,8 @@ class _Families(Collector):
 
 
 def exposition(scrape: Scrape) -> bytes:
-    """Return a scrape as text, with figures of this process. Reads files of the system, and
-    takes milliseconds where there are many models: not for an event loop."""
+    """Return a scrape as text, with figures of this process. It reads files of the system and takes
+    milliseconds if there are many models, so it must not run on an event loop."""
     return generate_latest(
         _Families(
             (

@@ -1,4 +1,4 @@
-"""From the status, and from what was counted of requests, to metrics in Prometheus' terms. Pure."""
+"""Turns the status and the counts of requests into metrics in Prometheus' terms. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
         "Requests that the model works on.",
     ),
 )
-"""A gauge of each model, None: it has none just now. A new one is a row here."""
+"""The gauges of each model. None means that the model has no such value now. A new gauge is a row
+here."""
 
 _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ...]] = (
     (
@@ -118,14 +119,15 @@ _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ..
         "Those of them that were right.",
     ),
 )
-"""A counter of each model. Those of the caches and of guesses begin anew with each worker."""
+"""The counters of each model. Those of the caches and of speculation begin anew with each
+worker."""
 
 _WANTED: Final = (ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is told of a model whether the supervisor answers or not."""
+    """What is known of a model even while the supervisor does not answer."""
 
     model_id: str
     state: ModelState
@@ -136,11 +138,11 @@ class _Model:
 def status_families(
     status: SystemStatus | None, views: Sequence[ModelView], waiting: Mapping[str, int]
 ) -> Iterable[Metric]:
-    """Yield the metrics of a status; None: the supervisor does not answer.
+    """Yield the metrics of a status. It is None if the supervisor does not answer.
 
-    ``views``: what this router knows of the models by itself, which is told while there is no
-    status. ``waiting``: requests that wait in this router, by model. The labels are configured
-    models, states and causes: as many as there are, and no more.
+    ``views`` are the models as this router knows them, which are shown while there is no status.
+    ``waiting`` are the requests that wait in this router, by model. The labels are configured
+    models, states and causes, so their number is bounded.
     """
     yield GaugeMetricFamily(
         "lmx_supervisor_up", "Whether the supervisor answers.", value=float(status is not None)
@@ -240,9 +242,9 @@ _TOKENS: Final = (
 
 
 def request_families(reading: Reading) -> Iterator[Metric]:
-    """Yield the metrics of requests. The labels are the models that there are and one for none
-    of them, kinds of ends, codes of errors, routes and classes of status: as many as there are,
-    and no more. A histogram begins with a model's first value."""
+    """Yield the metrics of requests. The labels are the existing models and one for none of them,
+    kinds of ends, codes of errors, routes and classes of status, so their number is bounded. A
+    histogram begins with a model's first value."""
     totals, models = reading.totals, reading.models
     yield CounterMetricFamily(
         "lmx_requests", "Requests for models that have ended.", value=totals.requests

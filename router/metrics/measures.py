@@ -1,4 +1,4 @@
-"""What is measured of each request: the histograms' names, buckets, and where a value is from."""
+"""What is measured of each request: the names, buckets and values of the histograms."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Measure:
     help_text: str
     bounds: Sequence[float]
     of: Callable[[Outcome, float], float | None]
-    """Gives the value of a request that has ended, from its outcome and from how long it took
-    in seconds; None where the request has no such value."""
+    """Returns the value of a request that has ended, from its outcome and its duration in seconds;
+    None if the request has no such value."""
 
 
 DURATION: Final = Measure(
@@ -104,4 +104,4 @@ MEASURES: Final = (
         lambda outcome, _: outcome.completion_tokens,
     ),
 )
-"""Each is added to once for a request, at its end."""
+"""Each gets one value from a request, at the request's end."""

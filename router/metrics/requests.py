@@ -1,8 +1,7 @@
-"""What requests have come to: counted since this router started, and by those before it.
+"""Counts the requests of this router, on top of what earlier routers have counted.
 
-Everything is taken from a request's outcome at its end: nothing here costs a token anything.
-
-Values counted in buckets, as Prometheus' histograms are, at a fraction of a client's cost.
+Everything is taken from a request's outcome at its end, so no token costs anything. The buckets are
+those of Prometheus' histograms, at a fraction of the cost of a client library.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
 
 
 class Histogram:
-    """Buckets with fixed upper bounds, each inclusive, and one for what is above them all.
+    """Buckets with fixed, inclusive upper bounds, and one for all values above them.
 
-    ``bounds`` are ascending and finite. Not for several threads: one adds, and others get a
-    :meth:`copy`.
+    ``bounds`` are ascending and finite. It is not made for several threads: one thread adds, and
+    others get a :meth:`copy`.
     """
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -52,7 +51,7 @@ class Histogram:
         return self._sum
 
     def add(self, values: Iterable[float]) -> None:
-        """Add values, of which none is NaN."""
+        """Add values; none of them may be NaN."""
         bounds, counts = self._bounds, self._counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -60,31 +59,31 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the upper bounds as Prometheus writes them, each with the number of values that
-        are not above it; the last is ``+Inf``."""
+        are not above it. The last is ``+Inf``."""
         return list(zip(_names(tuple(self._bounds)), accumulate(self._counts), strict=True))
 
     def counts(self) -> dict[str, float]:
-        """Return how many values are in each bucket that has some, by its upper bound."""
+        """Return how many values are in each bucket that is not empty, by its upper bound."""
         named = zip(_names(tuple(self._bounds)), self._counts, strict=True)
         return {name: float(count) for name, count in named if count}
 
     def begin_with(self, counts: Mapping[str, float], total: float) -> None:
-        """Add what another one with these bounds had; buckets that this one lacks count with its
-        last."""
+        """Add the values of another histogram with these bounds. Values in buckets that this one
+        lacks are counted in its last bucket."""
         at = {name: index for index, name in enumerate(_names(tuple(self._bounds)))}
         for name, count in counts.items():
             self._counts[at.get(name, -1)] += int(count)
         self._sum += total
 
     def plus(self, other: Histogram) -> Histogram:
-        """Return both together; they have the same bounds."""
+        """Return both together. They must have the same bounds."""
         joined = Histogram(self._bounds)
         joined._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
         joined._sum = self._sum + other._sum
         return joined
 
     def copy(self) -> Histogram:
-        """Return what it is now, for another thread."""
+        """Return a copy for another thread."""
         copied = Histogram(self._bounds)
         copied._counts, copied._sum = self._counts.copy(), self._sum
         return copied
@@ -96,8 +95,8 @@ def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
 
 
 NONE: Final = "_none"
-"""The model of requests that named none that there is, and the route of those to a path or with
-a method that there is not. No model can have this id."""
+"""The model of requests that named no existing model, and the route of requests to a path or with a
+method that does not exist. No model can have this id."""
 
 ABORTED: Final = "abort"
 """vLLM's reason for a request whose client has left."""
@@ -105,7 +104,7 @@ ABORTED: Final = "abort"
 REASONS: Final = (*(reason.value for reason in FinishReason), ABORTED)
 _CODES: Final = frozenset(code.value for code in ErrorCode)
 _BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.STOP)
-"""Of a request whose answers ended for several reasons, the first of these counts."""
+"""If the answers of one request ended for several reasons, the first of these counts."""
 
 _HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
 _TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -113,7 +112,7 @@ _TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 @dataclass(slots=True)
 class Totals:
-    """Requests of all models, also of those that are gone, and of none."""
+    """The requests of all models, including models that are gone, and requests to none."""
 
     requests: int = 0
     errors: int = 0
@@ -130,16 +129,19 @@ class Totals:
 
 @dataclass(slots=True)
 class ModelTally:
-    """Requests of one model. Each is in ``reasons`` or in ``errors`` (by code), never in both."""
+    """The requests of one model."""
 
     reasons: Counter[str] = field(default_factory=Counter)
+    """Requests that ended well, by the reason of their end."""
     errors: Counter[str] = field(default_factory=Counter)
+    """All other requests, by the code of their error."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens_per_s: float | None = None
+    """The speed of the last answer, without its prompt."""
     used_at_s: float | None = None
-    """When the last one ended, by the time of day."""
+    """When the last request ended, in Unix time."""
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
     )
@@ -150,7 +152,7 @@ class ModelTally:
         return self.reasons.total() + self.errors.total()
 
     def plus(self, other: ModelTally) -> ModelTally:
-        """Return both together; the last request is the later one's."""
+        """Return both together; the last request is the later of the two."""
         last = max((self, other), key=lambda one: one.used_at_s or 0.0)
         return ModelTally(
             self.reasons + other.reasons,
@@ -169,22 +171,24 @@ class ModelTally:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was counted until now, for whoever shows it; nothing changes it any more. ``http``:
-    all requests but polls, by method, route and class of status. ``limited``: those that were
-    refused by a limit, by whose it was ("key" or "total") and which."""
+    """What was counted until now, as a copy that does not change."""
 
     totals: Totals
     models: Mapping[str, ModelTally]
     http: Mapping[tuple[str, str, str], int]
+    """All requests except polls, by method, route and class of status."""
     limited: Mapping[tuple[str, str], int]
+    """The requests that a rate limit refused, by whose limit it was ("key" or "total") and its
+    kind."""
 
 
 class RequestMetrics:
     """Counts requests that have ended, on top of what :meth:`begin_with` was given last. Used from
-    one event loop only. ``changes`` grows with all that is counted.
+    one event loop only.
 
-    ``model_ids`` returns the models that there are, None while that is not known: what was
-    counted for others is forgotten, so that models that come and go leave nothing behind.
+    ``changes`` grows with everything that is counted. ``model_ids`` returns the models that exist,
+    None while they are not known: counts of other models are dropped, so that models that come and
+    go leave nothing behind.
     """
 
     def __init__(self, model_ids: Callable[[], Collection[str] | None]) -> None:
@@ -199,8 +203,8 @@ class RequestMetrics:
     def request_ended(
         self, outcome: Outcome, endpoint: Endpoint | None, status: int, duration_s: float
     ) -> None:
-        """Take a request's end, ``duration_s`` after its beginning; ``endpoint`` None: it was for
-        no route. Polls don't count."""
+        """Count a request that took ``duration_s``. ``endpoint`` is None if it was for no route.
+        Polls are not counted."""
         if endpoint is not None and endpoint.quiet:
             return
         self.changes += 1
@@ -212,13 +216,13 @@ class RequestMetrics:
                 self._count(outcome, status, duration_s)
 
     def rate_limited(self, scope: str, limit: str) -> None:
-        """Take that a limit has refused a request."""
+        """Count a request that a limit has refused."""
         self.changes += 1
         self._limited[scope, limit] += 1
 
     def job_ended(self, outcome: Outcome, counted_prompt_tokens: int) -> None:
-        """Take the tokens of a job that went on after its request was answered with a time-out;
-        of the prompt those that were not counted then. The request itself was counted."""
+        """Count the tokens of a job that went on after its request was answered with a time-out; of
+        the prompt only those tokens that were not counted then. The request itself was counted."""
         self.changes += 1
         totals, tally = self._totals, self._tally(outcome.model or NONE)
         prompt_tokens = (outcome.prompt_tokens or 0) - counted_prompt_tokens
@@ -229,25 +233,25 @@ class RequestMetrics:
         tally.completion_tokens += outcome.completion_tokens or 0
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
-        """Return how fast the model's last whole answer came, its prompt's time left out; None
-        before the first one."""
+        """Return the speed of the model's last whole answer, without its prompt; None before the
+        first one."""
         return self._known(model_id).tokens_per_s
 
     def used(self, model_id: str) -> tuple[int, float | None]:
-        """Return how many requests for a model have ended, and when the last one did, by the time
-        of day."""
+        """Return how many requests for a model have ended, and when the last one did, in Unix
+        time."""
         tally = self._known(model_id)
         return tally.requests, tally.used_at_s
 
     def requests_of(self, model: ModelStatus) -> int:
-        """Return how many requests a model has had. Its worker tells with its beats, a second late,
-        those since it was loaded; the router knows at once of those that have ended since lmx was
+        """Return how many requests a model has had. Its worker reports those since it was loaded
+        with its beats, a second late; the router knows at once those that have ended since lmx was
         started."""
         counted, _ = self.used(model.model)
         return max(counted, model.figures.requests_total)
 
     def read(self) -> Reading:
-        """Return all that was counted, with every model that there is."""
+        """Return all counts, with every model that exists."""
         self._forget_others()
         there = self._model_ids()
         if there is None:
@@ -263,11 +267,11 @@ class RequestMetrics:
         )
 
     def tallies(self) -> tuple[Tally, ...]:
-        """Return what this router has counted itself, to be kept when it ends."""
+        """Return what this router has counted itself, so that it is kept when the router ends."""
         return tallies_of(Reading(self._totals, self._models, self._http, self._limited))
 
     def begin_with(self, earlier: Iterable[Tally]) -> None:
-        """Take what other routers have counted until now, instead of what was given before."""
+        """Set what other routers have counted until now, in place of what was set before."""
         self._earlier = reading_of(earlier)
 
     def _known(self, model_id: str) -> ModelTally:
@@ -317,17 +321,17 @@ class RequestMetrics:
 
 
 def error_of(outcome: Outcome, status: int) -> str | None:
-    """Return the code of the error that a request ended with, None where it is none: a client
-    that leaves is none. What is refused has an error's status; what is lost after the headers
-    were out has its code in the outcome."""
+    """Return the code of the error that a request ended with; None if it had none. A client that
+    leaves is no error. A refused request has an error's status; a request that failed after its
+    headers were sent has the code in its outcome."""
     if outcome.error == CLIENT_LEFT or (outcome.error is None and status < 400):
         return None
     return outcome.error if outcome.error in _CODES else ErrorCode.INTERNAL.value
 
 
 def reason_of(outcome: Outcome) -> str:
-    """Return why the answer of a request without an error ended, one of ``REASONS``. Answers
-    that generate nothing just stop."""
+    """Return why the answer of a request without an error ended, one of ``REASONS``. Answers that
+    generate nothing have the reason "stop"."""
     if outcome.error == CLIENT_LEFT:
         return ABORTED
     ends = (outcome.finish_reason or "").split(",")
@@ -347,12 +351,12 @@ def _copied(tally: ModelTally) -> ModelTally:
     )
 
 
-# As it travels: each counter under a name, `kind:...`. Names that a later release no longer knows
+# On the wire each counter has a name, `kind:...`. Names that a later release no longer knows
 # are left out.
 
 
 def tallies_of(reading: Reading) -> tuple[Tally, ...]:
-    """Return all that was counted, as the supervisor keeps it."""
+    """Return all counts in the form in which the supervisor keeps them."""
     common = {name: float(value) for name, value in asdict(reading.totals).items() if value}
     common |= {f"http:{':'.join(key)}": float(count) for key, count in reading.http.items()}
     common |= {f"limited:{':'.join(key)}": float(count) for key, count in reading.limited.items()}
@@ -372,7 +376,7 @@ def _model_tally(name: str, tally: ModelTally) -> Tally:
 
 
 def reading_of(tallies: Iterable[Tally]) -> Reading:
-    """Return what :func:`tallies_of` was given, as far as this release knows it."""
+    """Return the counts of :func:`tallies_of`, as far as this release knows them."""
     totals, models = Totals(), dict[str, ModelTally]()
     known = {each.name for each in fields(Totals)}
     http: dict[tuple[str, str, str], int] = {}

@@ -1,6 +1,6 @@
-"""GET /docs and its files: a page to read and to try the API with, without any network.
+"""GET /docs and its files: a page for reading and trying the API without any network.
 
-The page of GET /docs: Swagger UI with this server's own description of its API. Pure.
+The page is Swagger UI with this server's own description of its API.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLICY: Final = "; ".join(
         "style-src 'self' 'unsafe-inline'",
     )
 )
-"""What the page may load and run: this server's own files, and no script that stands in it."""
+"""What the page may load and run: only this server's own files, and no inline script."""
 
 START_SCRIPT: Final = """\
 "use strict";
@@ -106,12 +106,13 @@ async def docs_page(request: web.Request) -> web.Response:
 
 
 async def docs_start(request: web.Request) -> web.Response:
-    """Return the script that starts Swagger UI: none may stand in the page."""
+    """Return the script that starts Swagger UI. It is a file because the page may hold no
+    script."""
     return web.Response(text=START_SCRIPT, content_type=_SCRIPT, headers=_FILE_HEADERS)
 
 
 async def docs_page_style(request: web.Request) -> web.Response:
-    """Return what the page looks like around Swagger UI."""
+    """Return the style of the page around Swagger UI."""
     return web.Response(text=PAGE_STYLE, content_type=_STYLE, headers=_FILE_HEADERS)
 
 
@@ -132,7 +133,7 @@ def _asset(name: str, content_type: str) -> web.FileResponse:
 
 @cache
 def _assets_folder() -> Path:
-    # The package is looked for and not imported: it would bring a second web framework along.
+    # The package is located and not imported: it would bring a second web framework along.
     spec = find_spec(_ASSETS_PACKAGE)
     assert spec is not None and spec.origin is not None, f"{_ASSETS_PACKAGE} is not installed"
     return Path(spec.origin).parent / "static"

@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/models/{id} and /v1/chat/models: what can be asked for, loaded or not."""
+"""GET /v1/models, /v1/models/{id} and /v1/chat/models: the models that exist, loaded or not."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """Return one model, by id, alias or source, or the one that a route stands for now. Ids
+    """Return one model, by id, alias or source; or the model that a route stands for now. Ids
     contain slashes."""
     directory = await request.app[SERVICES].supervisor.directory()
     return json_answer(model_object(candidates(directory, request.match_info["id"], None)[0]))
 
 
 async def list_chat_models(request: web.Request) -> web.Response:
-    """Return the models that chat, in the form of kiapi."""
+    """Return the chat models in the form of kiapi."""
     directory = await request.app[SERVICES].supervisor.directory()
     return json_array(
         chat_model_spec(directory, model)
@@ -42,7 +42,7 @@ async def list_chat_models(request: web.Request) -> web.Response:
 
 
 def model_object(model: ModelView) -> ModelObject:
-    """Return a model as OpenAI's clients take it."""
+    """Return a model in the form of OpenAI's clients."""
     return ModelObject(
         id=model.model_id,
         object="model",
@@ -58,8 +58,8 @@ def model_object(model: ModelView) -> ModelObject:
 
 
 def chat_model_spec(directory: Directory, model: ModelView) -> CapabilityModelSpec:
-    """Return a model as kiapi's clients take it. Its aliases have the routes that stand for it
-    now."""
+    """Return a model in the form of kiapi's clients. Its aliases include the routes that stand for
+    it now."""
     return CapabilityModelSpec(
         name=model.model_id,
         family=model.family or _family(model.model_id),
@@ -71,7 +71,7 @@ def chat_model_spec(directory: Directory, model: ModelView) -> CapabilityModelSp
 
 
 def _family(model_id: str) -> str:
-    """Return what most ids begin with, of a model whose files are not known yet."""
+    """Return the family as most ids begin with it, for a model whose files are not known yet."""
     return model_id.rpartition("/")[2].partition("-")[0].lower()
 
 

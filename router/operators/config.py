@@ -1,4 +1,4 @@
-"""POST /admin/config/reload: has the configuration read again."""
+"""POST /admin/config/reload: makes lmx read its configuration again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OPTA_NAMES: Final = {"logs": "logging"}
 
 
 async def reload_config(request: web.Request) -> web.Response:
-    """Say which sections changed, and what follows.
+    """Return which sections changed, and what follows from it.
 
-    A configuration that is not valid changes nothing, and is a 400 with all that is wrong.
-    Where the reload replaces this very router the answer still goes out: it is one of the
-    requests that the router ends before it goes.
+    A configuration that is not valid changes nothing; the answer is a 400 with all its faults. If
+    the reload replaces this very router, the answer is still sent: the router ends only after its
+    requests.
     """
     supervisor = request.app[SERVICES].supervisor
     reloaded = await ask(supervisor, ReloadConfig(), Reloaded, COMMAND_DEADLINE_S)

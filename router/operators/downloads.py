@@ -1,8 +1,6 @@
-"""The routes about downloads: begin, list, look at, cancel, and what is on this machine's disk.
+"""The routes about downloads: begin, list, show, follow and cancel them, and list what is on disk.
 
-A download's progress as a stream is :mod:`lmx.router.operators.downloads`'s.
-
-GET /admin/models/download/{download_id}/progress: server-sent events until it has ended.
+The progress of a download is a stream of server-sent events until the download has ended.
 """
 
 from __future__ import annotations
@@ -51,13 +49,13 @@ DOWNLOAD_ERRORS: Final = (
     ErrorCode.INSUFFICIENT_DISK,
     ErrorCode.QUEUE_FULL,
 )
-"""What a download can be refused with beside what every route can."""
+"""The errors with which a download can be refused, besides those of every route."""
 
 _START_DEADLINE_S: Final = 60.0
 """The hub is asked for the size first."""
 
 _SCAN_DEADLINE_S: Final = 60.0
-"""A cache of thousands of files, on a disk that was asleep."""
+"""The time for a cache of thousands of files, on a disk that was asleep."""
 
 _DEFAULT_REVISION: Final = "main"
 
@@ -74,10 +72,10 @@ _FIELDS: Final = {"source": "repo_id"}
 
 
 async def start_download(request: web.Request) -> web.Response:
-    """Begin a download, or return the one that runs for the same. It goes on by itself.
+    """Begin a download, or return the one that is already running for the same files.
 
-    One that fails at once is an error: 404 where the hub has no such repository, revision or
-    file, does not let lmx see it, or has nothing in it that lmx can load.
+    It goes on by itself. A download that fails at once is an error: 404 if the hub has no such
+    repository, revision or file, does not let lmx see it, or has nothing in it that lmx can load.
     """
     services = request.app[SERVICES]
     wanted = validated(DownloadRequest, await read_object(request, services.spec.body_limit_bytes))
@@ -91,7 +89,7 @@ async def start_download(request: web.Request) -> web.Response:
 
 
 async def list_downloads(request: web.Request) -> web.Response:
-    """Return the downloads that are known, the latest first."""
+    """Return all known downloads, the latest first."""
     supervisor = request.app[SERVICES].supervisor
     found = await ask(supervisor, GetDownloads(), Downloads, COMMAND_DEADLINE_S)
     answers = [download_answer(view) for view in found.downloads]
@@ -105,7 +103,7 @@ async def get_download(request: web.Request) -> web.Response:
 
 
 async def cancel_download(request: web.Request) -> web.Response:
-    """End a download. What has come stays, for when it is asked for again."""
+    """End a download. The part that has arrived stays, for the next request for it."""
     supervisor = request.app[SERVICES].supervisor
     question = CancelDownload(request.match_info["download_id"])
     view = await ask(supervisor, question, DownloadView, COMMAND_DEADLINE_S)
@@ -113,13 +111,14 @@ async def cancel_download(request: web.Request) -> web.Response:
 
 
 async def available_models(request: web.Request) -> web.Response:
-    """Return the models that are on this machine's disk, whole, served or not."""
+    """Return the models that are complete on this machine's disk, whether they are served or
+    not."""
     found = await ask(request.app[SERVICES].supervisor, GetAvailable(), Available, _SCAN_DEADLINE_S)
     return json_array(available_answer(model) for model in found.models)
 
 
 async def find_download(services: Services, download_id: str) -> DownloadView:
-    """Return a download as it is now. Raises NOT_FOUND where there is none."""
+    """Return the present state of a download. Raises NOT_FOUND if there is none."""
     found = await ask(services.supervisor, GetDownloads(download_id), Downloads, COMMAND_DEADLINE_S)
     return found.downloads[0]
 
@@ -144,7 +143,7 @@ def download_answer(view: DownloadView) -> DownloadAnswer:
 
 
 def percent_done(view: DownloadView) -> float | int:
-    """Return how much of a download has come: 100 when it is completed, and not before."""
+    """Return how much of a download has arrived: 100 only when it is completed."""
     if view.status is DownloadStatus.COMPLETED:
         return 100
     if not view.total_bytes:
@@ -153,12 +152,12 @@ def percent_done(view: DownloadView) -> float | int:
 
 
 def megabits(speed_bytes_per_s: float) -> float:
-    """Return a speed in Mbit/s: 10^6 bits, as network speeds are given."""
+    """Return a speed in Mbit/s (10^6 bits), the usual unit of network speeds."""
     return round(8 * speed_bytes_per_s / 1e6, 1)
 
 
 def fault(view: DownloadView) -> ErrorObject | None:
-    """Return why a download has no good end; None while it runs, and for a good one."""
+    """Return why a download did not end well; None while it runs, and if it ended well."""
     if view.error_code is None:
         return None
     return ErrorObject(**OPENAI.error_body(_failure(view), operator=True)["error"])
@@ -190,8 +189,9 @@ _RUNS: Final = frozenset({DownloadStatus.STARTING, DownloadStatus.DOWNLOADING})
 
 
 async def download_progress(request: web.Request) -> web.StreamResponse:
-    """Send an event at once, one whenever it has advanced, at most two a second, and the last
-    one at its end. Any number of clients may follow a download; none of them keeps it going."""
+    """Send an event at once, then one whenever the download has advanced (at most two per second),
+    and a last one at its end. Any number of clients may follow a download; it goes on without
+    them."""
     services, download_id = request.app[SERVICES], request.match_info["download_id"]
     view = await find_download(services, download_id)
     stream = EventStream(request, services.spec.stall_timeout_s)
@@ -200,7 +200,7 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
         await stream.send_each(_progress(services, view), services.spec.ping_interval_s)
     except LmxError as error:
         if error.code is ErrorCode.CLIENT_STALLED:
-            # It has been dropped: there is nobody to tell.
+            # The client has been dropped, so there is nobody to tell.
             return stream.response
         await stream.send(family_of(request).error_event(error))
     await stream.end()
@@ -209,7 +209,7 @@ async def download_progress(request: web.Request) -> web.StreamResponse:
 
 async def _progress(services: Services, view: DownloadView) -> AsyncIterator[bytes]:
     """Yield an event for each state of a download that differs from the one before, until it has
-    ended. Raises SHUTTING_DOWN when the router stops before that."""
+    ended. Raises SHUTTING_DOWN if the router stops before that."""
     told = b""
     while True:
         event = progress_event(view)

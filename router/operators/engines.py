@@ -46,7 +46,7 @@ _ADD_DEADLINE_S: Final = 30.0
 """The supervisor looks into the model's folder first."""
 
 _TOLD_S: Final = 1.0
-"""A snapshot follows the reply at once."""
+"""How long to wait for the snapshot that follows a reply at once."""
 
 _FIELDS: Final = {
     "model": "engine_id",
@@ -56,7 +56,7 @@ _FIELDS: Final = {
 }
 
 _DEFAULTS: Final = EngineRequest(engine_id="any", model_path="any")
-"""What models of the configuration are shown with, where nobody said otherwise."""
+"""The parameters of models from the configuration, for which nobody has set any."""
 
 _ON_ITS_WAY: Final = frozenset(
     {
@@ -76,7 +76,8 @@ _NO_FAILURE: Final = frozenset(
         ErrorCode.SHUTTING_DOWN,
     }
 )
-"""Of a load that may still end well: the engine stays, and the same request waits for it again."""
+"""Errors of a load that may still end well: the engine stays, and the same request waits for it
+again."""
 
 _log = structlog.get_logger()
 
@@ -88,9 +89,9 @@ async def list_engines(request: web.Request) -> web.Response:
 
 
 async def add_engine(request: web.Request) -> web.Response:
-    """Add a model and load it. One that is there with the same settings is loaded as it is.
+    """Add a model and load it. An engine that exists with the same settings is loaded as it is.
 
-    One that can't be loaded is removed again. Who leaves does not stop the load.
+    An engine that can't be loaded is removed again. A client that leaves does not stop the load.
     """
     services = request.app[SERVICES]
     wanted = validated(EngineRequest, await read_object(request, services.spec.body_limit_bytes))
@@ -123,7 +124,7 @@ async def add_engine(request: web.Request) -> web.Response:
 
 
 async def remove_engine(request: web.Request) -> web.Response:
-    """Unload an engine that was added, and forget it; its files stay."""
+    """Unload an engine that was added through this API, and forget it; its files stay."""
     services = request.app[SERVICES]
     with params_named(_FIELDS):
         model = await _find(request)
@@ -133,7 +134,7 @@ async def remove_engine(request: web.Request) -> web.Response:
 
 
 async def engine_status(request: web.Request) -> web.Response:
-    """Return one engine with what it takes and what it has done."""
+    """Return one engine with its memory and its performance."""
     services = request.app[SERVICES]
     with params_named(_FIELDS):
         model = await _find(request)
@@ -160,7 +161,7 @@ async def engine_status(request: web.Request) -> web.Response:
 
 
 def engine_state(model: ModelView) -> EngineState:
-    """Return Kolosal's word for where a model is."""
+    """Return Kolosal's word for the state of a model."""
     if model.state.loaded:
         return "loaded"
     return "loading" if model.state in _ON_ITS_WAY else "unloaded"
@@ -177,7 +178,7 @@ def _given(wanted: EngineRequest) -> EngineParameters:
 
 
 def _shown(status: ModelStatus, model: ModelView) -> EngineParameters:
-    """Return what an engine runs with; it may have been loaded with another context since."""
+    """Return the parameters of an engine; it may have been loaded with another context since."""
     given = status.parameters
     return EngineParameters(
         n_ctx=model.context_length,
@@ -194,9 +195,9 @@ async def _find(request: web.Request) -> ModelView:
 
 
 async def _taken_back(services: Services, engine_id: str, error: LmxError) -> LmxError:
-    """Remove what can't be loaded, and return the error to tell.
+    """Remove an engine that can't be loaded, and return the error to report.
 
-    A quarantine goes with the model that was in it, so that the failure itself is told.
+    The model's quarantine goes with it, so that the failure itself is reported.
     """
     told = error
     try:
@@ -209,7 +210,8 @@ async def _taken_back(services: Services, engine_id: str, error: LmxError) -> Lm
                 f"{(last.detail if last is not None else '') or error.message}",
             )
         await command(services.supervisor, RemoveModel(engine_id))
-        # Snapshots come by another way than replies: who lists the engines next sees none of it.
+        # Snapshots arrive on another socket than replies: the next list of engines must not show
+        # it.
         await services.supervisor.until(lambda now: now.model(engine_id) is None, _TOLD_S)
     except LmxError as failure:
         _log.warning("engine.not_taken_back", model=engine_id, error=failure.message)

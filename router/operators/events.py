@@ -1,4 +1,4 @@
-"""GET /admin/events: what the supervisor notes, as server-sent events."""
+"""GET /admin/events: the supervisor's events as server-sent events."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Filter = Callable[[Iterable[Happening]], Sequence[Happening]]
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """Send the last events that there are, then each that comes. An event's id is its epoch and
-    its number: with it in ``Last-Event-ID`` all that came since are sent, as far as they are
-    kept; after a restart of the supervisor, all of the new one's.
+    """Send the latest events, then each new one.
 
-    Ends when the client leaves, when the router stops, and with ``follow=false`` after the last
-    one. Raises MODEL_NOT_FOUND, SUPERVISOR_UNAVAILABLE.
+    An event's id is its epoch and its number. With it in ``Last-Event-ID`` all later events are
+    sent, as far as they are kept; after a restart of the supervisor, all events of the new one. The
+    stream ends when the client leaves, when the router stops, and with ``follow=false`` after the
+    last event. Raises MODEL_NOT_FOUND, SUPERVISOR_UNAVAILABLE.
     """
     services = request.app[SERVICES]
     query = validated(EventsQuery, dict(request.query))
@@ -44,7 +44,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
         found = _last(found, query.last) if since is None else missed(found, *since)
         stream = EventStream(request, services.spec.stall_timeout_s)
         await stream.open()
-        # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+        # A client that reads nothing any more has been dropped, so there is nobody to tell.
         with contextlib.suppress(GenerationError):
             batches = _batches(services, found, listener, wanted, follow=query.follow)
             await stream.send_each(batches, services.spec.ping_interval_s)
@@ -60,7 +60,7 @@ async def _batches(
     *,
     follow: bool,
 ) -> AsyncIterator[bytes]:
-    """Yield the events in ``found``, then those that come, until the router stops."""
+    """Yield the events in ``found``, then new ones, until the router stops."""
     wait_s = min(_LOOK_S, services.spec.ping_interval_s)
     while True:
         yield b"".join(map(_event, found))
@@ -70,13 +70,13 @@ async def _batches(
 
 
 def missed(found: Sequence[Happening], epoch: str, seq: int) -> Sequence[Happening]:
-    """Return those that came after an event: of another epoch all."""
+    """Return the events that came after a given one; all of them if it is of another epoch."""
     return [each for each in found if each.epoch != epoch or each.event.seq > seq]
 
 
 def _since(last_event_id: str | None) -> tuple[str, int] | None:
     epoch, _, seq = (last_event_id or "").rpartition("-")
-    # What is no id of ours is taken for none: a client sends what it last saw, elsewhere perhaps.
+    # An id in another form is ignored: a client sends the last id that it saw, perhaps elsewhere.
     return (
         (epoch, int(seq)) if epoch and seq.isascii() and seq.isdecimal() and len(seq) < 20 else None
     )

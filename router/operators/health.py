@@ -1,4 +1,4 @@
-"""GET /health, /v1/health, /status: whether a request has a chance right now, and why not."""
+"""GET /health, /v1/health, /status: whether a request can be served right now, and why not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lmx.router.supervisor.waiting_room import progress_text
 
 
 async def health(request: web.Request) -> web.Response:
-    """Return 200 when the supervisor lives and some model can serve, else 503 with a reason.
-    Degraded is what still answers for the loaded models, and can load no other."""
+    """Return 200 if the supervisor lives and some model can serve, else 503 with a reason. Degraded
+    means that the loaded models answer, and no other can be loaded."""
     services = request.app[SERVICES]
     directory = services.supervisor.latest
     reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
@@ -73,7 +73,7 @@ def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> 
 
 
 def no_loads(directory: Directory | None) -> str | None:
-    """Return why no model at all can be loaded just now, None if models can."""
+    """Return why no model at all can be loaded just now; None if models can be loaded."""
     return None if directory is None else directory.snapshot.no_loads
 
 
@@ -84,12 +84,12 @@ def _status(
         return "healthy" if no_loads(directory) is None else "degraded"
     if directory is None or directory.snapshot.stopping:
         return "unhealthy"
-    # Without a supervisor what is loaded answers on, as it does while nothing can be loaded.
+    # Without a supervisor the loaded models still answer, as they do while nothing can be loaded.
     return "degraded" if any(model.state.loaded for model in directory.models) else "unhealthy"
 
 
 def engine_summaries(directory: Directory | None) -> list[EngineSummary]:
-    """Return Kolosal's summary, one engine a model."""
+    """Return Kolosal's summary, with one engine for each model."""
     models = () if directory is None else directory.models
     return [
         EngineSummary(

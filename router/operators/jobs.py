@@ -1,6 +1,7 @@
-"""GET /v1/jobs, GET and DELETE /v1/jobs/{id}: every generation, under way and ended.
+"""The routes about jobs and about requests under way.
 
-GET /admin/requests and POST /admin/requests/{id}/cancel: what is under way, for operators.
+GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way and ended. GET
+/admin/requests and POST /admin/requests/{id}/cancel: all requests under way, for operators.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
 
 _ENDS_WITHIN_S: Final = 2.0
-"""After a cancellation. A client that reads slowly may hold it up; the reply does not wait."""
+"""How long a reply waits for the end of a cancelled request. A client that reads slowly may delay
+the end; the reply does not wait for it."""
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 async def list_jobs(request: web.Request) -> web.Response:
-    """List jobs without their results, the newest first, those of the caller's key alone."""
+    """List the jobs of the caller's key without their results, the newest first."""
     services = request.app[SERVICES]
     query = validated(JobsQuery, dict(request.query))
     after = query.after
@@ -64,7 +66,7 @@ async def list_jobs(request: web.Request) -> web.Response:
 
 
 async def get_job(request: web.Request) -> web.Response:
-    """Show one job with its result, or what there is of it."""
+    """Return one job with its result, or with what it has made until now."""
     services = request.app[SERVICES]
     row = await _row(request)
     return json_value(_job(services, row) | {"result": _raw(row.result)})
@@ -88,13 +90,14 @@ async def delete_job(request: web.Request) -> web.Response:
             "its last request. It can't be cancelled from here: wait for its end, or close its "
             "connection.",
         )
-    # It has ended by now: cancelled, or by itself just before.
+    # The job has ended by now: it was cancelled, or it ended just before.
     row = await _row(request)
     return json_value(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
 
 
 async def _row(request: web.Request) -> JobRow:
-    """Return the record that a request names. Raises NOT_FOUND, also for another key's."""
+    """Return the record that a request names. Raises NOT_FOUND, also for a record of another
+    key."""
     job_id = request.match_info["id"]
     row = None
     if _JOB_ID.fullmatch(job_id):
@@ -128,7 +131,7 @@ def _model_id(services: Services, name: str | None) -> str | None:
 
 
 def _job(services: Services, row: JobRow) -> dict[str, Any]:
-    """Return a job as clients see it: where it is under way here, as it is right now."""
+    """Return a job as clients see it. If it is under way here, this is its present state."""
     state, position, tokens = row.state, row.queue_position, row.tokens
     live = services.live.get(row.id) if row.ended_s is None else None
     if live is not None:
@@ -172,7 +175,7 @@ async def list_requests(request: web.Request) -> web.Response:
 
 
 async def cancel_request(request: web.Request) -> web.Response:
-    """Cancel a request by its id, which is its job's too, or all that have a request id."""
+    """Cancel a request by its id, which is also its job's id; or all that have a request id."""
     name = request.match_info["id"]
     found = request.app[SERVICES].live.named(name)
     if not found:

@@ -1,9 +1,8 @@
-"""Lines of a log file from its end, and then what is added, over rotations: a full file is copied
-to an older one and emptied. Blocks: for threads.
+"""GET /admin/logs/{model}: a log's last lines as server-sent events, and then each new line.
 
-A reader keeps no file open, so that one that is given up leaves nothing behind.
-
-GET /admin/logs/{model}: a log's last lines as server-sent events, and then what is added.
+Lines are followed over rotations: a full file is copied to an older one and emptied. No file stays
+open between two reads, so that a reader that is given up leaves nothing behind. The functions that
+read files block, and run in threads.
 """
 
 from __future__ import annotations
@@ -29,29 +28,30 @@ from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.queries import known_model
 
 CHUNK_BYTES: Final = 256 * 1024
-"""Read at a time; a longer line is cut into pieces of this size."""
+"""How much is read at a time. A longer line is cut into pieces of this size."""
 
 _TAIL_BYTES: Final = 8 * 1024 * 1024
 """How far back the last lines are looked for in one file."""
 
 _ROTATIONS: Final = 16
-"""Files that are looked through for the one that was read before."""
+"""How many files are searched for the one that was read before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a log was read: of the file with this inode so many bytes, which end at a line's
-    end. ``inode`` None: there was no file."""
+    """How far a log was read."""
 
     inode: int | None
+    """The file that was read; None if there was no file."""
     offset_bytes: int
+    """How many of its bytes were read. They end at the end of a line."""
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], Place]:
     """Return the last whole lines of a log, at most ``count``, oldest first, and where they end.
 
-    Those that are missing are taken from the file that was rotated last. A line that is being
-    written comes with :func:`more_lines`.
+    Lines that the file lacks are taken from the file that was rotated last. A line that is still
+    being written comes later, with :func:`more_lines`.
     """
     try:
         with path.open("rb") as file:
@@ -70,8 +70,8 @@ def last_lines(path: Path, count: int) -> tuple[list[str], Place]:
 
 
 def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
-    """Return whole lines that were added after ``place``, as many as are read at a time, and
-    where they end. No lines: there are none yet, or they are in the next file."""
+    """Return whole lines that were added after ``place``, at most one chunk, and where they end. If
+    there are no lines, there are none yet, or they are in the next file."""
     current: int | None = None
     newer: int | None = None
     for number in range(_ROTATIONS):
@@ -96,8 +96,8 @@ def more_lines(path: Path, place: Place) -> tuple[list[str], Place]:
 
 
 def _moved(path: Path, place: Place) -> Place | None:
-    """Where the lines after ``place`` are, when the file was copied to its first older one and
-    emptied; None: it was emptied by somebody else."""
+    """Return where the lines after ``place`` are now, if the file was copied to its first older one
+    and emptied; None if somebody else emptied it."""
     try:
         info = rotated(path, 1).stat()
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _moved(path: Path, place: Place) -> Place | None:
 
 
 def _after(file: BinaryIO, place: Place) -> tuple[list[str], Place]:
-    # Shorter than it was: somebody emptied it.
+    # It is shorter than before: somebody emptied it.
     size = file.seek(0, os.SEEK_END)
     begin = place.offset_bytes if size >= place.offset_bytes else 0
     file.seek(begin)
@@ -149,11 +149,11 @@ _LINES_AT_ONCE: Final = 100
 
 
 async def stream_log(request: web.Request) -> web.StreamResponse:
-    """Send the lines of a model's worker log, by the model's id or alias; those of the router's
-    or the supervisor's by these names, unless a model is called so.
+    """Send the lines of a log. The name is the id or alias of a model, for its worker's log; or it
+    is ``router`` or ``supervisor``, unless a model has that name.
 
-    A model that has never run has no lines yet. Ends when the client leaves, when the router
-    stops, and with ``follow=false`` after the last line. Raises MODEL_NOT_FOUND.
+    A model that has never run has no lines yet. The stream ends when the client leaves, when the
+    router stops, and with ``follow=false`` after the last line. Raises MODEL_NOT_FOUND.
     """
     services = request.app[SERVICES]
     query = validated(LogsQuery, dict(request.query))
@@ -165,7 +165,7 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
     lines, place = await asyncio.to_thread(last_lines, path, query.lines)
     stream = EventStream(request, services.spec.stall_timeout_s)
     await stream.open()
-    # A reader that takes nothing any more has been dropped, and there is nobody to tell.
+    # A client that reads nothing any more has been dropped, so there is nobody to tell.
     with contextlib.suppress(GenerationError):
         batches = _batches(services, path, lines, place, follow=query.follow)
         await stream.send_each(batches, services.spec.ping_interval_s)
@@ -176,8 +176,7 @@ async def stream_log(request: web.Request) -> web.StreamResponse:
 async def _batches(
     services: Services, path: Path, lines: Sequence[str], place: Place, *, follow: bool
 ) -> AsyncIterator[bytes]:
-    """Yield ``lines``, which end at ``place``, and then those that are added, until the router
-    stops."""
+    """Yield ``lines``, which end at ``place``, and then new lines, until the router stops."""
     while True:
         for begin in range(0, len(lines), _LINES_AT_ONCE):
             yield _events(lines[begin : begin + _LINES_AT_ONCE])
@@ -190,7 +189,7 @@ async def _batches(
 
 
 def log_path(directory: Directory, folder: Path, name: str) -> Path:
-    """Return the log file of a name, which itself never becomes part of a path."""
+    """Return the log file of a name. The name itself never becomes part of a path."""
     if known_model(directory, name) is None and name in _PROCESSES:
         return process_log(folder, name)
     return worker_log(folder, directory.resolve(name).model_id)

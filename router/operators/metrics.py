@@ -1,8 +1,7 @@
-"""GET /metrics, /admin/metrics and /admin/metrics/json: figures for Prometheus and for
-dashboards.
+"""GET /metrics, /admin/metrics and /admin/metrics/json: figures for Prometheus and for dashboards.
 
-None of them wakes a model or waits for a worker: they show what the supervisor and this router
-know already.
+None of them wakes a model or waits for a worker: they show what the supervisor and this router know
+already.
 """
 
 from __future__ import annotations
@@ -25,24 +24,25 @@ from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.queries import ask
 
 _DEADLINE_S: Final = 0.7
-"""A scrape must end soon also while the supervisor hangs and does not yet count as gone."""
+"""A scrape must end soon, even while the supervisor hangs and does not count as gone yet."""
 
 
 _Reply = TypeVar("_Reply")
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Serve without a key where only this machine can ask; elsewhere as ``/admin/metrics``."""
+    """Return the metrics without a key if only this machine can ask; otherwise as
+    ``/admin/metrics``."""
     return await _metrics(request.app[SERVICES])
 
 
 async def admin_metrics(request: web.Request) -> web.Response:
-    """Serve to operators."""
+    """Return the metrics for operators."""
     return await _metrics(request.app[SERVICES])
 
 
 async def admin_metrics_json(request: web.Request) -> web.Response:
-    """Return the sums of what is counted since lmx started, and those of each model."""
+    """Return the sums of all that was counted since lmx started, in total and for each model."""
     services = request.app[SERVICES]
     await services.counts.settled()
     reading = services.metrics.read()

@@ -1,6 +1,6 @@
 """POST /admin/models/load and /unload, DELETE /admin/models/{id}.
 
-Has a model loaded or unloaded for an operator, and waits until it is so.
+Each has a model loaded, unloaded or deleted, and answers once that is done.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ LOAD_ERRORS: Final = (
     ErrorCode.DOWNLOAD_FAILED,
     ErrorCode.CONVERSION_FAILED,
 )
-"""What a load can fail with beside what every route can."""
+"""The errors with which a load can fail, besides those of every route."""
 
 _POLL_S: Final = 0.25
 
 
 async def loaded(request: web.Request, name: str, context_length: int | None = None) -> ModelView:
-    """Return the model that ``request`` has loaded, once it is READY; ``context_length`` None:
-    with the one it has, or is configured with.
+    """Return the model that ``request`` has loaded, once it is READY. ``context_length`` None means
+    the context that it has, or that is configured.
 
-    Waits as long as a request for it would (``load_wait_s``). Whoever stops waiting doesn't stop
-    the load. Raises what the supervisor denies it with, ``param`` in its words, and what
-    :meth:`WaitingRoom.acquire` raises.
+    Waits as long as a request for it would (``load_wait_s``). A client that stops waiting does not
+    stop the load. Raises the error of the supervisor's refusal, with ``param`` in its own field
+    names, and the errors of :meth:`WaitingRoom.acquire`.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     supervisor = services.supervisor
     model = known_model(await supervisor.directory(), name)
-    # A name that is not known may be a repository on this machine, which is added by this.
+    # A name that is not known may be a repository on this machine; the load adds it as a model.
     asked = name if model is None else model.model_id
     await command(supervisor, LoadModel(asked, context_length))
     if not await supervisor.until(
@@ -87,10 +87,10 @@ async def loaded(request: web.Request, name: str, context_length: int | None = N
 
 
 async def unloaded(services: Services, model: ModelView) -> None:
-    """Unload a model and return once its worker is gone; its next request loads it again.
+    """Unload a model and return once its worker is gone. The model's next request loads it again.
 
-    Raises :class:`RequestError` (MODEL_NOT_LOADED) where nothing is loaded or on its way, and
-    DEADLINE_EXCEEDED when its requests take longer to end than ``load_wait_s``.
+    Raises :class:`RequestError` (MODEL_NOT_LOADED) if it is neither loaded nor being loaded, and
+    DEADLINE_EXCEEDED if its requests take longer to end than ``load_wait_s``.
     """
     if model.slot in DOWN:
         raise RequestError(
@@ -103,8 +103,8 @@ async def unloaded(services: Services, model: ModelView) -> None:
 
 
 def _freed_bytes(memory: ReturnedMemory | None, held_bytes: int) -> int:
-    """Return what came back of a worker; what it held where nothing was measured, because it went
-    at once or the measurement is not there in time."""
+    """Return what came back of a worker's memory. If nothing was measured, because the worker ended
+    at once or the measurement came too late, return what it held."""
     if memory is None or not (memory.returned_bytes or memory.missing_bytes):
         return held_bytes
     return memory.returned_bytes
@@ -128,7 +128,7 @@ async def gone(services: Services, model: ModelView) -> None:
 
 
 async def _ended(services: Services, model: ModelView) -> None:
-    """A removed model is in no snapshot any more, while its requests come to their end."""
+    """Wait until a removed model's requests have ended. It is in no snapshot any more meanwhile."""
     while True:
         now = (await live_status(services.supervisor)).model(model.model_id)
         if now is None or now.instance != model.instance:
@@ -152,7 +152,8 @@ def _model(services: Services, name: str) -> ModelView:
 
 
 _DELETE_DEADLINE_S: Final = 300.0
-"""For a model that is unloaded first, after its requests, and hundreds of gigabytes of files."""
+"""The time for a model whose requests must end before it is unloaded, and whose files may be
+hundreds of gigabytes."""
 
 _LOAD_FIELDS: Final = {
     "model": "model_id",
@@ -163,7 +164,7 @@ _MODEL_FIELD: Final = {"model": "model_id"}
 
 
 async def load_model(request: web.Request) -> web.Response:
-    """Load a model, and answer once it is ready. Who leaves does not stop the load."""
+    """Load a model, and answer once it is ready. A client that leaves does not stop the load."""
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
     wanted = validated(LoadRequest, body)
@@ -207,7 +208,7 @@ async def unload_model(request: web.Request) -> web.Response:
 
 
 async def delete_model(request: web.Request) -> web.Response:
-    """Delete a model's files. One that is loaded is a 409 unless ``force`` is true."""
+    """Delete a model's files. A model that is loaded is a 409 unless ``force`` is true."""
     services = request.app[SERVICES]
     query = validated(DeleteQuery, dict(request.query))
     name = request.match_info["id"]

@@ -1,7 +1,7 @@
-"""GET /admin/status, /admin/models, /admin/memory and /admin/health: how lmx is.
+"""GET /admin/status, /admin/models, /admin/memory and /admin/health: the state of lmx.
 
-All but the health show live figures of the supervisor, and are a 503 while there is none. None
-of them wakes a model.
+All except the health show live figures of the supervisor, and are a 503 while it does not answer.
+None of them wakes a model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lmx.router.supervisor.queries import live_status
 
 
 async def admin_status(request: web.Request) -> web.Response:
-    """Return the whole of it in brief."""
+    """Return a summary of everything."""
     services = request.app[SERVICES]
     status = await live_status(services.supervisor)
     loaded = [model.model for model in status.workers if model.state.loaded]
@@ -65,7 +65,7 @@ async def admin_models(request: web.Request) -> web.Response:
 
 
 async def admin_memory(request: web.Request) -> web.Response:
-    """Return the machine's memory, and what each model has of it."""
+    """Return the machine's memory, and how much of it each model has."""
     status = await live_status(request.app[SERVICES].supervisor)
     memory = machine_memory(status.supervisor)
     return json_answer(
@@ -82,9 +82,9 @@ async def admin_memory(request: web.Request) -> web.Response:
 
 
 async def admin_health(request: web.Request) -> web.Response:
-    """Return 200 while requests can be served, else 503 with a reason, for whoever asks.
+    """Return 200 while requests can be served, else 503 with a reason. Anybody may ask.
 
-    Memory that runs short is a reason too, with 200: what is loaded still serves.
+    Low memory is a reason too, with 200: the loaded models still serve.
     """
     services = request.app[SERVICES]
     supervisor = services.supervisor
@@ -120,7 +120,7 @@ async def _shortage(supervisor: SupervisorLink) -> str | None:
 
 
 def machine_memory(supervisor: SupervisorStatus) -> MachineMemory:
-    """Return the machine's memory as a status has it."""
+    """Return the machine's memory from the supervisor's status."""
     total, used = supervisor.machine_memory_bytes, supervisor.machine_used_bytes
     return MachineMemory(
         total_gb=to_gb(total),

@@ -28,14 +28,14 @@ from lmx.router.supervisor.queries import (
 
 
 async def list_workers(request: web.Request) -> web.Response:
-    """Return every model with its process, as the supervisor last heard of it."""
+    """Return every model with its process, as the supervisor last knew it."""
     found = await live_status(request.app[SERVICES].supervisor)
     return json_answer(WorkersAnswer(workers=[_line(model) for model in found.workers]))
 
 
 async def kill_worker(request: web.Request) -> web.Response:
-    """End a model's worker this instant; its requests get an error, and the supervisor starts it
-    again where it is wanted. Raises MODEL_NOT_FOUND, MODEL_NOT_LOADED."""
+    """End a model's worker at once. Its requests get an error, and the supervisor starts it again
+    if it is wanted. Raises MODEL_NOT_FOUND, MODEL_NOT_LOADED."""
     supervisor = request.app[SERVICES].supervisor
     model_id = model_of(await supervisor.directory(), request.match_info["id"])
     with params_named({"model": "id"}):
@@ -49,8 +49,8 @@ async def kill_worker(request: web.Request) -> web.Response:
 
 
 def model_of(directory: Directory, name: str) -> str:
-    """Return the model that is meant by its id, alias or source, or by its worker's instance or
-    pid. Raises :class:`RequestError` (MODEL_NOT_FOUND)."""
+    """Return the model that a name means: its id, alias or source, or its worker's instance or pid.
+    Raises :class:`RequestError` (MODEL_NOT_FOUND)."""
     if (named := known_model(directory, name)) is not None:
         return named.model_id
     for model in directory.models:
@@ -65,7 +65,7 @@ def model_of(directory: Directory, name: str) -> str:
 
 
 def memory_returned(memory: ReturnedMemory) -> MemoryReturned:
-    """Return what came back of a worker's memory as answers have it."""
+    """Return what came back of a worker's memory, in the form of the answers."""
     return MemoryReturned(
         returned_bytes=memory.returned_bytes,
         missing_bytes=memory.missing_bytes,

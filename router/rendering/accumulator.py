@@ -1,4 +1,4 @@
-"""The parts of a request's answers, collected until they are whole. Pure."""
+"""Collects the parts of a request's answers until they are whole. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from lmx.protocol.states import DeltaKind
 _CONTENT: Final = DeltaKind.CONTENT
 
 _FOLD_DELTAS: Final = 512
-"""A delta takes three times the memory of its text."""
+"""After this many deltas they are joined: a delta takes three times the memory of its text."""
 
 
 @dataclass(slots=True)
 class GatheredCall:
-    """A tool call; ``arguments`` are the fragments of its JSON."""
+    """A tool call."""
 
     call_id: str | None = None
     name: str | None = None
     arguments: list[str] = field(default_factory=list)
+    """The fragments of its JSON."""
 
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """One choice. ``calls`` are in the order of their beginnings."""
+    """One choice."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, GatheredCall] = field(default_factory=dict)
+    """In the order of their beginnings."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
@@ -53,8 +55,9 @@ class AccumulatedChoice:
 class Accumulator:
     """All answers of one request, as they come.
 
-    On the hot path of every stream: taking is an append to a list, and what deltas mean is looked
-    at when there are many, or when somebody asks. ``logprobs``: whether to keep those that come.
+    It is on the hot path of every stream: taking is an append to a list. What the deltas mean is
+    looked at only when there are many, or when somebody asks. ``logprobs`` says whether logprobs
+    are kept.
     """
 
     __slots__ = ("_choices", "_deltas", "_logprobs", "_tokens")
@@ -73,18 +76,18 @@ class Accumulator:
 
     @property
     def tokens(self) -> int:
-        """How many tokens have come, of all answers."""
+        """How many tokens have come, for all answers."""
         self._fold()
         return self._tokens
 
     @property
     def choices(self) -> list[AccumulatedChoice]:
-        """What there is of each answer."""
+        """Return what each answer has until now."""
         self._fold()
         return self._choices
 
     def _fold(self) -> None:
-        # Nearly all is plain text of an answer: looked at here, it takes half the time.
+        # Nearly every delta is plain text of an answer: handling it here takes half the time.
         choices, logprobs, tokens = self._choices, self._logprobs, 0
         for delta in self._deltas:
             tokens += delta.tokens

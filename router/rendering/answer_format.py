@@ -1,7 +1,8 @@
-"""What an API must say of its answers: how they look whole, and as the events of a stream. Pure.
+"""What each API defines for its answers: how they look whole, and as the events of a stream. Pure.
 
-This is the seam for a further API family. One file of this room has its :class:`AnswerFormat` and
-its :class:`EventWriter`; its errors and pings are a :class:`lmx.router.http.api_family.ApiFamily`.
+This is the seam for a further API family. The family has one file in this room with its
+:class:`AnswerFormat` and its :class:`EventWriter`; its errors and pings are a
+:class:`lmx.router.http.api_family.ApiFamily`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from lmx.router.rendering.envelope import Identity, RouterTimings
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What is known of an answer when its worker has accepted it."""
+    """What is known of an answer when its worker has accepted the request."""
 
     prompt_tokens: int = 0
     warnings: Sequence[str] = ()
-    """What is done otherwise than it was asked for."""
+    """What is done otherwise than the request asked for."""
     prompt_ids: Sequence[Sequence[int]] = ()
-    """The tokens of each prompt, where they were asked for."""
+    """The tokens of each prompt, if the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +36,29 @@ class Ending:
 
 
 class EventWriter(Protocol):
-    """Writes one answer as the events of one stream, each method some whole events or none.
+    """Writes one answer as the events of one stream. Each method returns some whole events or none.
 
-    The calls come in this order: ``first`` once, ``deltas`` and ``ends`` as often as there are
-    some, ``last`` once. An error may end the stream after each of them: what is written then is
-    the family's. The caller sends what it gets and looks into nothing of it.
+    The calls come in this order: ``first`` once; ``deltas`` and ``ends`` as often as there are
+    some; ``last`` once. An error may end the stream after each of them; the API family writes it.
+    The caller sends the events without looking into them.
     """
 
     def first(self) -> bytes:
-        """Return what a stream, and each of its choices, begins with."""
+        """Return the events with which a stream, and each of its choices, begins."""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the pieces of text, of reasoning and of tool calls that have come. The hot
-        path: this is called for every token."""
+        """Return the events for new pieces of text, of reasoning and of tool calls. This is the hot
+        path: it is called for every token."""
 
     def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
-        """Return the ends of choices, with their reasons."""
+        """Return the events for the ends of choices, with their reasons."""
 
     def last(self, ending: Ending) -> bytes:
-        """Return the usage, and whatever ends a stream."""
+        """Return the usage, and whatever else ends a stream."""
 
 
 class AnswerFormat(Protocol):
-    """How the answer to one request looks. Made of the request, and good for this one alone."""
+    """The form of the answer to one request. It is made for this request and used for no other."""
 
     @property
     def choices(self) -> int:
@@ -68,7 +69,7 @@ class AnswerFormat(Protocol):
         """Whether :meth:`whole` shows logprobs."""
 
     def writer(self, identity: Identity, beginning: Beginning) -> EventWriter:
-        """Return the writer of its stream."""
+        """Return the writer of the answer's stream."""
 
     def whole(
         self,
@@ -78,6 +79,9 @@ class AnswerFormat(Protocol):
         ends: Mapping[int, ChoiceEnded],
         ending: Ending | None,
     ) -> dict[str, Any]:
-        """Return the whole answer, as JSON; or, without an ``ending``, what there is of it.
-        Choices that are not in ``ends`` have not come to their end. Also of an answer that
-        streams: its record has it whole."""
+        """Return the whole answer, as JSON; or, without an ``ending``, the part that exists until
+        now.
+
+        Choices that are not in ``ends`` have not ended. It is called for streams too, because their
+        record has the whole answer.
+        """

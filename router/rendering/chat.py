@@ -1,4 +1,4 @@
-"""What a choice of a chat completion looks like, in chunks and whole. Pure."""
+"""The form of a choice of a chat completion, in chunks and whole. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _call(call: GatheredCall) -> dict[str, Any]:
 
 
 def _call_fragment(delta: Delta) -> dict[str, Any]:
-    # As OpenAI has it: id, type and name with a call's beginning alone. Clients that join
+    # As at OpenAI, id, type and name come only with a call's beginning. Clients that join
     # fragments by adding strings would double them.
     call = delta.call
     assert call is not None

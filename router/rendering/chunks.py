@@ -26,7 +26,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 class ChoiceShape(Protocol):
-    """How one kind of completion shows a choice. Its objects are for one answer."""
+    """The form of a choice in one kind of completion. One object serves one answer."""
 
     @property
     def chunk_object(self) -> str:
@@ -42,10 +42,10 @@ class ChoiceShape(Protocol):
 
     @property
     def prompts_in_choices(self) -> bool:
-        """Whether the tokens of a prompt are told in its choices."""
+        """Whether the choices show the tokens of their prompt."""
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """Return what a choice begins with, if with anything."""
+        """Return the beginning of a choice; None if it has none."""
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return a choice with an empty text."""
@@ -63,8 +63,8 @@ class ChoiceShape(Protocol):
 def with_prompt_ids(
     answer: dict[str, Any], prompt_ids: Sequence[Sequence[int]], shape: ChoiceShape, form: Form
 ) -> dict[str, Any]:
-    """Return an answer, or a chunk, with the tokens of its prompts where vLLM has them: at the
-    top of a conversation's, in the choices of texts', which may have several."""
+    """Return an answer, or a chunk, with the tokens of its prompts in vLLM's places: at the top of
+    a chat completion, and in the choices of a text completion, which may have several prompts."""
     if not shape.prompts_in_choices:
         return {**answer, "prompt_token_ids": prompt_ids[0]}
     answers_each = form.choices // len(prompt_ids)
@@ -79,13 +79,12 @@ _UNKNOWN: Final = Beginning()
 
 
 class ChunkWriter:
-    """Writes the chunks of one stream. See
-    :class:`lmx.router.rendering.answer_format.EventWriter`.
+    """Writes the chunks of one stream. See :class:`lmx.router.rendering.answer_format.EventWriter`.
 
-    What is the same in every chunk is encoded once; a delta of plain text costs one
-    ``orjson.dumps`` of its text. With ``include_usage`` every chunk but the last carries
-    ``"usage": null``. The end of the last choice waits for the end of the stream: the timings go
-    with it where no usage chunk follows.
+    The part that is the same in every chunk is encoded once; a delta of plain text costs one
+    ``orjson.dumps`` of its text. With ``include_usage`` every chunk but the last carries ``"usage":
+    null``. The end of the last choice is held back until the end of the stream, because it carries
+    the timings if no usage chunk follows.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class ChunkWriter:
         self._tokens = 0
         self._open = form.choices
         self._last_end = b""
-        # In JSON a quote within a string is escaped, so that this is found in one place only.
+        # In JSON a quote within a string is escaped, so this text occurs in one place only.
         key = b'"' + shape.text_key.encode() + b'":'
         plain = [
             self._event(shape.plain(index)).split(key + b'""', 1) for index in range(form.choices)
@@ -116,7 +115,7 @@ class ChunkWriter:
             self._count(0)
 
     def first(self) -> bytes:
-        """Return the chunks that choices begin with; none where their kind has none."""
+        """Return the chunks that choices begin with; none if this kind of choice has none."""
         prompt_ids = self._beginning.prompt_ids
         chunks = []
         for index in range(self._form.choices):
@@ -130,8 +129,8 @@ class ChunkWriter:
         return b"".join(chunks)
 
     def deltas(self, deltas: Iterable[Delta]) -> bytes:
-        """Return one chunk for each delta that says something, as one piece."""
-        # The hot path. One join of all parts was the fastest of four ways.
+        """Return one chunk for each delta that is not empty, joined."""
+        # This is the hot path. One join of all parts was the fastest of four ways.
         before, after, dumps = self._before, self._after, orjson.dumps
         if self._form.continuous_usage:
             return b"".join(map(self._counted, deltas))
@@ -145,7 +144,7 @@ class ChunkWriter:
         return b"".join(pieces)
 
     def ends(self, ended: Iterable[ChoiceEnded]) -> bytes:
-        """Return the chunks with the finish reasons of choices, but for the last one's."""
+        """Return the chunks with the finish reasons of choices, except that of the last choice."""
         pieces = []
         for fact in ended:
             self._open -= 1
@@ -157,10 +156,10 @@ class ChunkWriter:
         return b"".join(pieces)
 
     def last(self, ending: Ending) -> bytes:
-        """Return the last choice's finish reason, the usage chunk where one is asked for, and
+        """Return the last choice's finish reason, the usage chunk if the request asked for one, and
         the mark of the end.
 
-        The timings, and the warnings, are in whichever chunk comes last.
+        The timings, and the warnings, are in the last chunk.
         """
         shown = timings_object(ending.finished, ending.clocked)
         timings = b',"timings":' + orjson.dumps(shown) + self._warnings
@@ -171,7 +170,7 @@ class ChunkWriter:
         return self._last_end + _CHUNK_END + self._head + tail + _CHUNK_END + _DONE
 
     def _counted(self, delta: Delta) -> bytes:
-        """Return the chunk of a delta with the usage so far."""
+        """Return the chunk of a delta with the usage until now."""
         self._count(delta.tokens)
         if delta.kind is _CONTENT and not delta.logprobs and not delta.token_ids:
             if not delta.text:
@@ -191,5 +190,5 @@ class ChunkWriter:
         return self._chunk(choice) + _CHUNK_END
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        # Without its closing brace: timings may follow.
+        # The closing brace is left out because timings may follow.
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + self._usage

@@ -1,4 +1,4 @@
-"""What all answers have around their choices: identity, usage, timings. Pure."""
+"""The fields that all answers have around their choices: identity, usage, timings. Pure."""
 
 from __future__ import annotations
 
@@ -11,50 +11,56 @@ from lmx.protocol.messages.data import ChoiceEnded, Finished, Usage
 
 @dataclass(slots=True)
 class Identity:
-    """What all chunks of one completion share. ``created_s`` is Unix time. The model, and with it
-    the fingerprint, may change while none can be had (:mod:`lmx.router.workers.fallback`): so the
-    first chunk is written, and anything else made of it, after that."""
+    """The fields that all chunks of one completion share.
+
+    The model, and with it the fingerprint, may change until one is available
+    (:mod:`lmx.router.workers.fallback`). So the first chunk, and everything else made of an
+    identity, is written after that.
+    """
 
     completion_id: str
     created_s: int
+    """Unix time."""
     model_id: str
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTimings:
-    """What the router measured, in seconds from the request's arrival; ``load_s`` is how long
-    the model was waited for. ``answers``: how many were made at once."""
+    """The times that the router measured, in seconds from the request's arrival."""
 
     total_s: float
     first_token_s: float
     load_s: float
+    """How long the request waited for its model."""
     answers: int = 1
+    """How many answers were made at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What of a request decides the form of its answer. ``choices``: how many it has.
-    ``stop``: the stop strings, which tell one that ended a choice from a token id.
-    ``continuous_usage``: every chunk of a stream has the usage so far.
-    ``token_ids``: those of prompt and answer are in it."""
+    """The options of a request that decide the form of its answer."""
 
     choices: int = 1
+    """How many choices the answer has."""
     logprobs: bool = False
     include_usage: bool = False
     stop: tuple[str, ...] = ()
+    """The stop strings. They tell a stop string that ended a choice from a token id."""
     continuous_usage: bool = False
+    """Whether every chunk of a stream has the usage until then."""
     token_ids: bool = False
+    """Whether the answer has the tokens of the prompt and of the answer."""
 
 
 def fingerprint(version: str, model_id: str, source: str) -> str:
-    """Return the ``system_fingerprint``: changes with lmx's version and the model's source."""
+    """Return the ``system_fingerprint``. It changes with lmx's version and the model's source."""
     digest = hashlib.sha256("\0".join((version, model_id, source)).encode())
     return f"fp_{digest.hexdigest()[:10]}"
 
 
 def head_object(identity: Identity, kind: str) -> dict[str, Any]:
-    """Return the first fields of an answer or a chunk; ``kind`` is its ``object``."""
+    """Return the first fields of an answer or a chunk. ``kind`` is its ``object``."""
     return {
         "id": identity.completion_id,
         "object": kind,
@@ -65,8 +71,8 @@ def head_object(identity: Identity, kind: str) -> dict[str, Any]:
 
 
 def end_object(ended: ChoiceEnded, form: Form) -> dict[str, Any]:
-    """Return why a choice ended; ``stop_reason`` is vLLM's: the stop string, or the stop token
-    as a number, that ended it."""
+    """Return why a choice ended. ``stop_reason`` is vLLM's field: the stop string, or the stop
+    token as a number, that ended it."""
     return {"finish_reason": ended.reason.value, "stop_reason": _stop_reason(ended.stop, form.stop)}
 
 
@@ -88,9 +94,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def timings_object(finished: Finished, clocked: RouterTimings) -> dict[str, float]:
-    """Return where the time went, in seconds. ``tokens_per_s`` counts the tokens after each
-    answer's first, over the time they took; 0 when there was none. Where tokens were guessed ahead:
-    how many, and how many and what share of them were right."""
+    """Return how long each part took, in seconds.
+
+    ``tokens_per_s`` counts the tokens after each answer's first, over the time they took; it is 0
+    if there were none. With speculation it also shows how many tokens were drafted, and how many
+    and what share of them were accepted.
+    """
     timings = finished.timings
     later_tokens = finished.usage.completion_tokens - clocked.answers
     rate = later_tokens / timings.decode_s if later_tokens > 0 and timings.decode_s > 0 else 0.0

@@ -1,4 +1,5 @@
-"""Logprobs in the two forms that clients know: chat's entries, and the lists of before. Pure."""
+"""Logprobs in two forms: the entries of chat completions, and the lists of text completions.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ _LEAST: Final = -9999.0
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Return a choice's ``logprobs``, for ``orjson.dumps``. A token that is a part of a character
-    has U+FFFD in its text; its ``bytes`` tell."""
+    has U+FFFD in its text; its ``bytes`` show the part."""
     return {
         "content": [
-            # As JSON at once: 80,000 dictionaries that live until the answer is written out cost
+            # This makes JSON at once: 80,000 dictionaries that live until the answer is written out
+            # cost
             # the collector of garbage more time than all the rest.
             orjson.Fragment(
                 orjson.dumps(
@@ -34,18 +36,18 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 class TextLogprobs:
     """Makes the four lists of a text completion's choice, piece by piece.
 
-    Counts characters from one piece to the next, for ``text_offset``. The lists of the pieces,
-    joined, are those of the whole.
+    It counts characters from one piece to the next, for ``text_offset``. The joined lists of the
+    pieces are those of the whole.
     """
 
     def __init__(self) -> None:
         self._begun_chars = 0
 
     def lists(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """Return the lists for the tokens that came next.
+        """Return the lists for the next tokens.
 
-        The chosen token is among its ``top_logprobs`` always. The first token of a prompt,
-        which nothing came before, has null for both.
+        The chosen token is always among its ``top_logprobs``. The first token of a prompt has null
+        for both, because no token came before it.
         """
         texts: list[str] = []
         logprobs: list[float | None] = []

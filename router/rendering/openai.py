@@ -1,4 +1,4 @@
-"""OpenAI's completions, of conversations and of texts, whole and as a stream. Pure."""
+"""OpenAI's completions, for chats and for texts, whole and as a stream. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lmx.router.rendering.envelope import (
 class OpenAiAnswer:
     """See :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 
-    The whole of an answer that streams is without logprobs, which its client has had: to write
-    out those of a long one takes most of a second.
+    The whole answer of a stream has no logprobs, because the client has got them already: writing
+    out those of a long answer takes most of a second.
     """
 
     def __init__(self, form: Form, shape: Callable[[Form], ChoiceShape], *, stream: bool) -> None:
@@ -43,7 +43,7 @@ class OpenAiAnswer:
         return self._kept.logprobs
 
     def writer(self, identity: Identity, beginning: Beginning) -> ChunkWriter:
-        """Return the writer of its stream."""
+        """Return the writer of the answer's stream."""
         return ChunkWriter(identity, self._form, self._shape(self._form), beginning)
 
     def whole(
@@ -54,8 +54,8 @@ class OpenAiAnswer:
         ends: Mapping[int, ChoiceEnded],
         ending: Ending | None,
     ) -> dict[str, Any]:
-        """Return the whole answer, or what there is of it: a choice that has not ended has no
-        finish reason then, and the answer neither usage nor timings."""
+        """Return the whole answer, or the part that exists until now. In the latter a choice that
+        has not ended has no finish reason, and the answer has neither usage nor timings."""
         shape = self._shape(self._kept)
         answer = {
             **head_object(identity, shape.whole_object),

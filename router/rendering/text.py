@@ -1,4 +1,4 @@
-"""What a choice of a text completion looks like, in chunks and whole. Pure."""
+"""The form of a choice of a text completion, in chunks and whole. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmx.router.rendering.logprobs import TextLogprobs
 
 
 class TextShape:
-    """See :class:`lmx.router.rendering.chunks.ChoiceShape`. One object for one answer."""
+    """See :class:`lmx.router.rendering.chunks.ChoiceShape`. One object serves one answer."""
 
     chunk_object: Final = "text_completion"
     whole_object: Final = "text_completion"

@@ -1,6 +1,7 @@
-"""From what pydantic finds wrong to an error that says what is allowed and what was given.
+"""The base of the request schemas, and their errors.
 
-What the request schemas are made of: strict models, bounds, and unions told apart by type.
+It has strict models, bounds, and unions told apart by type. It turns the faults that pydantic finds
+into errors that say what is allowed and what the request had.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.body_limits import no_collection
 
 _GIVEN_LIMIT: Final = 60
-"""Characters of an offending value that an error repeats."""
+"""How many characters of an offending value an error repeats."""
 
 _TYPES: Final = {
     "string_type": "a string",
@@ -33,7 +34,7 @@ _TYPES: Final = {
     "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "a boolean",
-    # Of a query, whose values are all strings.
+    # This is for a query, whose values are all strings.
     "int_parsing": "an integer",
     "bool_parsing": "a boolean",
     "list_type": "an array",
@@ -46,8 +47,8 @@ _TYPES: Final = {
 }
 
 NUMBER_SIZE: Final = "number_size"
-"""For a number that no other program would take, somewhere in a free object: its context's
-``path`` leads from the field to it."""
+"""The type of the error for a number that no other program would take, somewhere in a free object.
+Its context's ``path`` leads from the field to it."""
 
 _RANGES: Final = {
     "greater_than": "greater than {gt}",
@@ -86,9 +87,9 @@ def validated(schema: type[_Checked], body: dict[str, Any]) -> _Checked:
 def describe_invalid(
     kind: str, location: Sequence[str | int], context: Mapping[str, Any], given: object
 ) -> RequestError:
-    """Return the error for one finding of pydantic (its type, loc, ctx and input).
+    """Return the error for one fault that pydantic found (its type, loc, ctx and input).
 
-    A kind without a text of its own still gives a 400 that names the field and the value.
+    A type of fault without a text of its own still gives a 400 that names the field and the value.
     """
     param = param_path(location)
     if kind == "missing":
@@ -122,7 +123,7 @@ def describe_invalid(
 
 
 def param_path(location: Sequence[str | int]) -> str:
-    """Return a location as a path: ``messages[2].content[0].type``. Leaves out union tags."""
+    """Return a location as a path: ``messages[2].content[0].type``. It leaves out union tags."""
     path = ""
     for step in location:
         if isinstance(step, int):
@@ -134,7 +135,7 @@ def param_path(location: Sequence[str | int]) -> str:
 
 def short(value: object) -> str:
     """Return a value as JSON, cut so that an error stays readable."""
-    # A long value is cut before it is written out where that is possible: it may be megabytes.
+    # If possible, a long value is cut before it is written out: it may have megabytes.
     if isinstance(value, str):
         value = value[: _GIVEN_LIMIT + 1]
     elif isinstance(value, list):
@@ -159,23 +160,28 @@ LIST: Final = "<list>"
 OBJECT: Final = "<object>"
 
 MAX_COUNT: Final = 2**31 - 1
-"""For counts and token ids: far beyond any that there are, within what every layer can hold."""
+"""The limit for counts and token ids: far above any real one, and within what every layer can
+hold."""
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
 
 MAX_FREE_VALUES: Final = 50_000
-"""In an object that only a worker or a template understands. Each is looked at here, and sent."""
+"""The most values in an object that only a worker or a template understands. Each is checked here,
+and sent."""
 
 _STEP_SHOWN: Final = 40
-"""Characters of a key that an error's path repeats."""
+"""How many characters of a key an error's path repeats."""
 
 
 class Strict(BaseModel):
-    """A boolean is no integer, "1" no number; fields that are not known are ignored.
+    """The base of all requests. A boolean is no integer, and "1" is no number. Unknown fields are
+    ignored.
 
-    The docstring below a field is its description, for the API's own and for the documents."""
+    The docstring below a field is its description, in the API's own description and in the
+    documents.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
@@ -205,7 +211,7 @@ TEXT_OR_OBJECT: Final = Discriminator(
 
 
 def _sane(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse more than can be looked at in a moment, and the numbers that messages and schemas
+    """Refuse more values than can be checked in a moment, and numbers that messages and schemas
     can't carry: beyond 64 bits, or infinite."""
     # Not recursive, though the depth has a limit.
     held = 0
@@ -249,7 +255,7 @@ def _path_to(value: Any, wanted: object) -> str:
 
 
 FreeObject = Annotated[dict[str, Any], AfterValidator(_sane)]
-"""An object of which only a worker, or a model's template, knows what it may hold."""
+"""An object whose allowed content only a worker, or a model's template, knows."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]

@@ -1,4 +1,4 @@
-"""The application: the routes, what every request gets, and nothing else."""
+"""Makes the aiohttp application from the routes and from what every request gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmx.router.services import SERVICES, Services
 
 
 def make_app(services: Services) -> web.Application:
-    """Return the application. Sizes of bodies are limited where they are read, not here."""
+    """Return the application. The sizes of bodies are limited where they are read, and not here."""
     spec = services.spec
     cors = Cors(spec.cors_origins, {endpoint.method for endpoint in ROUTES})
     server = RequestServer(
@@ -38,7 +38,7 @@ def make_app(services: Services) -> web.Application:
     app[BODY_ROOM] = BodyRoom(max(MOST_BYTES, 2 * spec.body_limit_bytes))
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)
     app.on_response_prepare.append(add_headers)
-    # Last, so that it sees every header there is to read.
+    # This comes last, so that it sees every header.
     app.on_response_prepare.append(cors.on_prepare)
     for endpoint in ROUTES:
         _add(app, endpoint)
@@ -49,7 +49,7 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
     known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
     assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
     if endpoint.method == "GET":
-        # And HEAD, but for a stream, of which only its end would tell how long it is.
+        # HEAD is added too, except for a stream, whose length is only known at its end.
         app.router.add_get(endpoint.path, endpoint.handler, allow_head=not endpoint.streams)
     else:
         app.router.add_route(endpoint.method, endpoint.path, endpoint.handler)

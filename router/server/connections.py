@@ -1,13 +1,13 @@
-"""How many connections are held at a time, so that there is always a file descriptor left.
+"""Limits how many connections are open, and answers bytes that are not HTTP.
 
-Without one, accepting fails over and over, and zmq ends the whole process. aiohttp itself closes
-connections that sent no whole headers, or are idle, ``keepalive_timeout`` after they began or
-were last answered; bytes that trickle in don't put that off.
+The limit leaves some file descriptors free: without one, accepting fails over and over, and zmq
+ends the whole process. aiohttp itself closes connections that sent no whole headers, or are idle,
+``keepalive_timeout`` after they began or were last answered; bytes that trickle in don't put that
+off.
 
-Answers to what is not HTTP, in the API's form: it never becomes a request of the app.
-
-aiohttp answers such bytes itself, below every middleware, as plain text with its own name and
-version. Its ``RequestHandler.handle_error`` is the one place where it does.
+Bytes that are not HTTP never become a request of the app. aiohttp answers them itself, below every
+middleware, as plain text with its own name and version. Its ``RequestHandler.handle_error`` is the
+one place that does; it is replaced here, so that the answer has the API's form.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_error
 
 _KEPT_BACK: Final = 384
-"""Descriptors for all else: sockets to the workers, files, and the connections that are refused,
-of which 128 are accepted before the first is closed."""
+"""Descriptors for everything else: sockets to the workers, files, and refused connections, of which
+128 are accepted before the first is closed."""
 
 _log = structlog.get_logger()
 
 
 def most_connections(open_files: int) -> int:
-    """Return how many connections a process may hold that may open so many files."""
+    """Return how many connections a process may have open if it may open ``open_files`` files."""
     return max(open_files - _KEPT_BACK, open_files // 4)
 
 
 def open_files_limit() -> int:
-    """Return how many files this process may open; very many where there is no limit."""
+    """Return how many files this process may open; a very large number if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 class ConnectionLimit:
-    """Gives each new connection its protocol: the server's, or beyond ``most`` one that answers
-    429 and closes it."""
+    """Gives each new connection its protocol: the server's own, or, beyond ``most`` connections,
+    one that answers 429 and closes the connection."""
 
     def __init__(self, server: web.Server, most: int) -> None:
         self._server = server
@@ -58,7 +58,7 @@ class ConnectionLimit:
         """Return the protocol for one more connection."""
         full = len(self._server.connections) >= self._most
         if full and not self._refusing:
-            # Once, not for each of them.
+            # This is logged once, and not for each of them.
             _log.warning("http.connections_refused", most=self._most)
         self._refusing = full
         return _Refusal(self._most) if full else self._server()
@@ -90,7 +90,7 @@ _QUOTED: Final = re.compile(r":?\s*(?<!\w)b?['\"]|:\s*\n")
 
 
 def answer_malformed_requests() -> None:
-    """From now on, for the whole process, malformed HTTP gets an API error. Idempotent."""
+    """Make the whole process answer malformed HTTP with an API error from now on. Idempotent."""
     web.RequestHandler.handle_error = _handle_error  # type: ignore[assignment,method-assign]
 
 
@@ -131,7 +131,7 @@ def _error(
             "The request line or a header is longer than 8190 bytes: put the data in the body.",
         )
     if 400 <= status < 500:
-        # What follows is a piece of the request, which may hold a key.
+        # The quoted rest is a piece of the request, which may hold a key.
         reason = " ".join(_QUOTED.split(message or str(exc) or "", maxsplit=1)[0].split())[:200]
         return LmxError(ErrorCode.MALFORMED_REQUEST, f"This is not valid HTTP: {reason}")
     return LmxError(

@@ -1,5 +1,5 @@
-"""What every request gets: an id, a look at the names it comes with, an answer in its API's form
-whatever happens, a line in the log and a place in the metrics."""
+"""What every request gets: an id, the checks of its host, origin and key, an answer in its API's
+form whatever happens, a log line, and a place in the metrics."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ REQUEST_ID_HEADER: Final = "X-Request-Id"
 JOB_ID_HEADER: Final = "X-Job-Id"
 
 _CLIENT_LEFT_STATUS: Final = 499
-"""For the log alone, nobody is there to see it; nginx's number for the case."""
+"""The status in the log only, since no client is left to see it. The number is nginx's."""
 
 _log = structlog.get_logger()
 
 
 class _Answer(NamedTuple):
-    """A response, and the code of the error that it tells, where it tells one."""
+    """A response, and the code of its error if it is one."""
 
     response: web.StreamResponse
     error: str | None = None
@@ -62,8 +62,8 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestServer:
-    """Serves each request: it checks who asks, has the handler answer, writes the answer, and
-    takes down what became of it."""
+    """Serves each request: it checks who sends it, lets the handler answer, writes the answer, and
+    records what became of it."""
 
     spec: RouterSpec
     hosts: HostCheck
@@ -76,7 +76,7 @@ class RequestServer:
 
     @property
     def middleware(self) -> Middleware:
-        """What makes an application serve its requests so."""
+        """The middleware through which an application serves its requests."""
 
         @web.middleware
         async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -93,13 +93,14 @@ class RequestServer:
             try:
                 refused = self._refusal(request)
                 if refused is not None:
-                    # Not counted: a request that is refused at the end would hold the end up.
+                    # It is not counted: a request that is refused at the router's end would delay
+                    # that end.
                     response, error = refused
                     status = response.status
                     return response
                 endpoint = endpoint_of(request)
                 quiet = endpoint is not None and endpoint.quiet
-                # Polls of the health are no requests that anybody served.
+                # Polls of the health don't count as served requests.
                 with nullcontext() if quiet else self.traffic.count():
                     response, error = await self._answer(request, handler)
                     status = response.status
@@ -117,9 +118,9 @@ class RequestServer:
                 self._take_down(request, status, error)
 
     def _refusal(self, request: web.Request) -> _Answer | None:
-        """Return the answer to a request that comes to no handler."""
+        """Return the answer to a request that reaches no handler; None if it may pass."""
         endpoint = endpoint_of(request)
-        # Before all else: a stranger's page learns nothing, and a preflight has no key.
+        # This comes first: a stranger's page learns nothing, and a preflight has no key.
         try:
             self.cors.check(request, self.hosts.check(request))
         except RequestError as stranger:
@@ -154,7 +155,7 @@ class RequestServer:
             answer = _error_answer(request, error)
             inference = endpoint is not None and endpoint.access is Access.INFERENCE
             if answer.response.status == 401 and inference:
-                # The admin key is none of HTTP's own ways to prove who asks.
+                # The admin key is not one of HTTP's own ways of authentication.
                 answer.response.headers["WWW-Authenticate"] = "Bearer"
             return answer
         except web.HTTPException as error:
@@ -186,9 +187,9 @@ class RequestServer:
                 admission.end(outcome_of(request).tokens, time.monotonic())
 
     def _take_down(self, request: web.Request, status: int, error: str | None) -> None:
-        """Write the log line of a request that has ended, and count it. This is the only place
-        that does; ``error``: the code of what the middleware knows of, unless a handler knew of
-        another one before."""
+        """Write the log line of a request that has ended, and count it. No other place does.
+        ``error`` is the code of an error that the middleware knows; a handler's own error wins over
+        it."""
         context, outcome, endpoint = request[CONTEXT], last_outcome(request), endpoint_of(request)
         if outcome.error is None and error is not None:
             outcome = replace(outcome, error=error)
@@ -235,7 +236,7 @@ def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     if shown.retry_after is not None:
         response.headers["Retry-After"] = shown.retry_after
     if shown.not_again:
-        # What OpenAI's own server says, and its client libraries obey.
+        # OpenAI's own server sends this header, and its client libraries obey it.
         response.headers["X-Should-Retry"] = "false"
     return _Answer(response, error.code.value)
 
@@ -283,7 +284,7 @@ def _too_many(max_requests: int) -> UnavailableError:
 
 
 def _refuse(request: web.Request, error: LmxError) -> _Answer:
-    # Its body is not read, so that nothing can follow on the connection.
+    # The request's body is not read, so nothing can follow on the connection.
     refused = _error_answer(request, error)
     refused.response.force_close()
     return refused

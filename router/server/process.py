@@ -1,4 +1,4 @@
-"""The router process: its parts wired together, its signals, its graceful end."""
+"""The router process: it wires its parts together, handles signals, and ends gracefully."""
 
 from __future__ import annotations
 
@@ -48,34 +48,35 @@ from lmx.router.workers.dispatch import Dispatcher, TaskDispatcher
 from lmx.router.workers.links import WorkerLinks
 
 _KEEPALIVE_S: Final = 75.0
-"""Idle connections are kept a little longer than the minute that proxies and SDKs keep them:
-who closes first risks a request in flight, and that should not be the server."""
+"""Idle connections are kept a little longer than the minute for which proxies and SDKs keep them:
+the side that closes first risks a request in flight, and that should not be the server."""
 
 _BACKLOG: Final = 1024
 """Connections that the kernel holds until they are accepted: clients come in bursts."""
 
 _LINGER_S: Final = 1.0
-"""For connections that were taken last to send their request."""
+"""The time that connections which were accepted last have to send their request."""
 
 _TRIM_INTERVAL_S: Final = 2.0
-"""Between two looks at whether there is freed memory to give back."""
+"""The time between two checks whether there is freed memory to give back."""
 
 _SWEEP_INTERVAL_S: Final = 60.0
-"""Between two looks at which job records are too old."""
+"""The time between two searches for job records that are too old."""
 
 _WRITTEN_S: Final = 3.0
-"""For the last job records to reach the disk."""
+"""The time that the last job records have to reach the disk."""
 
 _FAREWELL_S: Final = 2.0
-"""For streams that were cut off at the end of the grace to send their error event."""
+"""The time that streams have to send their error event when they are cut off at the end of the
+grace."""
 
 _log = structlog.get_logger()
 
 
 class Router:
-    """One router's parts, from :meth:`start` to :meth:`stop`. Owns all of them.
+    """One router's parts, from :meth:`start` to :meth:`stop`. It owns all of them.
 
-    Knows no signals and no process: several can live in one process, as in the tests.
+    It knows no signals and no process: several routers can live in one process, as in the tests.
     """
 
     def __init__(self, spec: RouterSpec, listener: socket.socket) -> None:
@@ -122,7 +123,7 @@ class Router:
         app.on_response_prepare.append(self._say_goodbye)
         self._runner = web.AppRunner(
             app,
-            # A client that leaves cancels its handler, and with it its generation.
+            # A client that leaves cancels its handler, and so its generation.
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=_KEEPALIVE_S,
@@ -136,7 +137,7 @@ class Router:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> asyncio.Task[None]:
-        """Serve HTTP and talk to the supervisor. The task returned ends only by a bug."""
+        """Serve HTTP and talk to the supervisor. The returned task ends only because of a bug."""
         self.jobs.start()
         self._sweep_task = asyncio.create_task(self._sweep())
         self._watch_task = asyncio.create_task(self._watch.run())
@@ -155,8 +156,8 @@ class Router:
             tasks.create_task(self.counts.run())
 
     async def retire(self) -> None:
-        """Leave new connections to another router that has the socket, and return when no
-        request is under way. Connections that are kept get one more answer at most."""
+        """Leave new connections to another router that has the socket, and return when no request
+        is under way. A connection that is kept alive gets at most one more answer."""
         self._retiring = True
         await _ended(self._watch_task)
         self._close_server()
@@ -164,11 +165,11 @@ class Router:
         await self.traffic.idle(None)
 
     async def stop(self, grace_s: float, error: GenerationError | None = None) -> None:
-        """Refuse new requests, let those under way end within ``grace_s``, end the rest.
+        """Refuse new requests, let those under way end within ``grace_s``, and end the rest.
 
         Streams that are left get ``error`` as an event, by default ``shutting_down``. New
-        connections are taken to the end: the supervisor has the socket too, so clients would wait
-        in its backlog and be cut off, instead of a 503.
+        connections are accepted until the end: the supervisor has the socket too, so otherwise
+        clients would wait in its backlog and be cut off, instead of getting a 503.
         """
         self.traffic.close()
         await _ended(self._watch_task)
@@ -238,11 +239,11 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 async def serve(spec: RouterSpec) -> None:
     """Run a router until SIGTERM, or until no supervisor has answered for ``orphan_grace_s``.
 
-    SIGUSR1: another router takes over; this one ends with its last request. SIGUSR2: the
-    supervisor hears nothing of it; clients are told (:mod:`lmx.router.jobs.farewell`) and it ends.
-    SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and what it means is
-    the supervisor's to say. So is SIGHUP: there is nothing to reload. Raises when a part of the
-    router fails.
+    SIGUSR1 means that another router takes over; this one ends with its last request. SIGUSR2 means
+    that the supervisor gets no beats; clients get an error (:mod:`lmx.router.jobs.farewell`) and
+    the router ends. SIGINT is ignored: a terminal's Ctrl-C reaches the whole process group, and the
+    supervisor decides what it means. SIGHUP is ignored too, because there is nothing to reload.
+    Raises if a part of the router fails.
     """
     raise_file_limit()
     told_to_stop, told_to_retire, taken_for_hung = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -279,8 +280,8 @@ async def serve(spec: RouterSpec) -> None:
 
 
 async def _give_back() -> None:
-    """Return freed memory to the system for as long as the process lives, in a thread: the
-    allocator works at it for some hundredths of a second for each 100 MiB."""
+    """Return freed memory to the system for as long as the process lives. This runs in a thread,
+    because the allocator needs some hundredths of a second for each 100 MiB."""
     process = psutil.Process()
     pace = HeapPace(process.memory_info().rss)
     while True:

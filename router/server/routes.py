@@ -1,8 +1,5 @@
-"""Every route of the API, and nothing else.
-
-The routes of Opta-LMX's administration and of Kolosal's engines; part of the table in
-:mod:`lmx.router.server.routes`.
-"""
+"""Every route of the API, as one table. Some functions return a part of it: Opta-LMX's routes of
+administration, and Kolosal's routes of engines."""
 
 from __future__ import annotations
 
@@ -107,7 +104,7 @@ from lmx.router.schema.requests.tasks import (
 
 
 def administration() -> Iterator[Endpoint]:
-    """Return the routes of /admin that are Opta-LMX's, but for the metrics."""
+    """Yield Opta-LMX's routes of /admin, except for the metrics."""
     use, tag = Access.ADMIN, "Administration"
     yield Endpoint(
         "GET", "/admin/health", admin_health, Access.OPEN, "Health", "Whether all is well",
@@ -166,7 +163,7 @@ def _files() -> Iterator[Endpoint]:
         "DELETE", f"{path}/{{download_id}}", cancel_download, use, tag, "Cancel a download",
         answer=DownloadAnswer,
     )  # fmt: skip
-    # After the one above, which it would swallow.
+    # This comes after the one above, because its path also matches that one's.
     yield Endpoint(
         "DELETE", "/admin/models/{id:.+}", delete_model, use, tag, "Delete a model's files",
         query=DeleteQuery, answer=DeleteAnswer,
@@ -175,7 +172,7 @@ def _files() -> Iterator[Endpoint]:
 
 
 def engines() -> Iterator[Endpoint]:
-    """Return Kolosal's routes about engines."""
+    """Yield Kolosal's routes about engines."""
     use, tag = Access.ADMIN, "Engines"
     missing = (ErrorCode.MODEL_NOT_FOUND,)
     yield Endpoint(
@@ -197,7 +194,7 @@ def engines() -> Iterator[Endpoint]:
 
 
 _PREFIXES: Final = ("/v1", "/v3")
-"""OpenAI's, and OpenVINO Model Server's name for the same."""
+"""OpenAI's prefix, and OpenVINO Model Server's name for the same routes."""
 
 
 def _inference() -> Iterator[Endpoint]:

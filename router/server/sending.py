@@ -1,7 +1,7 @@
-"""Writes whole answers, so that a request counts as under way until its last byte has left.
+"""Writes whole answers, so that a request counts as under way until its last byte has been sent.
 
-aiohttp writes an answer after every middleware has returned: a router that ends would take the
-request for ended, and cut off a large answer that its client still reads.
+aiohttp writes an answer after every middleware has returned: a router that ends would believe that
+the request has ended, and cut off a large answer that its client still reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiohttp.payload import Payload
 from lmx.protocol.errors import ErrorCode, GenerationError
 
 _NEVER_WAITS_BYTES: Final = 32 * 1024
-"""So much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
+"""This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
 
 _log = structlog.get_logger()
 
@@ -25,11 +25,11 @@ _log = structlog.get_logger()
 async def send_whole(
     request: web.Request, response: web.StreamResponse, stall_timeout_s: float
 ) -> None:
-    """Write ``response``, and return when the kernel has all of it. Streams have been written
-    by their handlers and are left alone.
+    """Write ``response``, and return when the kernel has all of it. Streams are skipped, because
+    their handlers have written them.
 
-    Raises ``ConnectionError`` when the client has left, and CLIENT_STALLED when it has taken
-    nothing for ``stall_timeout_s``; its connection has been dropped then.
+    Raises ``ConnectionError`` if the client has left, and CLIENT_STALLED if it has taken nothing
+    for ``stall_timeout_s``; its connection has been dropped then.
     """
     transport = request.transport
     if not isinstance(response, web.Response) or transport is None:
@@ -65,7 +65,7 @@ async def _while_it_is_read(
             before_bytes, left_bytes = left_bytes, transport.get_write_buffer_size()
             if left_bytes >= before_bytes:
                 _log.warning("answer.stalled", stall_timeout_s=stall_timeout_s)
-                # Not a close, which would wait for the very buffer that nobody reads.
+                # This is no close, which would wait for the very buffer that nobody reads.
                 transport.abort()
                 raise GenerationError(
                     ErrorCode.CLIENT_STALLED, f"The client took nothing for {stall_timeout_s:g} s."

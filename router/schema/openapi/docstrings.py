@@ -1,8 +1,8 @@
-"""What the docstrings below the fields of a class say.
+"""Reads the docstrings below the fields of a class.
 
-They are read from the source when somebody asks. Pydantic can read them itself
-(``use_attribute_docstrings``), but does so as it makes each class: that is 0.1 s at every start of
-a router, which is rarely asked for its description.
+They are read from the source when somebody asks for them. Pydantic can read them itself
+(``use_attribute_docstrings``), but does so as it makes each class: that costs 0.1 s at every start
+of a router, which is rarely asked for its description.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 @cache
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring of each field that has one, also of those that are inherited. A class
-    without its source has none."""
+    """Return the docstring of each field that has one, including inherited fields. A class whose
+    source is missing has none."""
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:

@@ -1,6 +1,6 @@
-"""The description of the API in OpenAPI 3.1, made from the table of routes. Pure.
+"""The description of the API in OpenAPI 3.1, made from the table of routes, and its route.
 
-GET /openapi.json: the description of the API.
+GET /openapi.json returns it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATTERN: Final = re.compile(r"{(\w+)(:[^}]*)?}")
 
 _KEYS: Final[dict[Access, list[dict[str, list[str]]]]] = {
     Access.OPEN: [],
-    # Either is enough: where no keys are configured, everybody may ask.
+    # One of the two is enough: if no keys are configured, everybody may ask.
     Access.INFERENCE: [{"apiKey": []}, {}],
     Access.ADMIN: [{"adminKey": []}, {"adminKeyAsBearer": []}],
     Access.METRICS: [{"metricsKey": []}, {"adminKey": []}],
@@ -45,7 +45,7 @@ _RETRY_AFTER: Final = "Retry-After"
 
 
 def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """Return the document. Each endpoint is one operation; nothing else is in it."""
+    """Return the document. Each endpoint is one operation; there are no others. Pure."""
     schemas = Schemas(_types(endpoints))
     queries = {endpoint.query.__name__ for endpoint in endpoints if endpoint.query is not None}
     paths: dict[str, dict[str, Any]] = {}
@@ -205,8 +205,8 @@ def _headers(*names: str) -> dict[str, Any]:
 
 
 class ApiDocument:
-    """The description as JSON. It is made when it is first asked for, and kept: most routers are
-    never asked."""
+    """The description as JSON. It is made when it is first requested, and kept: most routers are
+    never asked for it."""
 
     def __init__(self, endpoints: Sequence[Endpoint], version: str) -> None:
         self._endpoints = endpoints
@@ -216,7 +216,7 @@ class ApiDocument:
     async def text(self) -> bytes:
         """Return the document. It is made in a thread."""
         if self._text is None:
-            # Two that ask first at a time make it twice, and it is the same.
+            # Two first requests at the same time make the document twice, with the same result.
             self._text = await asyncio.to_thread(self._make)
         return self._text
 
@@ -228,7 +228,7 @@ API_DOCUMENT: Final = web.AppKey("api_document", ApiDocument)
 
 
 async def openapi_document(request: web.Request) -> web.Response:
-    """Return the document; it changes with lmx's version alone."""
+    """Return the document. It changes only with lmx's version."""
     text = await request.app[API_DOCUMENT].text()
     return web.Response(
         body=text, content_type="application/json", headers={"Cache-Control": "no-cache"}

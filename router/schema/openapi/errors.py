@@ -1,4 +1,4 @@
-"""Which errors a route can give, for its description."""
+"""Which errors a route can return, for its description."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _GENERATION: Final = (
 
 
 def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
-    """Return what an endpoint may refuse or fail with: what follows from what it is, and what
-    it says itself (``errors``)."""
+    """Return the errors with which an endpoint may refuse or fail: those that follow from its kind,
+    and those that it names itself (``errors``)."""
     codes = {*_ALWAYS, *_CLOSING, *endpoint.errors}
     if endpoint.method != "GET":
         codes.add(ErrorCode.ORIGIN_NOT_ALLOWED)

@@ -14,11 +14,12 @@ from lmx.router.http.responses import Answer
 from lmx.router.schema.openapi.docstrings import field_docstrings
 
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
-"""Sphinx's way to name a thing of the code, in docstrings."""
+"""Sphinx's markup for a name in the code, as docstrings use it."""
 
 
 class Schemas:
-    """``components`` are the named schemas; :meth:`of` gives a type's own, mostly a reference."""
+    """The schemas of all given types. ``components`` are the named ones; :meth:`of` returns a
+    type's own schema, which is mostly a reference."""
 
     def __init__(self, types: Iterable[Any]) -> None:
         adapters = {_key(one): TypeAdapter(one) for one in types}
@@ -36,7 +37,7 @@ class Schemas:
 
 
 class _Generator(GenerateJsonSchema):
-    # A field's name in other letters, and that what is left out is null, tell nobody anything.
+    # A title that repeats the field's name, and a default of null, would tell readers nothing.
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 

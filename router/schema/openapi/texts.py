@@ -1,6 +1,6 @@
-"""What the description of the API says that stands on no field: its groups, headers and examples.
+"""The parts of the API's description that belong to no field: its groups, headers and examples.
 
-What a field means is its docstring (:mod:`lmx.router.schema.requests`,
+The meaning of a field is its docstring (:mod:`lmx.router.schema.requests`,
 :mod:`lmx.router.schema.answers`).
 """
 

@@ -55,10 +55,10 @@ class ChatRequest(GenerationFields, ToolFields):
 
 
 def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:
-    """Return the checked request, and what it asks of a worker.
+    """Return the checked request, and the request to a worker.
 
-    ``ovms``: by the rules of /v3. The Generate's ids and credit are not this module's to set.
-    Raises :class:`RequestError` (400) for the first fault.
+    ``ovms`` selects the rules of /v3. This module does not set the ids and the credit. Raises
+    :class:`RequestError` (400) for the first fault.
     """
     request = validated(ChatRequest, body)
     check_messages(request.messages)
@@ -104,7 +104,7 @@ def _thinking_of(request: ChatRequest) -> Thinking:
         )
     enabled = request.enable_thinking
     if enabled is None:
-        # Said in so many words, it goes before what an effort implies.
+        # An explicit value wins over what an effort implies.
         kwargs = request.chat_template_kwargs or {}
         said = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
         enabled = next((value for value in said if isinstance(value, bool)), None)

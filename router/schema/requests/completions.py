@@ -39,7 +39,7 @@ def prompt_form(value: object) -> str | None:
         return TEXT
     if not isinstance(value, list):
         return None
-    # An empty array falls to the first form, which says that it must not be empty.
+    # An empty array is given to the first form, whose error says that it must not be empty.
     first = value[0] if value else ""
     if isinstance(first, str):
         return TEXTS
@@ -58,8 +58,8 @@ _PROMPTS: Final = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 
 
 def _at_once(value: object, check_each: ValidatorFunctionWrapHandler) -> Any:
-    """Take a long array of tokens as it is where all of it is seen to be right; looking at each by
-    itself takes four times as long, and only that tells which one is wrong."""
+    """Accept a long array of tokens as it is if one look shows that all of them are right. Checking
+    each token by itself takes four times as long, but only that can say which one is wrong."""
     if type(value) is not list or not _ALL_AT_ONCE <= len(value) <= MAX_PROMPT_TOKENS:
         return check_each(value)
     if set(map(type, value)) != {int}:
@@ -68,7 +68,7 @@ def _at_once(value: object, check_each: ValidatorFunctionWrapHandler) -> Any:
         packed = array("I", value).tobytes()
     except OverflowError:
         return check_each(value)
-    # The highest byte of each: none is beyond 31 bits.
+    # This looks at the highest byte of each token: none is beyond 31 bits.
     highest = packed[3::4] if sys.byteorder == "little" else packed[::4]
     return value if highest.isascii() else check_each(value)
 
@@ -110,7 +110,7 @@ class CompletionRequest(GenerationFields):
         """The prompts, one or more, all texts or all tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        # One prompt of tokens, or prompts of one kind: the first says it of all.
+        # It is one prompt of tokens, or prompts of one kind: the first shows the kind of all.
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return cast("list[str | list[int]]", self.prompt)
@@ -119,9 +119,9 @@ class CompletionRequest(GenerationFields):
 def parse_completion(
     body: dict[str, Any], *, ovms: bool = False
 ) -> tuple[CompletionRequest, tuple[Generate, ...]]:
-    """Return the checked request, and what it asks of a worker for each of its prompts.
+    """Return the checked request, and the request to a worker for each of its prompts.
 
-    ``ovms``: by the rules of /v3. The ids and credit are not this module's to set. Raises
+    ``ovms`` selects the rules of /v3. This module does not set the ids and the credit. Raises
     :class:`RequestError` (400) for the first fault.
     """
     request = validated(CompletionRequest, body)

@@ -68,10 +68,10 @@ class ResidencyFields(Strict):
 
 
 def keep_alive_of(request: ResidencyFields) -> float | None:
-    """Return the seconds that a model stays loaded after a request when no other comes: 0 not
-    at all, negative for ever, None as it is configured.
+    """Return how many seconds a model stays loaded after a request when no other comes: 0 means not
+    at all, a negative number for ever, None as it is configured.
 
-    Raises :class:`RequestError` when the two names say different things.
+    Raises :class:`RequestError` if the two names have different values.
     """
     wanted, ttl = request.keep_alive, request.ttl
     if wanted is not None and ttl is not None and wanted != ttl:
@@ -141,7 +141,7 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
 
     @property
     def token_limit(self) -> int | None:
-        """How many tokens the answer may have, under either of the two names."""
+        """How many tokens the answer may have, from either of the two names."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -164,7 +164,7 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
         )
 
     def include_stop(self, *, ovms: bool) -> bool:
-        """Return whether a stop string stays in the answer. ``ovms``: by the rules of /v3."""
+        """Return whether a stop string stays in the answer. ``ovms`` selects the rules of /v3."""
         if self.include_stop_str_in_output is None:
             return ovms and bool(self.stream)
         return self.include_stop_str_in_output

@@ -15,9 +15,9 @@ MAX_MESSAGES: Final = 10_000
 MAX_PARTS: Final = 1_000
 MAX_CALLS: Final = 1_000
 MAX_ITEMS: Final = 20_000
-"""Of all messages together. Checking happens on the event loop, a few microseconds an item, and
-an array that fails, fails at its first wrong item: 15 MiB of zeros took a minute otherwise, and
-15 MiB of good parts 5 s, in which no stream moved."""
+"""The limit for the items of all messages together. They are checked on the event loop, at a few
+microseconds an item, and an invalid array fails at its first wrong item. Without these two limits
+15 MiB of zeros took a minute, and 15 MiB of valid parts took 5 s, in which no stream moved."""
 
 
 class TextPart(Strict):
@@ -74,10 +74,13 @@ class Message(Strict):
     """What the assistant thought."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as a worker takes it: text parts joined by a line break into one
-        string, no content as "" (templates add it to other text), other absent fields left
-        out. "developer" is OpenAI's later word for "system"; templates know the older one, and
-        some drop in silence what they don't know."""
+        """Return the message as a worker takes it.
+
+        Text parts are joined by a line break into one string. Missing content becomes "", because
+        templates add it to other text; other absent fields are left out. "developer" is OpenAI's
+        later word for "system": templates know the older one, and some silently drop roles that
+        they don't know.
+        """
         message = self.model_dump(exclude_none=True)
         content = self.content
         if isinstance(content, list):
@@ -91,7 +94,7 @@ class Message(Strict):
 
 
 def _bounded(messages: object) -> object:
-    """Refuse too many parts and calls before any is looked at."""
+    """Refuse too many parts and calls before any of them is checked."""
     if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:
         return messages  # The next check refuses it without looking at any.
     items = 0

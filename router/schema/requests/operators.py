@@ -1,7 +1,7 @@
-"""What operators may send: bodies and queries of /admin and /engines, and the query of
-GET /v1/jobs.
+"""What operators may send: bodies and queries of /admin and /engines, and the query of GET
+/v1/jobs.
 
-The values of a query are strings, so numbers and booleans are read from these.
+The values of a query are strings, so numbers and booleans are read from them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EngineRequest(Strict):
 
 
 _NAME_LIMIT = 512
-"""Characters of a model's name, far beyond any that there is."""
+"""The most characters of a model's name. No existing name is nearly as long."""
 
 
 class JobsQuery(BaseModel):

@@ -1,5 +1,5 @@
-"""How tokens are drawn and how many answers are made: fields, their rules, and what a worker
-is told of them."""
+"""How tokens are drawn and how many answers are made: the fields, their rules, and the resulting
+request to a worker."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BIASES: Final[dict[str, Any]] = {
     "additionalProperties": {"type": "number", "minimum": -_BIAS_LIMIT, "maximum": _BIAS_LIMIT},
 }
 _KEY_SHOWN: Final = 20
-"""Characters of a wrong ``logit_bias`` key that an error's path repeats."""
+"""How many characters of a wrong ``logit_bias`` key an error's path repeats."""
 
 _Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _parameter(name: str) -> Any:
-    """Return a field with the range and the meaning of a parameter that models have defaults
-    for."""
+    """Return a field with the range and the meaning of a parameter for which models have
+    defaults."""
     known = PARAMETERS[name]
     return Field(
         None,
@@ -56,7 +56,7 @@ class SamplingFields(Strict):
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     """The same seed draws the same tokens, whatever else runs. Default: random (0 at OpenVINO Model
     Server)."""
-    # Its entries are checked by hand, once their number is: pydantic would describe each fault.
+    # Its entries are checked by hand, after their number: pydantic would describe each fault.
     logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
     """What is added to the logits of up to 1024 tokens: token ids, as strings, with numbers from
     -100 to 100. Default: none."""
@@ -101,13 +101,12 @@ def sampling_of(fields: SamplingFields) -> Sampling:
 
 
 def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
-    """Return how many answers are made, how, and how many of them are given.
+    """Return how many answers are made, how they are made, and how many of them are returned.
 
-    Beams search when they are asked for by name, and when more answers are made than given and no
-    temperature above 0 is there to sample them with. ``ovms``: by the rules of /v3, where
-    ``best_of`` above 1 is the width of a beam search whatever else is said. Raises
-    :class:`RequestError` when fewer are made than given, and for a ``length_penalty`` without
-    beams.
+    Beam search is used if the request names it, and if more answers are made than returned and no
+    temperature above 0 is there to sample them with. ``ovms`` selects the rules of /v3, where
+    ``best_of`` above 1 is always the width of a beam search. Raises :class:`RequestError` if fewer
+    answers are made than returned, and for a ``length_penalty`` without beams.
     """
     given = fields.n or 1
     made = given if fields.best_of is None else fields.best_of
@@ -122,7 +121,7 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
     beam = bool(fields.use_beam_search) or (made > given and not sampled)
     if ovms and fields.best_of is not None and fields.best_of > 1:
         beam = True
-    # What changes nothing may always be said: some clients send every default.
+    # A value that changes nothing is always allowed: some clients send every default.
     if not beam and fields.length_penalty not in (None, 1.0):
         raise RequestError(
             ErrorCode.INVALID_VALUE,
@@ -139,8 +138,8 @@ def search_of(fields: SamplingFields, *, ovms: bool = False) -> Search:
 
 
 def assist_of(fields: SamplingFields) -> Assist:
-    """Return how far speculation goes. Raises :class:`RequestError` when both of the two ways
-    to say it are there."""
+    """Return how far speculation goes. Raises :class:`RequestError` if the request uses both ways
+    to set it."""
     if (
         fields.num_assistant_tokens is not None
         and fields.assistant_confidence_threshold is not None
@@ -170,7 +169,7 @@ def _biases(given: dict[str, Any]) -> tuple[TokenBias, ...]:
 
 def _bias(key: str, value: object) -> TokenBias:
     path = f"logit_bias.{key[:_KEY_SHOWN]}"
-    # Not int() alone: it takes " 1_0 " and the digits of every script.
+    # int() alone is not enough: it takes " 1_0 " and the digits of every script.
     if not (key.isascii() and key.isdecimal()) or len(key) > 10 or int(key) > MAX_COUNT:
         raise RequestError(
             ErrorCode.INVALID_VALUE,

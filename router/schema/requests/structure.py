@@ -1,4 +1,4 @@
-"""The form that an answer must have, under all the names that it is asked for by."""
+"""The form that an answer must have, under all the names by which clients request one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lmx.router.schema.validation import FreeObject, NonEmpty, Strict, TextOrObj
 
 MAX_CHOICES: Final = 10_000
 MAX_FORM_CHARS: Final = 2**20
-"""Of a form as text. A worker takes less of most; it goes to it once for each prompt."""
+"""The limit for a form as text. Workers have lower limits for most forms. The form is sent to the
+worker once for each prompt."""
 MAX_WHITESPACE_CHARS: Final = 256
 
 
@@ -97,10 +98,10 @@ class StructureFields(Strict):
 
 
 def structure_of(fields: StructureFields) -> Structure | None:
-    """Return the form that is asked for, None for free text.
+    """Return the form that is requested, None for free text.
 
-    What is inside a schema, an expression or a grammar is the worker's to judge. Raises
-    :class:`RequestError`: more than one form, or a wrapping without its content.
+    The worker judges what is inside a schema, an expression or a grammar. Raises
+    :class:`RequestError` for more than one form, and for a wrapping without its content.
     """
     asked = list(_all_asked(fields))
     if len(asked) > 1:
@@ -121,7 +122,7 @@ def structure_of(fields: StructureFields) -> Structure | None:
 
 
 def _with_whitespace(fields: StructureFields, structure: Structure) -> Structure:
-    """Return the form with the white space that its JSON may have, where a request says it."""
+    """Return the form with the white space that its JSON may have, if a request sets it."""
     outputs, older = fields.structured_outputs, fields.guided_whitespace_pattern
     newer = outputs.whitespace_pattern if outputs is not None else None
     return replace(structure, whitespace=older if newer is None else newer)

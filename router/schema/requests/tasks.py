@@ -1,4 +1,4 @@
-"""What the requests may hold that generate nothing: embeddings, reranking, tokenizing."""
+"""The fields of requests that generate nothing: embeddings, reranking, tokenizing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EMBEDDING: Final[dict[str, tuple[Any, ...]]] = {
     "normalize": (True,),
     "truncate_prompt_tokens": (),
 }
-"""Field -> the values that mean the same as leaving it out, as in :mod:`unsupported`."""
+"""Maps a field to the values that mean the same as leaving it out, as in :mod:`unsupported`."""
 
 RERANK: Final[dict[str, tuple[Any, ...]]] = {
     "max_chunks_per_doc": (),
@@ -187,16 +187,14 @@ class DetokenizeRequest(Strict):
 
 
 def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:
-    """Return the checked request, and what it asks of a worker; its id is not set here.
-
-    Raises :class:`RequestError` (400) for the first fault, as the others here do.
-    """
+    """Return the checked request, and the request to a worker, without its id. Raises
+    :class:`RequestError` (400) for the first fault, as the other functions here do."""
     request = validated(EmbeddingRequest, body)
     refuse_unsupported(body, EMBEDDING)
     inputs = request.input
     if isinstance(inputs, str):
         inputs = [inputs]
-    # One input of tokens, or inputs of one kind: the first says it of all.
+    # It is one input of tokens, or inputs of one kind: the first shows the kind of all.
     texts: tuple[str, ...] = ()
     tokens: tuple[tuple[int, ...], ...] = ()
     match inputs[0]:
@@ -212,7 +210,7 @@ def parse_embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Embed]:
 
 
 def parse_rerank(body: dict[str, Any]) -> tuple[RerankRequest, Rerank]:
-    """Return the checked request, and what it asks of a worker."""
+    """Return the checked request, and the request to a worker."""
     request = validated(RerankRequest, body)
     refuse_unsupported(body, RERANK)
     return request, Rerank(
@@ -235,7 +233,7 @@ def parse_score(body: dict[str, Any]) -> ScoreRequest:
 
 
 def reranking_of(request: ScoreRequest) -> Rerank:
-    """Return what pairs of texts ask of a reranking model."""
+    """Return the request to a reranking model for pairs of texts."""
     first = request.first
     return Rerank(
         0,
@@ -249,13 +247,13 @@ def reranking_of(request: ScoreRequest) -> Rerank:
 
 
 def embedding_of(request: ScoreRequest) -> Embed:
-    """Return what pairs of texts ask of an embedding model."""
+    """Return the request to an embedding model for pairs of texts."""
     texts = (*request.first, *request.second)
     return Embed(0, "", COMPUTE_DEADLINE_S, texts, keep_alive_s=keep_alive_of(request))
 
 
 def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
-    """Return the checked request, and what it asks of a worker."""
+    """Return the checked request, and the request to a worker."""
     request = validated(TokenizeRequest, body)
     refuse_unsupported(body, TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
@@ -293,6 +291,6 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
 
 
 def parse_detokenize(body: dict[str, Any]) -> tuple[DetokenizeRequest, Detokenize]:
-    """Return the checked request, and what it asks of a worker."""
+    """Return the checked request, and the request to a worker."""
     request = validated(DetokenizeRequest, body)
     return request, Detokenize(0, "", TOKENIZE_DEADLINE_S, tuple(request.tokens))

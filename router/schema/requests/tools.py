@@ -1,4 +1,4 @@
-"""The tools of a request, and whether and which of them must be called."""
+"""The tools of a request, and whether any of them must be called."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ class ToolFields(Strict):
 
 
 def tool_use_of(fields: ToolFields) -> ToolUse | None:
-    """Return the tools and what is to be done with them, None without tools.
+    """Return the tools and how they are to be used; None without tools.
 
-    Whether the parameters are a good schema is the worker's to judge. Raises
-    :class:`RequestError`: two tools of one name, a choice among tools that are not there.
+    The worker judges whether the parameters are a valid schema. Raises :class:`RequestError` for
+    two tools with the same name, and for a choice of tools that do not exist.
     """
     choice = fields.tool_choice
     if not fields.tools:
@@ -178,7 +178,7 @@ def _known(name: str, names: Container[str], param: str) -> str:
 
 
 def _plain(function: Function) -> dict[str, Any]:
-    # By hand: exclude_none would reach into the parameters, where null can mean something.
+    # This is done by hand: exclude_none would also change the parameters, where null has a meaning.
     given = {
         "name": function.name,
         "description": function.description,

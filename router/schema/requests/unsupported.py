@@ -1,7 +1,7 @@
-"""Fields of the API that lmx does not honour yet, and the values with which they ask nothing.
+"""Fields of the API that lmx does not support yet, and the values with which they change nothing.
 
-A field that would change the answer is refused, never ignored: an answer that looks right and
-is not what was asked for is the worst outcome. As features arrive, rows leave this table.
+A field that would change the answer is refused and never ignored: an answer that looks right and is
+not what the client asked for is the worst outcome. As features are added, rows leave this table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ CHAT: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Field of a chat request -> the values (besides null) that mean the same as leaving it out."""
+"""Maps a field of a chat request to the values (besides null) that mean the same as leaving it
+out."""
 
 COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
     "add_special_tokens": (True,),
@@ -56,7 +57,8 @@ COMPLETION: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
 
 
 def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
-    """Raise :class:`RequestError` for the first field whose value asks for what lmx can't yet."""
+    """Raise :class:`RequestError` for the first field whose value asks for something lmx can't do
+    yet."""
     for name, harmless in table.items():
         value = body.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in harmless):
@@ -73,7 +75,7 @@ def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) 
 def log_ignored(
     body: dict[str, Any], schema: type[BaseModel], table: dict[str, tuple[Any, ...]]
 ) -> None:
-    """Note the fields that neither the schema nor the table knows: they change nothing."""
+    """Log the fields that neither the schema nor the table knows: they change nothing."""
     ignored = [name for name in body if name not in schema.model_fields and name not in table]
     if ignored:
         _log.debug("request.fields_ignored", fields=ignored[:20])
