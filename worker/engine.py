@@ -246,7 +246,7 @@ class RowRequest:
     prompt: Sequence[int]
     """At least one token."""
     max_tokens: int
-    """The row ends after so many tokens; at least one."""
+    """The row ends after so many tokens; with 0, which no search has, when its prompt is read."""
     sampling: RowSampling
     constraint: Constraint | None = None
     """None: every token is allowed."""

@@ -171,7 +171,7 @@ class Generate:
 
     max_tokens: int | None = None
     """The answer ends after this many tokens. None: the model's default; where it has none, the
-    rest of the context."""
+    rest of the context. 0: nothing but the prompt is computed."""
 
     stop: tuple[str, ...] = ()
     """Strings that end the answer."""

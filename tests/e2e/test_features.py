@@ -319,6 +319,39 @@ def test_completions_echo_and_logprobs(client: OpenAI) -> None:
     assert plain.choices[0].text.startswith(" "), "text that goes on keeps its space"
 
 
+def test_texts_are_scored(client: OpenAI) -> None:
+    """As evaluation harnesses do it: whole texts as tokens, several at once, with `max_tokens` 0,
+    or 1 and the last entry taken away, whatever token that one is."""
+    texts = [[504, 3575, 282, 4649, 314], [1, 2, 3, 4, 5, 6, 7]]
+    settings: dict[str, Any] = {
+        "model": "smollm2", "prompt": texts, "temperature": 0, "logprobs": 1, "seed": 1234,
+        "echo": True,
+    }  # fmt: skip
+    scored = client.completions.create(**settings, max_tokens=0)
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    with client.completions.create(**settings, max_tokens=0, stream=True) as stream:
+        chunks = [choice for chunk in stream for choice in chunk.choices]
+    for bias in ({}, {"2": 100}):  # SmolLM2's end token.
+        longer = client.completions.create(**settings, max_tokens=1, logit_bias=bias)
+        assert longer.choices[1].finish_reason == ("stop" if bias else "length")
+        for index, (text, one, other) in enumerate(
+            zip(texts, scored.choices, longer.choices, strict=True)
+        ):
+            assert one.finish_reason == "length"
+            assert one.logprobs is not None
+            assert other.logprobs is not None
+            wanted = one.logprobs.token_logprobs
+            assert wanted is not None
+            assert other.logprobs.token_logprobs is not None
+            assert len(wanted) == len(text)
+            assert wanted[0] is None
+            assert other.logprobs.token_logprobs[1:-1] == pytest.approx(wanted[1:], abs=1e-3)
+            streamed = [choice for choice in chunks if choice.index == index]
+            assert "".join(choice.text for choice in streamed) == one.text
+            assert other.text.startswith(one.text)
+
+
 def test_completions_of_several_prompts_streamed_and_not(client: OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "smollm2",

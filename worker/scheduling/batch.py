@@ -368,9 +368,14 @@ class Batch:
             self._searching.add(started.row_id)
             # It shows no token before its end, but from here on it makes them.
             live.first_token_s = now
+            return
         # The answers of a beam search begin when they are found.
-        elif live.job.rules.echo:
-            echo_prompt(generator, live.job, live.rows[started.row_id], started, self.outputs)
+        row = live.rows[started.row_id]
+        if live.job.rules.echo:
+            echo_prompt(generator, live.job, row, started, self.outputs)
+        if live.job.rows[0].max_tokens == 0:
+            row.finish(self.outputs)
+            self._row_ended(generator, live, started.row_id, row, now)
 
     def _found(
         self,

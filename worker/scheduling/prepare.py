@@ -78,12 +78,14 @@ def answer_seed(seed: int, index: int) -> int:
 def resolve_max_tokens(
     asked: int | None, spec: WorkerSpec, prompt_tokens: int, context_tokens: int, param: str
 ) -> int:
-    """Return how many tokens an answer may have: at least 1.
+    """Return how many tokens an answer may have: at least 1, unless none were asked for.
 
     Raises :class:`RequestError` (``context_length_exceeded``) when the prompt leaves no room
-    for a single one. A limit that is too high is lowered, not refused.
+    for a single one, or for itself. A limit that is too high is lowered, not refused.
     """
     room = context_tokens - prompt_tokens
+    if asked == 0 and room >= 0:
+        return 0
     if room < 1:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,

@@ -6,6 +6,7 @@ Stop strings in text that arrives in pieces. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from lmx.protocol.messages.data import TokenLogprob, ToolCallPart
@@ -146,8 +147,10 @@ class Row:
         """
         rules = self._rules
         if token in rules.eos:
+            self._score_end(token, scores)
             return self._finish(FinishReason.STOP, None, out)
         if token in rules.stop_ids and self.tokens >= rules.min_tokens:
+            self._score_end(token, scores)
             return self._finish(FinishReason.STOP, str(token), out)
         self.tokens += 1
         self._unreported_tokens += 1
@@ -173,6 +176,13 @@ class Row:
         if self.tokens >= self._job.rows[0].max_tokens:
             return self._finish(FinishReason.LENGTH, None, out)
         return False
+
+    def _score_end(self, token: int, scores: TokenScores | None) -> None:
+        """Let an end token's logprob be given out with an echo. Programs that score a text by one
+        have an answer of one token made, and take the last entry of the lists away."""
+        if self._track is not None and self._rules.echo:
+            entry = describe(token, scores, self._token_bytes)
+            self._track.add(replace(entry, token=b""), None)
 
     def finish(self, out: list[JobOutput]) -> None:
         """End the answer where it is: nothing comes after."""

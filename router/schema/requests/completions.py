@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final, cast
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.data import Generate, Search
 from lmx.router.http.body_limits import MAX_NUMBERS
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
 from lmx.router.schema.requests.sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
-from lmx.router.schema.validation import TEXT, Count, Positive, validated
+from lmx.router.schema.validation import TEXT, Count, validated
 
 MAX_PROMPTS: Final = 128
 MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
@@ -94,16 +94,18 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt
     """What the model goes on with: a text, or an array of texts, of tokens, or of arrays of tokens.
     There may be up to 128 prompts, and 128 answers in all."""
-    max_tokens: Positive | None = None
-    """The answer has so many tokens at most. Default: 16."""
-    max_completion_tokens: Positive | None = None
+    max_tokens: Count | None = None
+    """The answer has so many tokens at most. 0, with `echo` alone, computes nothing but the prompt:
+    with `logprobs`, that is how a text is scored. Default: 16."""
+    max_completion_tokens: Count | None = None
     """The same as `max_tokens`. Both, different, are a 400."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     """The answer has its tokens with so many alternatives each, in lists: a number here, as it was
     before chat. Default: none."""
     echo: bool | None = None
     """The answer begins with the prompt, its special tokens by their names. What the tokenizer
-    itself puts before a text is left out. Default: false."""
+    itself puts before a text is left out. With `logprobs` the answer's last token is in the lists
+    also where it is an end token, with an empty text. Default: false."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -130,6 +132,7 @@ def parse_completion(
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, COMPLETION)
     search = search_of(request, ovms=ovms)
+    _check_empty_answer(request, search)
     prompts = request.prompts
     if len(prompts) * search.best_of > MAX_ANSWERS:
         raise RequestError(
@@ -163,3 +166,24 @@ def parse_completion(
         else replace(whole, prompt_tokens=tuple(prompt))
         for prompt in prompts
     )
+
+
+def _check_empty_answer(request: CompletionRequest, search: Search) -> None:
+    """Refuse an answer without tokens where that is not what it can have been meant for."""
+    if request.token_limit != 0:
+        return
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    if not request.echo:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` must be at least 1, got 0: 0 is for `echo: true` alone, which gives the "
+            "prompt back.",
+            param=param,
+        )
+    if search.beam or search.best_of > search.n:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` is 0, and there is no best one among answers without tokens: leave "
+            "`best_of` and `use_beam_search` out.",
+            param="best_of" if request.best_of is not None else "use_beam_search",
+        )

@@ -142,7 +142,8 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     @property
     def token_limit(self) -> int | None:
         """How many tokens the answer may have, from either of the two names."""
-        return self.max_completion_tokens or self.max_tokens
+        new = self.max_completion_tokens
+        return self.max_tokens if new is None else new
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

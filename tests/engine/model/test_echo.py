@@ -36,16 +36,16 @@ def echoed(
         ),
         token_bytes=text.token_bytes,
     )
-    rules = TextRules(frozenset(), logprobs=True, echo=True, prompt=prompt)
+    end = frozenset({tokenizer.eos_token_id})
+    rules = TextRules(end, logprobs=True, echo=True, prompt=prompt)
     row = RowRequest(1, tokens, 99, RowSampling(0.0), prompt_logprobs=True)
     job = Job(1, "req", (row,), rules, 1, 0.0)
     made = begin_answer(engine, job, 0)
     out: list[Any] = []
     scores = TokenScores(-0.5, ())
     echo_prompt(engine, job, made, RowStarted(1, 0, [scores] * (len(tokens) - 1)), out)
-    for token in tokenizer.encode(answer):
-        made.advance(token, scores, out)
-    made.finish(out)
+    if not any(made.advance(token, scores, out) for token in tokenizer.encode(answer)):
+        made.finish(out)
     pieces = [piece for piece in out if isinstance(piece, Piece)]
     logprobs = [entry for piece in pieces for entry in piece.logprobs]
     return "".join(piece.text for piece in pieces), TextLogprobs().lists(logprobs)
@@ -58,6 +58,16 @@ def test_special_tokens_of_a_prompt_are_kept(tokenizer: Any, as_text: bool) -> N
     assert text == ASKED + " I am."
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         assert token.startswith("bytes:") or text[offset:].startswith(token)
+
+
+def test_the_end_token_of_an_echo_is_scored(tokenizer: Any) -> None:
+    """Who scores a text asks for a token more, and takes the last entry away."""
+    tokens = tokenizer.encode("Hello you")
+    text, logprobs = echoed(tokenizer, tokens, None, " I am.<|im_end|>")
+    assert text == "Hello you I am."
+    assert logprobs["tokens"] == ["Hello", " you", " I", " am", ".", ""]
+    assert len(logprobs["token_logprobs"]) == len(tokens) + 4
+    assert logprobs["text_offset"][-1] == len(text)
 
 
 def test_what_a_tokenizer_puts_before_a_text_is_no_text(tokenizer: Any) -> None:

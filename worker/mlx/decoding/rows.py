@@ -262,6 +262,11 @@ class RowSet:
         """Let a row decode, with a cache of its own of what was read."""
         deltas = prefill.rope_deltas()
         started = RowStarted(row.row_id, cached_tokens, prefill.scores)
+        if row.max_tokens == 0:
+            # Its prompt was all there is to compute.
+            self._forget(row.row_id)
+            made.started.append(started)
+            return
         if row.beam is not None:
             assert logits is not None
             self._start_search(row, prompt_cache, logits, deltas)

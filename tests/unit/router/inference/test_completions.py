@@ -51,6 +51,21 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"prompt": "a", "echo": 1}, "echo", TYPE, "a boolean"),
     ({"prompt": "a", "suffix": "b"}, "suffix", ErrorCode.UNSUPPORTED_VALUE, "not supported"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", VALUE, "at least 1"),
+    ({"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens", VALUE, "`echo: true`"),
+    ({"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens", VALUE, "at least 0"),
+    (
+        {"prompt": "a", "max_tokens": 0, "echo": True, "n": 1, "best_of": 2},
+        "best_of",
+        VALUE,
+        "without tokens",
+    ),
+    (
+        {"prompt": "a", "max_tokens": 0, "echo": True, "use_beam_search": True},
+        "use_beam_search",
+        VALUE,
+        "without tokens",
+    ),
+    ({"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", VALUE, "(0)"),
     ({"prompt": "a", "min_tokens": 17}, "min_tokens", VALUE, "(16)"),
     ({"prompt": "a", "temperature": 3}, "temperature", VALUE, "at most 2"),
     ({"prompt": "a", "stream_options": {}}, "stream_options", VALUE, "`stream: true`"),
@@ -63,6 +78,12 @@ def test_faults(body: dict[str, Any], param: str, code: ErrorCode, words: str) -
         parse_completion(body)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert words in caught.value.message
+
+
+def test_an_echo_may_be_all_of_an_answer() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        _, (generate,) = parse_completion({"prompt": "a", "echo": True, "logprobs": 1, name: 0})
+        assert (generate.max_tokens, generate.echo, generate.top_logprobs) == (0, True, 1)
 
 
 def test_a_prompt_is_required() -> None:

@@ -357,6 +357,21 @@ async def test_a_long_prompt_is_echoed_in_several_pieces(start: Start) -> None:
     assert max(map(len, echoed)) < 5000
 
 
+async def test_an_answer_of_no_tokens_is_the_echo_alone(start: Start) -> None:
+    recorder = await start()
+    beside = recorder.submit(tokens=30, step_s=0.002)
+    rules = TextRules(frozenset({0}), echo=True)
+    job = recorder.submit(max_tokens=0, n=2, rules=rules, tokens=5)
+    end = await recorder.end(job)
+    assert [recorder.text(job, index) for index in (0, 1)] == ['{"tokens": 5}'] * 2
+    reasons = [one.reason for one in recorder.of(job) if isinstance(one, AnswerEnded)]
+    assert reasons == [FinishReason.LENGTH] * 2
+    assert end.usage.completion_tokens == 0
+    await recorder.end(beside)
+    assert recorder.text(beside) == "word " * 30
+    await recorder.until(lambda: recorder.thread.rows == 0)
+
+
 async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
     recorder = await start()
     recorder.submit(step_raise_at=1)
