@@ -289,9 +289,9 @@ class ScriptedEngine:
             if row.made >= row.max_tokens:
                 self._rows.pop(row_id, None)
         prefill_tokens, started = self._prefill()
-        for row in started:
-            if self._rows[row.row_id].max_tokens == 0:
-                del self._rows[row.row_id]
+        for read in started:
+            if self._rows[read.row_id].max_tokens == 0:
+                del self._rows[read.row_id]
         return StepOutput(tokens, prefill_tokens, started, failed, found)
 
     def remove(self, row_id: int) -> None:
