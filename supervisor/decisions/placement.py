@@ -199,6 +199,8 @@ class _Queue:
         self._now_s = now_s
         self._free_bytes = scene.free_bytes
         self._coming_bytes = _coming(scene, leaving)
+        # What will be free when all that is going is gone, less what is meant for somebody.
+        self._left_bytes = self._free_bytes + self._coming_bytes
         self._staying = [one for one in scene.residents if one.model_id not in leaving]
         self._present = [one.model_id for one in scene.residents]
 
@@ -209,6 +211,7 @@ class _Queue:
             if self._fits(one):
                 decisions.append(Start(one.model_id))
                 self._free_bytes -= one.need_bytes
+                self._left_bytes -= one.need_bytes
                 self._present.append(one.model_id)
                 continue
             if one.asked_at_s is None:
@@ -216,6 +219,8 @@ class _Queue:
                     decisions.append(Drop(one.model_id))
                 continue
             if passing:
+                if self._waited_long(one):
+                    self._keep_for(one, ())
                 continue
             victims = self._victims(one)
             if victims is not None:
@@ -231,8 +236,8 @@ class _Queue:
         none of it before it is free."""
         going = {victim.model_id for victim in victims}
         freed_bytes = sum(one.held_bytes for one in self._staying if one.model_id in going)
-        left_bytes = self._free_bytes + self._coming_bytes + freed_bytes - first.need_bytes
-        self._free_bytes = min(self._free_bytes, left_bytes)
+        self._left_bytes += freed_bytes - first.need_bytes
+        self._free_bytes = min(self._free_bytes, self._left_bytes)
         self._present.append(first.model_id)
 
     def _fits(self, one: Waiting) -> bool:

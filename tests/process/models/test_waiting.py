@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 from rig import Rig, Stream, ask, http, rig, scripted, whole
@@ -99,7 +98,8 @@ async def test_a_stream_that_waits_is_told_how_far_the_load_is(server: Rig) -> N
     assert any("weights" in text and "%" in text for text in said), said
     assert len(set(said)) == len(said), "only what has changed is told"
     at_s = [at for at, _ in stream.comments]
-    assert all(later - at > 0.8 for at, later in pairwise(at_s)), at_s
+    # One a second; a busy machine may bring one late, and the next in time.
+    assert at_s[-1] - at_s[0] > 0.8 * (len(at_s) - 1) - 1, at_s
     # Who does not stream gets no byte before the answer, and the same answer.
     assert (status, answer["choices"][0]["message"]["content"]) == (200, WORDS)
 

@@ -151,7 +151,8 @@ class Rig:
         """Return what ``status --json`` prints, without the CLI: a process for each look costs
         a second, and tests look all the time. Raises :class:`OperationError`."""
         found: Status = self.ask(GetStatus())
-        return to_map(found.status)
+        printed: dict[str, Any] = json.loads(json.dumps(to_map(found.status)))
+        return printed
 
     def worker(self, model: str) -> dict[str, Any]:
         """Return one model's line of the status."""

@@ -121,6 +121,13 @@ def test_a_later_model_passes_only_into_what_an_earlier_one_does_not_need() -> N
     assert decide(scene(long, [young]), NOW_S) == (), "none passes one that has waited so long"
 
 
+def test_what_each_that_waited_long_needs_is_kept_for_it() -> None:
+    """Also where one before it is already being served."""
+    waits = [waiting("big", 70, 2 * FAIR_S), waiting("middle", 25, FAIR_S), waiting("small", 20, 1)]
+    residents = [resident("a", 60), resident("b", 10, pinned=True)]
+    assert decide(scene(waits, residents), NOW_S) == (Evict("a", "big", True),)
+
+
 def test_a_later_model_never_evicts_past_an_earlier_one() -> None:
     waits = [waiting("big", 90, 20), waiting("small", 40, 10)]
     picture = scene(waits, [resident("a", 60, None), resident("b", 40)])

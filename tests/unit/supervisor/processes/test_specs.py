@@ -49,7 +49,7 @@ def test_a_spec_has_all_that_was_configured() -> None:
 def test_a_spec_has_defaults_for_the_rest() -> None:
     spec = spec_of()
     assert (spec.top_k, spec.min_p, spec.template_kwargs) == (None, None, None)
-    assert (spec.max_decode_stall_s, spec.speculation) == (1.0, None)
+    assert (spec.max_decode_stall_s, spec.speculation) == (0.3, None)
     assert spec.prefix_cache is not None
     assert (spec.prefix_cache.memory_bytes, spec.prefix_cache.disk_bytes) == (7, 4 * 1024**3)
 
