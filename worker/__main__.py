@@ -1,4 +1,4 @@
-"""``python -m lmx.worker``: started by the supervisor, with an encoded WorkerSpec on stdin."""
+"""``python -m lmx.worker``: the supervisor starts it, with an encoded WorkerSpec on stdin."""
 
 from lmx.worker.process import main
 

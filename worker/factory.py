@@ -1,4 +1,4 @@
-"""From the name of an engine in a spec to an engine that is loaded."""
+"""Loads the engine that a worker's spec names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lmx.worker.engine import Engine, EngineFactory, LoadReporter
 
 
 def load_engine(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Import the factory that the spec names, and have it load the model. Engine thread; takes
-    seconds to minutes.
+    """Import the factory that the spec names, and let it load the model. Runs on the engine thread
+    and takes seconds to minutes.
 
-    Raises :class:`lmx.protocol.errors.OperationError` when there is no such factory; passes on what
-    the factory raises.
+    Raises :class:`lmx.protocol.errors.OperationError` if there is no such factory, and everything
+    that the factory raises.
     """
     factory = cast("EngineFactory", engine_function(spec.engine))
     return factory(spec, advanced)

@@ -1,4 +1,4 @@
-"""A worker's life: its state, and who tells whom when it changes."""
+"""A worker's life: its state, and what its parts are told when the state changes."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ _REFUSALS: Final[Mapping[WorkerState, Refusal]] = {
     WorkerState.LOADING: _LOADING,
     WorkerState.DRAINING: _DRAINING,
 }
-"""What a request is told in a state in which none is taken."""
+"""The refusal of requests in each state in which none is accepted."""
 
 
 class WorkerLife:
-    """One worker on its event loop. Owns the worker's state; everything here runs on the loop."""
+    """One worker on its event loop. It owns the worker's state; everything here runs on the
+    loop."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
@@ -70,13 +71,13 @@ class WorkerLife:
         )
         self._in_flight = InFlight(self._prompts.clock, self._engine.clock)
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
-        # None until the model is loaded.
+        # This is None until the model is loaded.
         self._serving: Serving | None = None
         self._signs = Heartbeat(spec, self._engine, self._in_flight, self._counts, self._idle_clock)
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:
-        """Serve until the end; returns the exit status."""
+        """Serve until the end; return the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
         tasks = [
             self._loop.create_task(self._beat_forever()),
@@ -92,7 +93,8 @@ class WorkerLife:
                 task.cancel()
 
     def close(self) -> None:
-        """End all that can be ended within about a second; an engine in a step stays as it is."""
+        """End everything that can be ended within about a second. An engine that is in a step is
+        left alone."""
         self._fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
         self._data.close()
         self._control.close()
@@ -100,22 +102,22 @@ class WorkerLife:
             log.warning("engine.stuck_at_exit")
         self._context.term()
 
-    # Orders of the supervisor.
+    # --- Orders from the supervisor
 
     def welcome(self) -> None:
-        """Start to load; a second Welcome is a new supervisor's."""
+        """Start to load. A second Welcome comes from a new supervisor."""
         if self._state is WorkerState.STARTING:
             self._state = WorkerState.LOADING
             self._engine.start()
 
     def identify(self) -> None:
-        """Say Hello with the present state. What the supervisor before knew of the machine's
-        memory holds no longer: this one tells anew."""
+        """Say Hello with the present state. The last supervisor's memory pressure no longer counts:
+        the new one reports it again."""
         self._engine.press(MemoryPressure.NONE)
         self._control.send(self._signs.hello(self._state))
 
     def drain(self, if_idle: bool) -> None:
-        """Refuse new streams, and say Drained when the last one has ended."""
+        """Refuse new streams, and send Drained when the last one has ended."""
         held = self._in_flight.count
         if if_idle and held:
             self._control.send(DrainRefused(self._spec.instance, held))
@@ -126,18 +128,18 @@ class WorkerLife:
             self._became_idle()
 
     def pressure(self, level: MemoryPressure) -> None:
-        """Pass it on to the engine thread, which acts before its next step."""
+        """Pass the memory pressure on to the engine thread, which reacts before its next step."""
         log.info("worker.pressure", level=level.value, streams=self._in_flight.count)
         self._engine.press(level)
 
-    # Reports of the engine thread.
+    # --- Reports from the engine thread
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
-        """Pass it on."""
+        """Pass the load's progress on to the supervisor."""
         self._control.send(LoadAdvanced(self._spec.instance, phase, fraction, detail))
 
     def loaded(self, engine: Engine, load_s: float) -> None:
-        """Take streams, unless told to drain meanwhile."""
+        """Accept streams, unless the worker was told to drain meanwhile."""
         if self._state is WorkerState.LOADING:
             self._state = WorkerState.READY
             self._serving = Serving(
@@ -155,27 +157,27 @@ class WorkerLife:
         log.info("worker.loaded", load_s=round(load_s, 3), memory_bytes=loaded.memory_bytes)
 
     def load_failed(self, error: Exception) -> None:
-        """Say why, and wait to be ended."""
+        """Report the reason to the supervisor, and wait until it ends this process."""
         code, message, permanent = load_failure(error, self._spec.kind)
         self._control.send(LoadFailed(self._spec.instance, code, message, permanent))
         out_of_memory = code is ErrorCode.INSUFFICIENT_MEMORY
         self._exit_status = WorkerExit.OUT_OF_MEMORY if out_of_memory else WorkerExit.LOAD_FAILED
-        # SIGTERM is the answer. An exit that is seen before the message is read would pass for
+        # SIGTERM is the answer. If the exit was seen before the message is read, it would look like
         # a crash without a reason.
         self._loop.call_later(_LAST_WORD_S, self._exit, self._exit_status)
 
     def deliver(self, outputs: list[JobOutput]) -> None:
-        """Pass it on."""
+        """Pass the engine's outputs on to the routers."""
         if self._serving is not None:
             self._serving.deliver(outputs)
 
     def computed(self, task_id: int, result: PieceResult) -> None:
-        """Pass it on."""
+        """Pass the result of a task's piece on to the tasks."""
         if self._serving is not None:
             self._serving.computed(task_id, result)
 
     def engine_broke(self, error: Exception) -> None:
-        """Fail every stream, and end: the supervisor starts the model again."""
+        """Fail every stream, and end the worker: the supervisor starts the model again."""
         code = ErrorCode.ENGINE_ERROR
         message = f"The engine broke ({type(error).__name__}); see its log."
         status = WorkerExit.ENGINE_BROKE
@@ -191,7 +193,7 @@ class WorkerLife:
         if self._state is WorkerState.DRAINING and not self._end.done():
             self._control.send(Drained(self._spec.instance))
         if self._idle_clock.keep_alive_s == 0:
-            # It is to be unloaded right after the answer, not a beat later.
+            # The model is to be unloaded right after the answer, not a beat later.
             self._control.send(self._signs.beat(self._state))
 
     def _terminate(self) -> None:
@@ -203,12 +205,12 @@ class WorkerLife:
             self._end.set_result(status)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        # A worker that is deaf, or without beats, is better started anew.
+        # A worker that hears nothing, or sends no beats, had better be started anew.
         if not task.cancelled() and (error := task.exception()) and not self._end.done():
             self._end.set_exception(error)
 
     def _take(self, router: bytes, message: RouterMessage) -> None:
-        """Refuse what would begin while the state is one that takes nothing new."""
+        """Refuse requests that would begin something new in a state in which none is accepted."""
         refusal = _REFUSALS.get(self._state)
         if refusal is not None and isinstance(message, Generate | Task):
             self._data.send(router, refusal.message_for(message.stream_id))
@@ -231,10 +233,10 @@ class WorkerLife:
             await asyncio.sleep(self._spec.beat_interval_s)
 
     def _check_orphaned(self) -> None:
-        """Drain, then end, once no supervisor has been heard for the grace.
+        """Drain, and then end, once no supervisor has been heard for the grace.
 
-        Without one nobody would end a stream that never does, so a drain that takes as long
-        again is cut short.
+        Without a supervisor nobody would end a stream that never ends by itself. So a drain that
+        takes as long as the grace again is cut short.
         """
         silent_s = time.monotonic() - self._control.heard_s
         if silent_s < self._spec.orphan_grace_s:

@@ -1,4 +1,4 @@
-"""The worker process: what it is given, its log, its signals and its exit."""
+"""The worker process: its spec, its log, its signals and its exit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lmx.worker.life import WorkerLife
 log = structlog.get_logger()
 
 _SWITCH_INTERVAL_S: Final = 0.0002
-"""For how long a thread that computes in Python keeps the engine thread waiting. With Python's
-5 ms, decode steps of a tiny model took up to five times as long while a prompt was tokenized."""
+"""How long a thread that computes in Python keeps the engine thread waiting. With Python's default
+of 5 ms, decode steps of a tiny model took up to five times as long while a prompt was tokenized."""
 
 
 async def _serve(spec: WorkerSpec) -> int:
@@ -39,8 +39,8 @@ def main() -> None:
     """Run the worker that stdin describes; never returns."""
     map_large_blocks()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # A Ctrl-C in the terminal reaches the whole group; what ends is the supervisor's matter.
-    # A habitual SIGHUP (reload, rotate) has nothing to do here, and costs nobody a stream.
+    # A Ctrl-C in the terminal reaches the whole group; the supervisor decides what ends.
+    # A habitual SIGHUP (reload, rotate) has no use here, and must not cost anybody a stream.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

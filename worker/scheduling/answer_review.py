@@ -10,11 +10,11 @@ from lmx.worker.scheduling.jobs import AnswerEnded, Piece
 
 
 class AnswerReview:
-    """What has come of the answers of one job that is not known to satisfy its schema.
+    """The answers of one job that are not known to satisfy its schema.
 
-    With ``whole`` the text is held back too, so that nobody has seen it and another answer may
-    be made in its place. Checked are answers that the model itself ended: the arguments of its
-    calls, or its text where there are none.
+    With ``whole`` the text is held back too, so that nobody has seen it and another answer may be
+    made in its place. Only answers that the model itself ended are checked: the arguments of their
+    calls, or their text if there are no calls.
     """
 
     __slots__ = ("_call_checks", "_calls", "_check", "_ends", "_held", "_texts", "_whole", "again")
@@ -39,15 +39,15 @@ class AnswerReview:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether other answers may be made in the place of these."""
+        """Whether other answers may be made in place of these."""
         return self._whole and not self.again
 
     def next(self) -> AnswerReview:
-        """Return the review of the answers that are made in the place of these."""
+        """Return the review of the answers that are made in place of these."""
         return AnswerReview(self._check, self._call_checks, whole=self._whole, again=True)
 
     def take(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
-        """Take what an answer gave; return what may go out now."""
+        """Take an answer's output; return what may be sent now."""
         if isinstance(output, AnswerEnded):
             self._ends.append(output)
             self._held.append(output)
@@ -64,7 +64,7 @@ class AnswerReview:
         return (output,)
 
     def fault(self) -> str | None:
-        """Return what is wrong with one of the answers, None when nothing is. Takes long."""
+        """Return what is wrong with one of the answers; None if nothing is. This takes long."""
         for end in self._ends:
             if end.reason is FinishReason.LENGTH or end.stop is not None:
                 continue
@@ -81,5 +81,5 @@ class AnswerReview:
             yield self._check, "".join(self._texts.get(answer, ()))
 
     def held(self) -> Sequence[Piece | AnswerEnded]:
-        """Return what was held back, in its order."""
+        """Return the output that was held back, in its order."""
         return self._held

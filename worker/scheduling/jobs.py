@@ -1,4 +1,4 @@
-"""What the engine thread is given, and what it gives back: jobs, their text and their ends."""
+"""The input and output of the engine thread: jobs, their text and their ends. Pure values."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from lmx.worker.formats.parser import OutputParser
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How a job's tokens become text, and when an answer ends.
-
-    ``eos`` and ``stop_ids`` end it and are no text; those and ``stop`` not before
-    ``min_tokens``. ``make_parser`` None: all text is content. ``called``: the reason of an end
-    with tool calls; as at OpenAI, STOP where the function was named. ``logprobs``: tokens come
-    with their scores. ``echo``: the answer begins with the prompt, of which ``prompt`` is the text;
-    None: it was given as tokens. ``token_ids``: those of the text are told.
-    """
+    """How a job's tokens become text, and when an answer ends."""
 
     eos: frozenset[int]
+    """These tokens end an answer and are no text, but not before ``min_tokens``."""
     stop_ids: frozenset[int] = frozenset()
+    """The request's stop tokens. They end an answer in the same way."""
     stop: tuple[str, ...] = ()
+    """The request's stop strings, which also count only after ``min_tokens``."""
     include_stop: bool = False
+    """Whether the stop string stays in the text."""
     min_tokens: int = 0
+    """Before this many tokens none of the above ends an answer."""
     make_parser: Callable[[], OutputParser] | None = None
+    """Makes the parser for reasoning and tool calls. None: all text is content."""
     called: FinishReason = FinishReason.TOOL_CALLS
+    """The reason of an end with tool calls. As at OpenAI, it is STOP if the request named the
+    function."""
     logprobs: bool = False
+    """Whether tokens come with their scores."""
     echo: bool = False
+    """Whether the answer begins with the prompt."""
     prompt: str | None = None
+    """The text of the prompt. None: it was given as tokens."""
     token_ids: bool = False
+    """Whether the text comes with its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An accepted stream. ``arrived_s``: monotonic clock. ``owner``: who takes turns with others.
-    ``memory_wait_s``: how long it may wait for a row while the machine is short of memory.
+    """An accepted stream.
 
-    Has a row for each answer, all with the same prompt; or one row with a beam search, which
-    finds ``answers`` of them. ``check``: what an answer must satisfy beside its constraint,
-    ``call_checks``: what the arguments of its calls must, by the functions' names.
-    ``remarks``: what is done otherwise than it was asked for, for people.
+    It has a row for each answer, all with the same prompt; or one row with a beam search, which
+    finds ``answers`` of them.
     """
 
     job_id: int
@@ -54,15 +56,22 @@ class Job:
     rules: TextRules
     answers: int
     arrived_s: float
+    """When its request arrived, on the monotonic clock."""
     owner: str = ""
+    """Takes turns with other owners."""
     memory_wait_s: float | None = None
+    """How long it may wait for a row while the machine is short of memory."""
     check: AnswerCheck | None = None
+    """What an answer must satisfy besides its constraint."""
     remarks: tuple[str, ...] = ()
+    """What is done otherwise than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
+    """What the arguments of an answer's calls must satisfy, by the names of the functions."""
 
 
 class Piece(NamedTuple):
-    """Text that became final in one answer, by its number. A tuple: one is made for every token."""
+    """Text that became final in one answer, by its number. It is a tuple because one is made for
+    every token."""
 
     job_id: int
     answer: int
@@ -75,14 +84,16 @@ class Piece(NamedTuple):
 
 
 class AnswerEnded(NamedTuple):
-    """An answer is whole: its tokens, and the sum of their logprobs where they are known."""
+    """An answer is whole."""
 
     job_id: int
     answer: int
     reason: FinishReason
     stop: str | None
+    """The stop string that ended it, if one did."""
     tokens: int
     logprob: float
+    """The sum of its tokens' logprobs, if they are known."""
 
 
 class JobFinished(NamedTuple):

@@ -1,4 +1,4 @@
-"""Keeps tokens' logprobs until their text is out. Pure."""
+"""Keeps tokens' logprobs until their text is sent. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TokenBytes = Callable[[int], bytes]
 
 
 def describe(token: int, scores: TokenScores | None, token_bytes: TokenBytes) -> TokenLogprob:
-    """Return a token's logprob as it goes over the wire; without scores it has none."""
+    """Return a token's logprob in the form of the wire. Without scores it has none."""
     if scores is None:
         return TokenLogprob(token_bytes(token), None, token)
     top = tuple(TopLogprob(token_bytes(other), score, other) for other, score in scores.top)
@@ -20,10 +20,11 @@ def describe(token: int, scores: TokenScores | None, token_bytes: TokenBytes) ->
 
 
 class LogprobTrack:
-    """Tokens in order, each with where its text ends. Counted in characters of the raw text.
+    """Tokens in order, each with the place where its text ends, counted in characters of the raw
+    text.
 
-    A token goes out with the text that its last character is in. One that ends inside a
-    character ends where that character does; one without text goes with what follows it.
+    A token is sent with the text that has its last character. If its text ends inside a character,
+    it ends where that character does; a token without text is sent with the text after it.
     """
 
     __slots__ = ("_ended", "_open")
@@ -33,14 +34,14 @@ class LogprobTrack:
         self._ended: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, entry: TokenLogprob, end: int | None) -> None:
-        """Take a token; ``end`` is where its text ends, None when no text is final yet."""
+        """Take a token; ``end`` is where its text ends, None if no text is final yet."""
         self._open.append(entry)
         if end is not None:
             self._ended.extend((end, waiting) for waiting in self._open)
             self._open.clear()
 
     def close(self, end: int) -> None:
-        """The text is over: what waits for more of it ends here."""
+        """The text is complete: tokens that wait for more of it end here."""
         self._ended.extend((end, waiting) for waiting in self._open)
         self._open.clear()
 

@@ -1,4 +1,4 @@
-"""Whether an exception means that memory ran out. Pure."""
+"""Decides whether an exception means that memory ran out. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from lmx.protocol.errors import ErrorCode, LmxError
 
 _SAYINGS: Final = (
     "std::bad_alloc",
-    # mlx's own, and numpy's, of a malloc that gave nothing.
+    # The words of mlx and of numpy for a malloc that failed.
     "unable to allocate",
     "cannot allocate memory",
     "cuda_error_out_of_memory",
     "cudaerrormemoryallocation",
-    # Metal's, of a command buffer that could not be run.
+    # Metal's words for a command buffer that could not be run.
     "insufficient memory",
     "kiogpucommandbuffercallbackerroroutofmemory",
 )
-"""What libraries write, in lower case, into exceptions of no telling type."""
+"""Phrases, in lower case, of libraries whose exceptions have no type of their own for this."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that it came of, says that there was no memory left.
+    """Return whether an error, or one of its causes, says that there was no memory left.
 
-    A single buffer that is larger than a device takes at all ("greater than the maximum
-    allowed buffer size") is none of those: there may be memory in plenty.
+    A single buffer that is larger than the device accepts at all ("greater than the maximum allowed
+    buffer size") does not count: there may be plenty of memory.
     """
     return any(_says_so(one) for one in _chain(error))
 

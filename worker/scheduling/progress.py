@@ -1,13 +1,15 @@
-"""How long work has been in flight without progress: what tells a hang from a long step."""
+"""Measures how long work has been in flight without progress: this tells a hang from a long
+step."""
 
 from __future__ import annotations
 
 
 class ProgressClock:
-    """Counts work in flight and remembers when it last advanced. Seconds, any one clock.
+    """Counts work in flight and remembers when it last advanced. Times are seconds of any one
+    clock.
 
-    ``begin`` and ``end`` belong to one thread; ``advance`` may come from another, because it
-    is a single store. Readable at any time, also while the working thread is stuck.
+    ``begin`` and ``end`` belong to one thread; ``advance`` may be called on another one, because it
+    is a single store. It can be read at any time, even while the working thread is stuck.
     """
 
     __slots__ = ("_in_flight", "_mark_s")
@@ -17,17 +19,17 @@ class ProgressClock:
         self._mark_s = 0.0
 
     def begin(self, now: float) -> None:
-        """One more piece of work; the first after a pause starts the clock."""
+        """Count one more piece of work; the first one after a pause starts the clock."""
         if self._in_flight == 0:
             self._mark_s = now
         self._in_flight += 1
 
     def advance(self, now: float) -> None:
-        """Something was achieved."""
+        """Note that the work made progress."""
         self._mark_s = now
 
     def end(self) -> None:
-        """One piece of work less."""
+        """Count one piece of work less."""
         self._in_flight -= 1
 
     @property
@@ -41,7 +43,7 @@ class ProgressClock:
 
 
 class InFlight:
-    """The work of several clocks together. Readable at any time, as they are."""
+    """The work of several clocks together. It can be read at any time, as they can."""
 
     __slots__ = ("_clocks",)
 
@@ -54,5 +56,5 @@ class InFlight:
         return sum(clock.in_flight for clock in self._clocks)
 
     def stalled_for_s(self, now: float) -> float:
-        """Return for how long there was no progress, of the clock that is worse off."""
+        """Return for how long there was no progress, for the clock with the longest such time."""
         return max(clock.stalled_for_s(now) for clock in self._clocks)

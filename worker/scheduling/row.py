@@ -1,6 +1,6 @@
-"""One answer on the engine thread: tokens in, final text and the reason of its end out.
+"""One answer on the engine thread: it takes tokens, and gives final text and the reason of its end.
 
-Stop strings in text that arrives in pieces. Pure.
+It also finds stop strings in text that arrives in pieces. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lmx.worker.scheduling.logprobs import LogprobTrack, TokenBytes, describe
 class StopMatcher:
     """Finds the first stop string and holds back text that may turn out to begin one.
 
-    The result doesn't depend on how the text is cut into pieces: the stop string that is
-    complete first wins, of those the longest. With ``include`` it is part of the text. Not a
-    regular-expression matcher.
+    The result doesn't depend on how the text is cut into pieces. The stop string that is complete
+    first wins, and the longest of several that are. With ``include`` it is part of the text. It is
+    no matcher of regular expressions.
     """
 
     __slots__ = ("_held", "_include", "_stops", "matched")
@@ -35,8 +35,8 @@ class StopMatcher:
     def add(self, text: str) -> str:
         """Return the text that certainly comes before any stop string's end.
 
-        After a match (``matched`` names the stop string) that is the last of it, and nothing
-        more may be added.
+        After a match (``matched`` names the stop string) this is the last text, and nothing more
+        may be added.
         """
         if not self._stops or not text:
             return text
@@ -55,13 +55,15 @@ class StopMatcher:
         return text[:cut]
 
     def release(self) -> str:
-        """Return what is held back: no stop string came of it. For the end of the text."""
+        """Return the text that is held back, because no stop string came of it. Called at the end
+        of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that begins ``stop``, not all of it."""
+    """Return the length of the longest end of ``text`` that begins ``stop``; all of ``stop`` does
+    not count."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -75,9 +77,9 @@ _ECHO_TOKENS: Final = 4096
 class Row:
     """Decides what an answer's tokens mean: text, EOS, a stop, the limit.
 
-    EOS and stop tokens count nowhere and are never text. Text inside a possible stop string or
-    marker and bytes of an incomplete character wait; their tokens are counted with the text
-    that comes next.
+    EOS and stop tokens are never counted and are never text. Text inside a possible stop string or
+    marker, and the bytes of an incomplete character, wait; their tokens are counted with the next
+    text.
     """
 
     __slots__ = (
@@ -128,10 +130,10 @@ class Row:
         detokenizer: Detokenizer,
         out: list[JobOutput],
     ) -> None:
-        """Give the prompt out as the beginning of the answer, before its first token.
+        """Send the prompt as the beginning of the answer, before its first token.
 
-        Its ``entries`` are logprobs, empty when nobody asked. The first ``silent`` tokens have no
-        text. Stop strings are not looked for.
+        ``entries`` are its logprobs, empty if the request wants none. The first ``silent`` tokens
+        have no text. Stop strings in the prompt are ignored.
         """
         for start in range(0, len(tokens), _ECHO_TOKENS):
             end = start + _ECHO_TOKENS
@@ -141,9 +143,9 @@ class Row:
             out.append(Piece(self._job.job_id, self.index, text, 0, logprobs=logprobs))
 
     def advance(self, token: int, scores: TokenScores | None, out: list[JobOutput]) -> bool:
-        """Take the answer's next token; add what became final to ``out``.
+        """Take the answer's next token; add the output that became final to ``out``.
 
-        Returns whether the answer has ended; its end is then the last in ``out``.
+        Returns whether the answer has ended; its end is then the last item of ``out``.
         """
         rules = self._rules
         if token in rules.eos:
@@ -185,11 +187,11 @@ class Row:
             self._track.add(replace(entry, token=b""), None)
 
     def finish(self, out: list[JobOutput]) -> None:
-        """End the answer where it is: nothing comes after."""
+        """End the answer where it is: no token follows."""
         self._finish(FinishReason.LENGTH, None, out)
 
     def _finish(self, reason: FinishReason, stop: str | None, out: list[JobOutput]) -> bool:
-        """Give out what is held back, then end."""
+        """Send the text that is held back, then the end."""
         text = self._detokenizer.flush()
         if self._track is not None:
             self._raw_chars += len(text)
@@ -198,7 +200,7 @@ class Row:
         if self._stops.matched is None:
             text += self._stops.release()
         else:
-            # What was held back has completed a stop string after all.
+            # The text that was held back has completed a stop string after all.
             reason, stop = FinishReason.STOP, self._stops.matched
         self._emit(text, out)
         return self._end(reason, stop, out)
@@ -211,7 +213,7 @@ class Row:
             if self._parser.called and reason is FinishReason.STOP:
                 reason = self._rules.called
         if self._unreported_tokens or self._held:
-            # Tokens that came to no text: of a stop string, of a marker, or without any.
+            # Tokens that gave no text: those of a stop string, of a marker, or tokens without text.
             out.append(
                 Piece(
                     job_id,

@@ -1,10 +1,8 @@
-"""The only caller of the engine: admits rows, owners in turns, steps, cancels.
+"""The engine thread, the only caller of the engine: it admits rows (owners take turns), runs steps,
+and cancels jobs.
 
-What the engine thread tells the event loop.
-
-What the event loop puts into the engine thread's inbox, besides jobs.
-
-From the engine thread to the event loop: what its steps produced, one wake-up for many.
+The event loop puts jobs and orders into the thread's inbox. The thread sends the outputs of its
+steps back to the loop, with one wake-up for many steps.
 """
 
 from __future__ import annotations
@@ -30,43 +28,44 @@ from lmx.worker.scheduling.jobs import Job, JobOutput
 from lmx.worker.scheduling.progress import ProgressClock
 
 PieceResult = TaskPart | Exception | None
-"""The message that a piece of a task made; an exception when it failed; None when it was
-dropped."""
+"""The result of a task's piece: the message that it made, an exception if it failed, or None if it
+was dropped."""
 
 
 class EngineEvents(Protocol):
-    """What the engine thread reports; every call arrives on the event loop."""
+    """What the engine thread reports. Every call arrives on the event loop."""
 
     def load_advanced(self, phase: LoadPhase, fraction: float | None, detail: str) -> None:
         """The load made progress."""
 
     def loaded(self, engine: Engine, load_s: float) -> None:
-        """The engine can take work; loading it took ``load_s`` seconds."""
+        """The engine accepts work; loading it took ``load_s`` seconds."""
 
     def load_failed(self, error: Exception) -> None:
-        """The engine is of no use."""
+        """The engine could not be loaded."""
 
     def deliver(self, outputs: list[JobOutput]) -> None:
-        """Jobs advanced or ended: the outputs of one or more steps."""
+        """Jobs advanced or ended: these are the outputs of one or more steps."""
 
     def computed(self, task_id: int, result: PieceResult) -> None:
-        """A piece of a task is done, or was dropped."""
+        """A piece of a task was computed, or dropped."""
 
     def engine_broke(self, error: Exception) -> None:
-        """A step raised. No row ends any more, and none will be taken."""
+        """A step raised. No running row will end, and no new one will be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a job; ``step``: the one that ran when it was cancelled."""
+    """The order to end a job."""
 
     job_id: int
     step: int
+    """The number of the step that ran when the job was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPiece:
-    """Compute a piece of a task, when it is its ``owner``'s turn."""
+    """The order to compute a piece of a task when its ``owner`` has its turn."""
 
     task_id: int
     piece: TaskPiece
@@ -75,18 +74,18 @@ class RunPiece:
 
 @dataclass(frozen=True, slots=True)
 class DropPiece:
-    """Forget the piece of a task that still waits."""
+    """The order to forget the piece of a task that still waits."""
 
     task_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Press:
-    """Look how short the machine is of memory: that is kept beside the inbox."""
+    """The order to look at the memory pressure, which is kept beside the inbox."""
 
 
 Order = Job | Cancel | RunPiece | DropPiece | Press | None
-"""None: end."""
+"""An item of the inbox. None means: end."""
 
 
 # Steps that the loop may lag behind. The engine waits for a loop that is further behind: its
@@ -96,8 +95,8 @@ _WAIT_S: Final = 0.5
 
 
 class Outbox:
-    """A bounded queue of steps. ``post`` is for the engine thread, ``deliver`` gets called
-    on the loop with the outputs of one or more steps, in order."""
+    """A bounded queue of steps. The engine thread calls ``post``; ``deliver`` is called on the loop
+    with the outputs of one or more steps, in order."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[JobOutput]], None]
@@ -108,7 +107,8 @@ class Outbox:
         self._changed = threading.Condition()
 
     def post(self, outputs: list[JobOutput]) -> None:
-        """Hand over one step's outputs; waits for a loop that lags. Drops them when it closed."""
+        """Hand over one step's outputs; wait if the loop lags behind. They are dropped if the loop
+        has closed."""
         with self._changed:
             while len(self._steps) >= LIMIT_STEPS:
                 self._changed.wait(_WAIT_S)
@@ -120,7 +120,8 @@ class Outbox:
             self.call(self._drain)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop; does nothing when it has closed: the process ends."""
+        """Run ``function`` on the loop. Does nothing if the loop has closed, because the process
+        ends then."""
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -146,9 +147,9 @@ class EngineThread:
     """Runs an engine on a thread of its own. Methods are called on the event loop.
 
     Every submitted job gets exactly one output that is its end, and every piece of a task exactly
-    one result, unless the engine breaks. The caller bounds what is in flight, and thereby the
-    inbox: a job or a piece brings at most itself and one cancellation. Of what ``press`` is told
-    while a step runs, the last counts.
+    one result, unless the engine breaks. The caller limits how much is in flight, and so the length
+    of the inbox: a job or a piece adds at most itself and one cancellation. If ``press`` is called
+    several times during a step, the last call counts.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class EngineThread:
         self._pressure: MemoryPressure | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.clock = ProgressClock()
-        # Written by the engine thread alone, read by the loop: single stores.
+        # Only the engine thread writes these and the loop reads them: each write is a single store.
         self.rows = 0
         self.steps = 0
         self.memory_bytes = 0
@@ -193,14 +194,14 @@ class EngineThread:
         self._inbox.put(Cancel(job_id, self.steps))
 
     def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
-        """Queue a piece of a task: one is computed between two steps, ``owner`` by owner. Its
-        result comes through ``computed``."""
+        """Queue a piece of a task. One piece is computed between two steps, and owners take turns.
+        Its result comes through ``computed``."""
         self.clock.begin(time.monotonic())
         self._inbox.put(RunPiece(task_id, piece, owner))
 
     def drop_piece(self, task_id: int) -> None:
-        """Forget the piece of a task that still waits, with the result None; one that runs is left
-        alone."""
+        """Forget the piece of a task that still waits; its result is None. A piece that runs is
+        left alone."""
         self._inbox.put(DropPiece(task_id))
 
     def press(self, level: MemoryPressure) -> None:
@@ -212,10 +213,10 @@ class EngineThread:
             self._inbox.put(Press())
 
     def stop(self, timeout_s: float, close_timeout_s: float = 1.0) -> bool:
-        """Ask the thread to end and wait; returns False when it is stuck.
+        """Ask the thread to end and wait; return False if it is stuck.
 
-        It has ``timeout_s`` to get out of a step, and then, when it does, ``close_timeout_s``
-        more to close the engine.
+        The thread has ``timeout_s`` to leave its step, and then ``close_timeout_s`` more to close
+        the engine.
         """
         self._inbox.put(None)
         if self._thread.is_alive() and self._closing.wait(timeout_s):
@@ -248,7 +249,8 @@ class EngineThread:
             self._outbox.call(lambda: self._events.load_advanced(phase, fraction, detail))
 
         engine = self._load_engine(advanced)
-        # What a load leaves behind lives as long as the process: no collection need walk it.
+        # The objects of a load live as long as the process, so no garbage collection need visit
+        # them.
         gc.collect()
         gc.freeze()
         self._measure(engine.resident)
@@ -335,7 +337,7 @@ class EngineThread:
         try:
             result = order.piece()
         except Exception as error:
-            # It is the request's to fail, not the engine's: see TaskPiece.
+            # The error fails the request, and not the engine: see TaskPiece.
             result = error
         now = time.monotonic()
         self.clock.advance(now)
@@ -348,7 +350,7 @@ class EngineThread:
 
     def _drop_piece(self, task_id: int) -> None:
         if self._pieces.take_out(lambda order: order.task_id == task_id):
-            # Whoever waits for the thread to be idle must hear of this end too.
+            # Code that waits for the thread to be idle must learn of this end too.
             self._outbox.call(lambda: self._computed(task_id, None))
 
     def _step(self, generator: Generator, resident: Resident) -> None:

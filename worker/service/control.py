@@ -1,4 +1,5 @@
-"""The worker's control socket: facts and beats to the supervisor, its orders back."""
+"""The worker's control socket: it sends facts and beats to the supervisor, and receives its
+orders."""
 
 from __future__ import annotations
 
@@ -17,30 +18,30 @@ from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 
 log = structlog.get_logger()
 
-# For the last fact (LoadFailed, Drained) of a process that ends.
+# This is for the last fact (LoadFailed, Drained) of a process that ends.
 _LINGER_MS: Final = 200
 
 
 class ControlOrders(Protocol):
-    """What a supervisor can ask of a worker."""
+    """The orders that a supervisor can give a worker."""
 
     def welcome(self) -> None:
-        """Hello was taken: load, unless that has begun."""
+        """The supervisor has accepted Hello: load the model, unless that has begun."""
 
     def identify(self) -> None:
         """This supervisor is new: say Hello."""
 
     def drain(self, if_idle: bool) -> None:
-        """Take no new stream."""
+        """Accept no new stream. With ``if_idle`` only if nothing is in flight."""
 
     def pressure(self, level: MemoryPressure) -> None:
-        """The machine's memory runs out, or no longer does."""
+        """The machine's memory runs short, or no longer does."""
 
 
 class ControlLink:
-    """A DEALER that outlives supervisors: it reconnects by itself. Event loop only.
+    """A DEALER socket that outlives supervisors: it reconnects by itself. Event loop only.
 
-    ``heard_s`` is when a supervisor last said anything (monotonic clock).
+    ``heard_s`` is when a supervisor last sent anything (monotonic clock).
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class ControlLink:
         self._socket.connect(directory.control)
 
     def send(self, message: Any) -> bool:
-        """Send if a supervisor is connected; returns whether it was sent.
+        """Send if a supervisor is connected; return whether the message was sent.
 
-        What can't be sent is not kept: beats repeat themselves, and a new supervisor learns
-        the rest from the Hello that it asks for. Nothing is sent after :meth:`close`, which a
-        load that goes on meanwhile may outlive.
+        A message that can't be sent is not kept: beats repeat themselves, and a new supervisor
+        learns the rest from the Hello that it asks for. Nothing is sent after :meth:`close`,
+        because a load may go on longer than the link.
         """
         return not self._socket.closed and send_nowait(self._socket, encode(message))
 
@@ -70,7 +71,7 @@ class ControlLink:
             self._take(await self._socket.recv())
 
     def close(self) -> None:
-        """Close the socket; what was sent has a moment to go."""
+        """Close the socket; messages that were sent get a moment to leave."""
         self._socket.close(linger=_LINGER_MS)
 
     def _take(self, payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The worker's data socket: messages of routers in, outputs and pulses out."""
+"""The worker's data socket: it receives the routers' messages, and sends outputs and pulses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmx.worker.service.serving import RouterMessage
 
 log = structlog.get_logger()
 
-# For the last words of a stream when the process ends: a local peer takes them at once.
+# This is for a stream's last messages when the process ends: a local peer takes them at once.
 _LINGER_MS: Final = 200
 
 
@@ -40,15 +40,15 @@ class DataService:
             self._take(take, await self._socket.recv_multipart())
 
     def send(self, router: bytes, message: Any) -> bool:
-        """Send one message. Returns False when its router can't be reached: it has gone, or its
-        queue is full."""
+        """Send one message. Returns False if its router can't be reached: it is gone, or its queue
+        is full."""
         is_sent = send_nowait(self._socket, router, encode(message))
         if not is_sent:
             log.warning("router.unreachable", router=router.hex())
         return is_sent
 
     def close(self) -> None:
-        """Close the socket and remove its file; what was sent has a moment to go."""
+        """Close the socket and remove its file; messages that were sent get a moment to leave."""
         self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""What is told of an engine that could not be loaded. Pure.
+"""Why an engine could not be loaded, in words and codes. Pure.
 
-``permanent`` means that the model's files or its configuration must change first. When that
-can't be told, it is not: another try costs a load, giving up costs the model.
+``permanent`` means that the model's files or its configuration must change first. If that is not
+certain, it is false: another try costs one load, giving up costs the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 
 
 class LoadFailure(NamedTuple):
-    """Why, for the supervisor and for people."""
+    """The reason, for the supervisor and for people."""
 
     code: ErrorCode
     message: str
@@ -39,11 +39,11 @@ _PERMANENT_SAYINGS: Final[tuple[tuple[type[Exception], re.Pattern[str]], ...]] =
 )
 
 _OTHER_KIND: Final = re.compile(r"has no attribute '(language_model|text_embeds)'")
-"""A model of one kind, asked for what only another has."""
+"""The error of a model of one kind that is asked for something only another kind has."""
 
 
 def load_failure(error: BaseException, kind: ModelKind) -> LoadFailure:
-    """Return what to say of ``error``, which came of loading a model as ``kind``."""
+    """Return the reason for ``error``, which was raised while a model was loaded as ``kind``."""
     match error:
         case LmxError():
             return LoadFailure(error.code, error.message, error.code in _PERMANENT_CODES)

@@ -1,4 +1,8 @@
-"""Generations, from their requests to their ends. Event loop only."""
+"""Generations, from their requests to their ends. Event loop only.
+
+They pass through the prompt thread, which makes a job of a request, and the engine thread, which
+runs it. This module does not know how either does its work.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,11 @@ class Generation(OpenRequest):
     job_id: int
     stream: Stream
     ranking: Ranking | None
-    """Where only some of the answers are returned."""
+    """Holds the answers back if only some of them are returned."""
     preparing: bool = True
-    """Its prompt is being made."""
+    """Whether its prompt is still being made."""
     review: AnswerReview | None = None
-    """Where answers are checked when they are whole."""
+    """Checks the whole answers, if the request needs that."""
 
     @classmethod
     def begin(
@@ -58,7 +62,7 @@ class Generation(OpenRequest):
         )
 
     def release(self) -> None:
-        """Its outputs are not waited for any more."""
+        """Wait no longer for its outputs."""
         self.generations.released(self)
 
     def cancelled(self) -> None:
@@ -66,11 +70,11 @@ class Generation(OpenRequest):
         self.generations.cancelled(self)
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Send what is there of it, and the error."""
+        """Send the output that waits, and then the error."""
         self.generations.fail(self, code, message)
 
     def prepared(self, job: Job) -> None:
-        """Its prompt has been made, and it waits for the engine."""
+        """Note that its prompt has been made and that it waits for the engine."""
         self.preparing = False
         if job.check is not None or job.call_checks:
             self.review = AnswerReview(
@@ -80,7 +84,7 @@ class Generation(OpenRequest):
             )
 
     def repeat(self, job_id: int) -> None:
-        """Forget what its answers were: others are made."""
+        """Forget its answers, because new ones are made."""
         assert self.review is not None
         self.job_id = job_id
         self.review = self.review.next()
@@ -88,13 +92,14 @@ class Generation(OpenRequest):
             self.ranking = Ranking(self.request.search.n, self.request.search.best_of)
 
     def send_reviewed(self, part: RouterOutputs) -> None:
-        """Add what was held back for a review, which has found nothing, to ``part``."""
+        """Add the output that was held back for a review to ``part``. The review has found no
+        fault."""
         assert self.review is not None
         for item in self.review.held():
             self._give(item, part)
 
     def take(self, output: Piece | AnswerEnded, part: RouterOutputs) -> None:
-        """Add what may be sent of ``output``, and of what waited for it, to ``part``."""
+        """Add the part of ``output``, and of earlier output, that may be sent now to ``part``."""
         for item in (output,) if self.ranking is None else self.ranking.add(output):
             if self.review is None:
                 self._give(item, part)
@@ -103,7 +108,7 @@ class Generation(OpenRequest):
                     self._give(reviewed, part)
 
     def flush(self, part: RouterOutputs) -> None:
-        """Add all that waits, of every answer: the stream was lost."""
+        """Add all waiting output of every answer, because the stream was lost."""
         for index in range(self.request.search.n):
             part.deltas += self.stream.end(index)
 
@@ -113,14 +118,14 @@ class Generation(OpenRequest):
             part.ended.append(
                 ChoiceEnded(self.request.stream_id, item.answer, item.reason, item.stop)
             )
-        # Tokens without text are in the usage; nobody reads an empty delta.
+        # Tokens without text are counted in the usage; an empty delta has no reader.
         elif item.text or item.call or item.logprobs or item.token_ids:
             delta = self.stream.add(item)
             if delta is not None:
                 part.deltas.append(delta)
 
     def log_end(self, end: JobFinished | JobFailed) -> None:
-        """Log how it ended."""
+        """Log how the generation ended."""
         request_id = self.request.request_id
         match end:
             case JobFinished(_, usage, timings):
@@ -138,7 +143,7 @@ class Generation(OpenRequest):
                 log.warning("stream.failed", request_id=request_id, code=code)
 
     def log_cancelled(self, step: int) -> None:
-        """Log that it was cancelled before it had a job."""
+        """Log that the generation was cancelled before it had a job."""
         log.info(
             "stream.cancelled",
             request_id=self.request.request_id,
@@ -149,7 +154,8 @@ class Generation(OpenRequest):
 
 
 class Generations:
-    """Takes requests through the prompt thread and the engine thread, and their text back out."""
+    """All generations. Passes requests through the prompt thread and the engine thread, and sends
+    the text back."""
 
     def __init__(
         self,
@@ -192,7 +198,7 @@ class Generations:
             outgoing.send(self._open.send)
 
     def released(self, opened: Generation) -> None:
-        """Wait no more for what the engine makes of it."""
+        """Wait no longer for the engine's output for this generation."""
         self._by_job.pop(opened.job_id, None)
 
     def cancelled(self, opened: Generation) -> None:
@@ -202,17 +208,17 @@ class Generations:
             self._thread.cancel(opened.job_id)
 
     def fail(self, opened: Generation, code: ErrorCode, message: str) -> None:
-        """End it with an error; its rows are not waited for."""
+        """End the generation with an error, without waiting for its rows."""
         if opened.preparing:
             self._open.refuse(opened, code, message)
         else:
             self._end_alone(opened, JobFailed(opened.job_id, code, message))
 
     def deliver(self, outputs: list[JobOutput]) -> None:
-        """Send what became final, in one message for each router."""
+        """Send final output, in one message for each router."""
         outgoing = Outgoing()
         for output in outputs:
-            # A job that was cancelled is not in the table any more.
+            # The job was cancelled, so it is not in the table any more.
             opened = self._by_job.get(output.job_id)
             if isinstance(output, Piece | AnswerEnded):
                 if isinstance(output, Piece):
@@ -230,7 +236,7 @@ class Generations:
         self._open.tell_if_idle()
 
     def _prepare(self, opened: Generation, arrived_s: float, *, again: bool = False) -> Job:
-        # On the prompt thread.
+        # This runs on the prompt thread.
         if self._generator is None:
             raise wrong_kind(self._spec.kind)
         return prepare(
@@ -273,7 +279,7 @@ class Generations:
         self._thread.submit(job)
 
     def _review(self, opened: Generation, review: AnswerReview, end: JobFinished) -> None:
-        """Check answers that are whole before their ends are told."""
+        """Check whole answers before their ends are sent."""
         del self._by_job[opened.job_id]
         self._open.prepare(
             opened,
@@ -301,7 +307,8 @@ class Generations:
         elif review.may_repeat:
             log.info("review.repeated", request_id=opened.request.request_id, reason=fault)
             opened.repeat(next(self._job_ids))
-            # It waits for a turn of its own: the time of the first answer is no waiting.
+            # It waits for a new turn: the time that the first answer took does not count as
+            # waiting.
             arrived_s = time.monotonic()
             self._open.prepare(
                 opened,
@@ -367,4 +374,4 @@ class Generations:
 
 
 def _told_nothing() -> None:
-    """The router hears nothing of a turn on the prompt thread after the first."""
+    """Do nothing: only the first turn on the prompt thread is reported to the router."""

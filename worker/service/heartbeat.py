@@ -1,7 +1,5 @@
-"""What a worker says of itself to a supervisor: its Hello and its beats. Event loop only.
-
-How much memory this process has, now and at most, as the system counts it.
-"""
+"""What a worker reports about itself to a supervisor: its Hello, its beats and its memory. Event
+loop only."""
 
 from __future__ import annotations
 
@@ -27,8 +25,9 @@ _KIB: Final = 1024
 
 
 def memory_bytes(engine_bytes: int) -> int:
-    """Return what the process has now. ``engine_bytes``: what the engine counts itself; on a Mac
-    that is in the footprint, and stands beside the resident set where there is none."""
+    """Return how much memory the process has now, as the system counts it. ``engine_bytes`` is what
+    the engine counts itself: on a Mac the process's footprint includes it; elsewhere it is added to
+    the resident set."""
     if sys.platform == "darwin":
         found = mac_footprint(os.getpid())
         return found[0] if found else _resident_bytes() + engine_bytes
@@ -36,8 +35,8 @@ def memory_bytes(engine_bytes: int) -> int:
 
 
 def peak_memory_bytes(engine_peak_bytes: int) -> int:
-    """Return the most that the process ever had. It never goes down. ``engine_peak_bytes``: as
-    for :func:`memory_bytes`."""
+    """Return the most memory that the process ever had. It never goes down. ``engine_peak_bytes``
+    is used as in :func:`memory_bytes`."""
     if sys.platform == "darwin":
         found = mac_footprint(os.getpid())
         return found[1] if found else _resident_bytes() + engine_peak_bytes
@@ -67,7 +66,7 @@ def _resident_bytes() -> int:
 
 
 class Heartbeat:
-    """Reads what the parts of a worker count; changes nothing."""
+    """Reads the figures of the worker's parts; changes nothing."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Heartbeat:
         self._facts: ModelFacts | None = None
 
     def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
-        """Return the news that the model answers, and remember it for every Hello."""
+        """Return the news that the model is loaded, and remember it for every later Hello."""
         self._facts = facts
         return Loaded(
             self._spec.instance,
@@ -96,7 +95,7 @@ class Heartbeat:
         )
 
     def hello(self, state: WorkerState) -> WorkerHello:
-        """Return who this is, and how far it has come."""
+        """Return the worker's identity and its state."""
         facts = self._facts
         return WorkerHello(
             self._spec.instance,
@@ -110,7 +109,7 @@ class Heartbeat:
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:
-        """Return how it is now."""
+        """Return the worker's present figures."""
         now = time.monotonic()
         rows, held = self._engine.rows, self._in_flight.count
         return WorkerBeat(

@@ -1,4 +1,4 @@
-"""The requests that a loaded model has taken and not answered yet, whatever they ask for."""
+"""The requests of any kind that a loaded model has accepted and not answered yet."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class OpenRequest(ABC):
-    """One of them, until its end has been sent. Event loop only."""
+    """One such request, until its end has been sent. Event loop only."""
 
     router: bytes
-    """Who sent it, and gets the answer."""
+    """The router that sent it and gets the answer."""
     request: Generate | Task
     gone: bool = field(default=False, init=False)
-    """It has left the table: nothing is sent for it any more."""
+    """Whether it has left the table: nothing is sent for it any more."""
 
     @abstractmethod
     def release(self) -> None:
-        """Free what it holds, once it has left the table; called at every end."""
+        """Free its resources, once it has left the table; called at every end."""
 
     @abstractmethod
     def cancelled(self) -> None:
-        """Its router wants it no more; called after ``release``."""
+        """Stop its work: its router does not want it any more. Called after ``release``."""
 
     @abstractmethod
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Take it out of the table, and tell its router why."""
+        """Take it out of the table, and send its router the reason."""
 
 
 class OpenRequests:
-    """The table of them: who is let in, who hears of what, who leaves. Event loop only.
+    """The table of open requests: it decides which are let in, and sends their messages. Event loop
+    only.
 
-    It holds at most ``max_rows + max_queue``, never so many of one owner that others find no room
-    (:mod:`lmx.protocol.fair_share`); those that were cancelled and still have their row take a
-    place too. ``send`` sends a message to a router, and returns whether it can be reached.
-    ``became_idle`` is called each time the last one has ended.
+    It holds at most ``max_rows + max_queue`` requests, and no owner may fill it so far that others
+    find no room (:mod:`lmx.protocol.fair_share`). Cancelled requests that still have their row take
+    a place too. ``send`` sends a message to a router, and returns whether it can be reached.
+    ``became_idle`` is called each time the last request has ended.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class OpenRequests:
         self.estimate = QueueEstimate()
 
     def find(self, router: bytes, stream_id: int) -> OpenRequest | None:
-        """Return the one of that number, None if it has ended."""
+        """Return the request with that number; None if it has ended."""
         return self._open.get((router, stream_id))
 
     def admits(self, router: bytes, request: Generate | Task, rows: int) -> bool:
-        """Return whether a request may begin; else its router has been told why not. ``rows``:
-        how many run now."""
+        """Return whether a request may begin. If not, the reason has been sent to its router.
+        ``rows`` is how many rows run now."""
         if (router, request.stream_id) in self._open:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return False
@@ -93,8 +94,8 @@ class OpenRequests:
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
     ) -> None:
-        """Put a request into the table, and call ``prepare`` on the prompt thread when its turn
-        has come, then ``prepared`` with what came of it: None where it had gone meanwhile."""
+        """Put a request into the table. When its turn has come, call ``prepare`` on the prompt
+        thread, and then ``prepared`` with the result; with None if the request was gone by then."""
         self._open[opened.router, opened.request.stream_id] = opened
         self.prepare(opened, lambda: self._tell_preparing(opened), prepare, prepared)
 
@@ -109,7 +110,7 @@ class OpenRequests:
         self._prompts.run(
             opened.request.owner,
             begins,
-            # A request that was cancelled meanwhile isn't worth tokenizing.
+            # A request that was cancelled meanwhile is not tokenized.
             lambda: None if opened.gone else prepare(),
             prepared,
         )
@@ -127,7 +128,7 @@ class OpenRequests:
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        """Forget a request, and tell its router that there is no answer."""
+        """Forget a request, and send its router the refusal."""
         self.forget(opened)
         refused = Refused(opened.request.stream_id, code, message, param, retry_after_s)
         self.send(opened.router, refused)
@@ -139,7 +140,7 @@ class OpenRequests:
         opened.release()
 
     def cancel(self, router: bytes, stream_id: int) -> None:
-        """Forget a request that is wanted no more; one that has ended is left alone."""
+        """Forget a request that is not wanted any more; one that has ended is left alone."""
         opened = self.find(router, stream_id)
         if opened is not None:
             self.forget(opened)
@@ -152,14 +153,14 @@ class OpenRequests:
                 self.cancel(owner, stream_id)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
-        """End every request with an error; what runs of it is not waited for."""
+        """End every request with an error, without waiting for its rows."""
         for opened in list(self._open.values()):
-            # Its router could not be reached a moment ago: all its requests went.
+            # Its router could not be reached a moment ago, so all its requests are gone.
             if not opened.gone:
                 opened.fail(code, message)
 
     def pulse(self) -> None:
-        """Tell every router with an open request that this loop lives."""
+        """Tell every router with an open request that this event loop lives."""
         counts: dict[bytes, int] = {}
         for router, _ in self._open:
             counts[router] = counts.get(router, 0) + 1

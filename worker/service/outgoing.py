@@ -1,5 +1,7 @@
-"""What one delivery of the engine thread has for each router: one message, however many rows,
-but for what would be too large for one."""
+"""Collects what one delivery of the engine thread has for each router.
+
+Each router gets one message, however many rows there are, unless it would be too large.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from typing import Any, Final
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Failed, Finished, Outputs
 
 # A message over the protocol's limit costs the connection, and with it every stream of the router.
-# Answers that are chosen from come all at once, with logprobs a kilobyte a token.
+# Answers of which only the best are returned come all at once; with logprobs a token has 1 KB.
 _MESSAGE_BYTES: Final = 8 * 1024 * 1024
 _LOGPROB_BYTES: Final = 64
-"""Of one token, or one alternative: 45, and the bytes of the token."""
+"""The size of one token, or of one alternative: 45 bytes, and the bytes of the token."""
 
 
 @dataclass(slots=True)
 class RouterOutputs:
-    """One router's part, while it is being gathered."""
+    """One router's part, while it is being collected."""
 
     deltas: list[Delta] = field(default_factory=list)
     ended: list[ChoiceEnded] = field(default_factory=list)
@@ -27,7 +29,7 @@ class RouterOutputs:
 
 
 class Outgoing:
-    """Gathers by router. Routers for which nothing was asked get no message."""
+    """The parts by router. A router without a part gets no message."""
 
     __slots__ = ("_by_router",)
 
@@ -35,14 +37,14 @@ class Outgoing:
         self._by_router: dict[bytes, RouterOutputs] = {}
 
     def to(self, router: bytes) -> RouterOutputs:
-        """Return a router's part, to add to."""
+        """Return a router's part, so that output can be added to it."""
         found = self._by_router.get(router)
         if found is None:
             found = self._by_router[router] = RouterOutputs()
         return found
 
     def send(self, send: Callable[[bytes, Any], None]) -> None:
-        """Send each router its message; of several, the last has the ends."""
+        """Send each router its message. If it takes several, the last one has the ends."""
         for router, part in self._by_router.items():
             *before, deltas = _cut(part.deltas)
             for some in before:

@@ -15,14 +15,16 @@ _T = TypeVar("_T")
 
 
 class _Call(NamedTuple):
+    """One call for the thread."""
+
     begins: Callable[[], None]
     function: Callable[[], Any]
     done: Callable[[asyncio.Future[Any]], None]
 
 
 class PromptThread:
-    """Owners take turns, so that what one asks for keeps the others waiting for one call at most.
-    Methods are called on the event loop."""
+    """Runs calls of all owners in turns, so that an owner's calls delay those of others by one call
+    at most. Methods are called on the event loop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompt")
@@ -37,8 +39,8 @@ class PromptThread:
         function: Callable[[], _T],
         done: Callable[[asyncio.Future[_T]], None],
     ) -> None:
-        """Call ``begins`` on the loop when the turn has come, right before ``function`` on the
-        thread, then ``done`` on the loop. The caller bounds how many calls wait."""
+        """When the turn has come, call ``begins`` on the loop right before ``function`` on the
+        thread; then ``done`` on the loop. The caller limits how many calls wait."""
         self.clock.begin(time.monotonic())
         self._waiting.add(owner, _Call(begins, function, done))
         if not self._busy:
@@ -49,7 +51,8 @@ class PromptThread:
         self._busy = True
         loop = asyncio.get_running_loop()
         try:
-            # Before the thread has it: code that keeps the GIL would keep the word back, too.
+            # This comes before the thread starts: code that holds the GIL would also delay this
+            # call.
             call.begins()
         finally:
             future = loop.run_in_executor(self._executor, call.function)

@@ -1,4 +1,4 @@
-"""A loaded model at work: every request, of all kinds. Event loop only."""
+"""A loaded model at work: it handles every request, of all kinds. Event loop only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from lmx.worker.service.prompt_thread import PromptThread
 from lmx.worker.service.tasks import Tasks
 
 RouterMessage = Generate | Task | Credit | Cancel
-"""What a router sends to a worker."""
+"""The messages that a router sends to a worker."""
 
 
 class Serving:
-    """Made when the model is loaded: before, there is no request that it could have.
+    """Handles the requests of a loaded model. It is made when the model is loaded, since there can
+    be no request before.
 
-    ``send`` and ``became_idle``: see :class:`OpenRequests`.
+    ``send`` and ``became_idle`` are described at :class:`OpenRequests`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Serving:
         idle_clock.loaded(time.monotonic())
 
     def take(self, router: bytes, message: RouterMessage) -> None:
-        """Do what a router asks for."""
+        """Handle a router's message."""
         match message:
             case Generate():
                 self._generations.take(router, message)
@@ -60,11 +61,11 @@ class Serving:
                 self._tasks.take(router, message)
 
     def deliver(self, outputs: list[JobOutput]) -> None:
-        """Send what became final of generations."""
+        """Send final output of generations."""
         self._generations.deliver(outputs)
 
     def computed(self, task_id: int, result: PieceResult) -> None:
-        """Send what a piece of a task came to."""
+        """Send the result of a task's piece."""
         self._tasks.computed(task_id, result)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
@@ -72,5 +73,5 @@ class Serving:
         self._open.fail_all(code, message)
 
     def pulse(self) -> None:
-        """Tell every router with an open request that this loop lives."""
+        """Tell every router with an open request that this event loop lives."""
         self._open.pulse()

@@ -1,7 +1,5 @@
-"""One stream's credit and the text that waits for it. Pure.
-
-Which of the answers that were sampled are returned: the likeliest by token. Pure.
-"""
+"""One stream's credit and the text that waits for it, and the choice of the answers to return.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _MOST_LOGPROBS: Final = 4096
 
 @dataclass(slots=True)
 class _Waiting:
-    """Text of one answer and one kind that is to go in one delta."""
+    """Text of one answer and one kind that will go in one delta."""
 
     index: int
     kind: DeltaKind
@@ -30,7 +28,7 @@ class _Waiting:
     token_ids: list[int] = field(default_factory=list)
 
     def takes(self, piece: Piece) -> bool:
-        """Whether a piece of the same answer can be joined."""
+        """Return whether a piece of the same answer can be joined to it."""
         if piece.kind is not self.kind or len(self.logprobs) >= _MOST_LOGPROBS:
             return False
         if self.call is None or piece.call is None:
@@ -47,9 +45,9 @@ class _Waiting:
 class Stream:
     """Turns text into deltas while there is credit, and joins it while there is none.
 
-    For each answer, the texts of all deltas, joined, are the texts added, joined, in order and
-    by kind; there are never more deltas than credit was given, but for those that go with an
-    answer's end. Knows no socket and no engine.
+    For each answer and kind, the joined texts of all deltas are the joined texts that were added,
+    in their order. There are never more deltas than credit, except those that go with an answer's
+    end. A stream knows no socket and no engine.
     """
 
     __slots__ = ("_credit_deltas", "_stream_id", "_waiting")
@@ -73,7 +71,7 @@ class Stream:
         return None
 
     def grant(self, deltas: int) -> list[Delta]:
-        """Take credit for ``deltas`` more; return what may be sent now. Ignores none or less."""
+        """Take credit for ``deltas`` more; return what may be sent now. Ignores numbers below 1."""
         self._credit_deltas += max(0, deltas)
         ready = max(0, min(self._credit_deltas, len(self._waiting)))
         self._credit_deltas -= ready
@@ -81,7 +79,8 @@ class Stream:
         return [self._join(part) for part in going]
 
     def end(self, index: int) -> list[Delta]:
-        """Return what waits of an answer, to be sent with its end, credit or not."""
+        """Return the waiting text of an answer. It is sent with the answer's end, with or without
+        credit."""
         going = [part for part in self._waiting if part.index == index]
         self._waiting = [part for part in self._waiting if part.index != index]
         return [self._join(part) for part in going]
@@ -100,10 +99,10 @@ class Stream:
 
 
 class Ranking:
-    """Holds ``best_of`` answers back until all have ended, then gives out the best ``n``.
+    """Holds ``best_of`` answers back until all have ended, then passes the best ``n`` on.
 
-    The best have the highest mean logprob a token, as OpenAI's ``best_of`` has it; of equal
-    ones the first. They are numbered anew, the best is 0.
+    The best answers have the highest mean logprob per token, as in OpenAI's ``best_of``; of equal
+    ones the first wins. They are numbered anew, from 0 for the best.
     """
 
     __slots__ = ("_best_of", "_ended", "_n", "_pieces")
@@ -115,7 +114,8 @@ class Ranking:
         self._ended: list[AnswerEnded] = []
 
     def add(self, output: Piece | AnswerEnded) -> Sequence[Piece | AnswerEnded]:
-        """Take what an answer gave; return what may go out: nothing, and then everything."""
+        """Take an answer's output; return what may be sent: nothing at first, and everything at the
+        end."""
         if isinstance(output, Piece):
             self._pieces.setdefault(output.answer, []).append(output)
             return ()

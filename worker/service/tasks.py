@@ -1,5 +1,4 @@
-"""Tasks, which are requests that are no generation, from their arrival to their answer. Event loop
-only."""
+"""Tasks (requests that are no generation), from their arrival to their answer. Event loop only."""
 
 from __future__ import annotations
 
@@ -31,31 +30,31 @@ class OpenTask(OpenRequest):
     task_id: int
     deadline: asyncio.TimerHandle
     pieces: deque[TaskPiece] = field(default_factory=deque)
-    """Those that have not been given to the engine thread."""
+    """The pieces that were not given to the engine thread yet."""
     prompt_tokens: int = 0
     planned: bool = False
-    """It was found to be a request that the model can meet."""
+    """Whether the model was found to be able to do it."""
     computing: bool = False
-    """A piece of it is on the engine thread."""
+    """Whether a piece of it is on the engine thread."""
 
     def release(self) -> None:
-        """No piece is computed any more, but for one that runs."""
+        """Compute no further piece of it; a piece that runs is left alone."""
         self.tasks.released(self)
 
     def cancelled(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
         log.info("task.cancelled", request_id=self.request.request_id)
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Refuse it, however far it has come."""
+        """Refuse the task, however far it has come."""
         self.tasks.fail(self, code, message)
 
 
 class Tasks:
-    """Takes tasks through the prompt thread and, piece by piece, through the engine thread.
+    """Passes tasks through the prompt thread and, piece by piece, through the engine thread.
 
-    A task has one piece on the engine thread at a time, so that tasks take turns there, by their
-    owners and then with each other.
+    A task has one piece on the engine thread at a time. So tasks take turns there, first by owner
+    and then by task.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Tasks:
         )
 
     def computed(self, task_id: int, result: PieceResult) -> None:
-        """Take what a piece came to."""
+        """Take the result of a piece."""
         task = self._by_id.get(task_id)
         if task is not None:
             task.computing = False
@@ -100,7 +99,7 @@ class Tasks:
         self._open.tell_if_idle()
 
     def released(self, task: OpenTask) -> None:
-        """Free what it holds; a piece that is being computed is not waited for."""
+        """Free a task's resources; a piece that is being computed is not waited for."""
         task.deadline.cancel()
         del self._by_id[task.task_id]
         task.pieces.clear()
@@ -110,7 +109,7 @@ class Tasks:
             self._thread.drop_piece(task.task_id)
 
     def fail(self, task: OpenTask, code: ErrorCode, message: str) -> None:
-        """Refuse it, however far it has come."""
+        """Refuse a task, however far it has come."""
         self._open.refuse(task, code, message)
 
     def _planned(self, task: OpenTask, future: asyncio.Future[TaskPlan | TaskReply | None]) -> None:
