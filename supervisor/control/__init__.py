@@ -1,1 +1,1 @@
-"""Handlers of what the router and the command line ask."""
+"""The handlers of the questions that routers and the command line ask."""

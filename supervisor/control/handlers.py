@@ -15,14 +15,14 @@ from lmx.supervisor.decisions.slots.demand import Asker
 log = structlog.get_logger()
 
 Handler = Callable[[Any, Asker, float], Any]
-"""``handler(question, asker, now_s)`` returns the reply, or a coroutine that will return it while
-the supervisor goes on. None: somebody else replies, and has been given the asker. What the handler
-or its coroutine raises of :class:`LmxError` becomes ``Denied``."""
+"""``handler(question, asker, now_s)`` returns the reply, or a coroutine that returns it while
+the supervisor goes on. If it returns None, another part replies, which was given the asker. An
+:class:`LmxError` of the handler or its coroutine becomes ``Denied``."""
 
 
 class Handlers:
-    """Finds the handler of a question and sends what it replies. Every question gets one reply,
-    unless :meth:`close` comes first."""
+    """Finds the handler of a question and sends its reply. Every question gets one reply, unless
+    :meth:`close` comes first."""
 
     def __init__(self, reply: Callable[[Asker, Any], None]) -> None:
         self._reply = reply
@@ -30,8 +30,8 @@ class Handlers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, handlers: Mapping[type, Handler]) -> None:
-        """Have these handlers answer questions of these kinds. Raises ``ValueError`` for a kind
-        that has a handler already."""
+        """Add the handlers of more kinds of questions. Raises ``ValueError`` for a kind that has a
+        handler already."""
         twice = self._handlers.keys() & handlers.keys()
         if twice:
             raise ValueError(f"two handlers for {', '.join(kind.__name__ for kind in twice)}")
@@ -53,7 +53,7 @@ class Handlers:
             self._reply(asker, found)
 
     def close(self) -> None:
-        """Give up what was not answered yet."""
+        """Give up the questions that were not answered yet."""
         for task in self._tasks:
             task.cancel()
 

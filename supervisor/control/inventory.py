@@ -1,5 +1,5 @@
-"""What routers and the CLI may ask about which models there are, about downloads and about files on
-this machine."""
+"""Answers the questions of routers and the CLI about added models, downloads and the files on this
+machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmx.supervisor.inventory.downloads import Downloads
 
 
 class AddedCommands:
-    """Answers questions about added models. To add one takes a while: its files are read."""
+    """Answers questions about added models. Adding one takes a while: its files are read."""
 
     def __init__(self, added: AddedModels) -> None:
         self._added = added
@@ -36,7 +36,7 @@ class AddedCommands:
 
 
 class DiskCommands:
-    """Answers questions about downloads and files. Most wait for processes and disks."""
+    """Answers questions about downloads and files. Most answers wait for processes and disks."""
 
     def __init__(self, downloads: Downloads, deletion: Deletion) -> None:
         self._downloads = downloads

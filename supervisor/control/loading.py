@@ -1,4 +1,5 @@
-"""An operator's ``load``: of a model as it is, with another context, or that is only on disk."""
+"""Answers an operator's ``load``: of a model as it is configured, of one with another context
+length, or of a model that is only on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from lmx.supervisor.memory.inspection import Inspection, Question
 _LEAST_CONTEXT_TOKENS: Final = 16
 _POLL_S: Final = 0.02
 _READ_POLLS: Final = 300
-"""Six seconds, for the model's files to be read: who asks waits no longer than ten."""
+"""These polls take six seconds, for the model's files to be read. A client waits no longer than
+ten."""
 
 _PARAM: Final = "max_context_length"
 _LEAVING: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
@@ -44,7 +46,7 @@ class Loading:
         self._now_s = now_s
 
     async def load(self, name: str, context_length: int | None) -> control.Done:
-        """Begin to load a model; returns once its files were read, or within seconds. Raises
+        """Begin to load a model. Returns when its files were read, or after some seconds. Raises
         :class:`LmxError`."""
         slot = await self._slot(name)
         now_s = self._now_s()
@@ -113,7 +115,8 @@ class Loading:
             )
 
     def _refuse_size(self, slot: Slot, model: ModelConfig) -> None:
-        """What runs is not ended for one that can never fit."""
+        """Refuse settings with which the model can never fit, before its running worker is ended
+        for them."""
         need_bytes = self._core.planned_bytes(slot.model.id, model)
         budget_bytes = self._core.ledger.budget_bytes
         if need_bytes > budget_bytes:
@@ -128,8 +131,8 @@ class Loading:
 
 
 def _next_context(slot: Slot) -> int | None:
-    """Return the context of the worker that takes the next request, None where the model's own is
-    not known. One that is on its way out takes none, whatever it has."""
+    """Return the context of the worker that takes the next request, None if the model's own is not
+    known. A worker that is about to end takes no request, so that its context does not count."""
     if slot.worker is None or slot.worker.state not in _LEAVING:
         return slot.context_length
     needs = slot.files.needs

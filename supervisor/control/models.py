@@ -1,4 +1,4 @@
-"""What routers and the CLI may ask of the supervisor about models, question by question."""
+"""Answers the questions of routers and the CLI about models, one method for each question."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 
 class ModelCommands:
-    """Answers questions about models with the core. Questions about lmx as a whole belong to
-    :mod:`lmx.supervisor.control.service`."""
+    """Answers questions about models with the help of the core. Questions about lmx as a whole
+    belong to :mod:`lmx.supervisor.control.service`."""
 
     def __init__(self, core: Core, loading: Loading) -> None:
         self._core = core

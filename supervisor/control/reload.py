@@ -1,4 +1,4 @@
-"""Puts another configuration in force while lmx runs: all of it, or nothing."""
+"""Puts another configuration in force while lmx runs: all of it, or nothing of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lmx.supervisor.inventory.added import AddedModels
 
 
 def tell_routing_gaps(config: Config, events: Events) -> None:
-    """Note which names in ``routing`` are no model's, the added ones among them."""
+    """Note which names in ``routing`` belong to no model, neither a configured nor an added one."""
     for gap in config.routing_gaps():
         events.note("routing.incomplete", None, gap)
 
 
 class Reloader:
-    """Reads what a person wrote, and has it put in force with the added models."""
+    """Reads the configuration that a person wrote, and puts it in force with the added models."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Reloader:
     def reload(self, why: str, now_s: float) -> control.Reloaded:
         """Read the configuration and put it in force.
 
-        Raises :class:`LmxError` when it is not valid, its address can't be bound or lmx is
-        ending; nothing has changed then.
+        Raises :class:`LmxError` when it is not valid, its address can't be bound, or lmx is being
+        stopped. Nothing has changed then.
         """
         try:
             return self._reload(why, now_s)
@@ -60,7 +60,7 @@ class Reloader:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
         old, written = self._settings.current, self._read()
         if not written.models and not all(isinstance(m, AddedModelConfig) for m in old.models):
-            # Most likely a file that is just being written, and that would unload everything.
+            # Most likely the file is just being written. To take it would unload everything.
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
                 "the configuration names no models, and nothing was changed: to serve none, run "

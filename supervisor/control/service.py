@@ -1,5 +1,5 @@
-"""What routers and the CLI may ask of the supervisor about itself: status, events, reload,
-restarts, the end. Questions about models are :mod:`lmx.supervisor.control.models`'."""
+"""Answers the questions of routers and the CLI about the supervisor itself: status, events, reload,
+restarts and shutdown. Questions about models belong to :mod:`lmx.supervisor.control.models`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.router.guard import RouterGuard
 
 _TAKE_OVER_S: Final = 8.0
-"""For a new router to take over: it starts within a second or two. Less than the CLI waits."""
+"""How long a new router has to take over. It starts within a second or two, and the CLI waits
+longer than this."""
 
 _POLL_S: Final = 0.05
 _ON_THEIR_WAY_OUT: Final = (WorkerState.DRAINING, WorkerState.STOPPING)
 
 
 class ServiceActions(Protocol):
-    """What these questions need of the running service."""
+    """What these answers need from the running service."""
 
     def status(self, now_s: float) -> SystemStatus:
-        """Return all of lmx as it is now."""
+        """Return the status of all of lmx."""
 
     def stop(self, why: str) -> None:
         """Begin to stop."""
 
     def replace(self) -> None:
-        """Begin to put a new program in this one's place."""
+        """Begin to put a new program in the place of this one."""
 
 
 class ServiceCommands:
-    """Answers questions about the supervisor. Restarts are answered once their outcome is seen."""
+    """Answers questions about the supervisor. A restart is answered when its outcome is known."""
 
     def __init__(
         self,
@@ -90,8 +91,8 @@ class ServiceCommands:
         return self._reloaded(reloaded, successor.pid)
 
     async def _reloaded(self, reloaded: control.Reloaded, router_pid: int) -> control.Reloaded:
-        """Who is told that keys have changed can rely on it: the old ones are of no use any
-        more."""
+        """Wait until the new router serves. A client that hears of changed keys can then rely on the
+        old ones being of no use any more."""
         await self._serving(router_pid)
         return reloaded
 
@@ -110,8 +111,8 @@ class ServiceCommands:
         return control.Done("a new router serves", serving)
 
     async def _serving(self, pid: int | None) -> int | None:
-        """Wait until a new router serves, any one where ``pid`` is None; returns its pid, None if
-        it has not come so far in time. Raises :class:`OperationError` when it has ended."""
+        """Wait until a new router serves; any one if ``pid`` is None. Returns its pid, None if it
+        does not serve in time. Raises :class:`OperationError` when it has ended."""
         deadline_s = time.monotonic() + _TAKE_OVER_S
         while time.monotonic() < deadline_s:
             serving = self._guard.process
@@ -141,8 +142,8 @@ class ServiceCommands:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
 
     def _refuse_while_changing(self) -> None:
-        """A new supervisor would not know why models end, and start them again; nor that a router
-        is to take over, and go on with the old one."""
+        """Refuse while models end or a router is being replaced. A new supervisor would not know
+        why the models end and would start them again, and it would go on with the old router."""
         self._refuse_while_stopping()
         if self._guard.successor is not None:
             raise UnavailableError(
@@ -159,8 +160,9 @@ class ServiceCommands:
             )
 
     def _refuse_changed_config(self) -> None:
-        """It would be in force for what starts next alone. A file that only the new program
-        understands can't be compared: it is the new one's then."""
+        """Refuse while the file differs from the configuration in force, because the new program
+        would use the file only for what it starts next. A file that only the new program
+        understands can't be compared, and is left to it."""
         try:
             sections = self._reloader.differs()
         except LmxError:

@@ -1,5 +1,5 @@
-"""The status of the supervisor itself and of its router, as `lmx-supervisor status` shows them.
-Pure. That of the models is the core's (:mod:`lmx.supervisor.core.view`)."""
+"""The status of the supervisor itself and of its router, as `lmx-supervisor status` shows them. This
+module is pure. The status of the models is made by the core (:mod:`lmx.supervisor.core.view`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmx.supervisor.sockets.reachable import api_urls
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """What the supervisor's process knows of itself; the fields are those of
+    """What the supervisor's process knows about itself. The fields are those of
     :class:`SupervisorStatus`."""
 
     pid: int
@@ -33,8 +33,8 @@ def supervisor_status(
     pressure: MemoryPressure,
     reading: MemoryReading,
 ) -> SupervisorStatus:
-    """Return what the core knows, with the machine's memory as it was read last. ``soft_line`` is
-    the configuration's."""
+    """Return the supervisor's status, from what the core knows and the machine's memory as it was
+    read last. ``soft_line`` is that of the configuration."""
     ledger = core.ledger
     return SupervisorStatus(
         state=SupervisorState.STOPPING if core.stopping else SupervisorState.RUNNING,
@@ -58,7 +58,8 @@ def supervisor_status(
 
 
 def with_urls(router: RouterStatus, addresses: Callable[[], tuple[str, ...]]) -> RouterStatus:
-    """Return a router's status with where its API is; ``addresses`` gives the machine's own."""
+    """Return a router's status with the URLs of its API. ``addresses`` returns the machine's own
+    addresses."""
     if not router.port:
         return router
     urls = api_urls(router.host, router.port, addresses)

@@ -1,4 +1,5 @@
-"""Starts an lmx process: its own session, its spec on stdin, its output in its log file."""
+"""Starts an lmx process in its own session, with its spec on stdin and its output in its log
+file."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ def start_child(
     log: Path,
     pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m module`` and hand it ``spec``; ``names`` only show in ``ps``.
+    """Start ``python -m module``, and pass it ``spec``. ``names`` only show in ``ps``.
 
-    A session of its own keeps a terminal's Ctrl-C from it and makes its pid its process group. The
-    last of ``names`` is its id, which its descendants have in their environment
-    (:mod:`lmx.supervisor.processes.descendants`). Its temporary files are below ``LMX_HOME``: on a
-    CPU, mlx compiles kernels into them. ``-P``: nothing is imported from the working directory.
-    Raises ``OSError`` when it can't be started, ``TypeError``, ``ValueError`` or ``OverflowError``
-    for a spec that can't travel. Does not wait for anything.
+    The session of its own keeps a terminal's Ctrl-C from the process, and makes its pid its process
+    group. The last of ``names`` is its id, which its descendants have in their environment
+    (:mod:`lmx.supervisor.processes.descendants`). Its temporary files are below ``LMX_HOME``,
+    because on a CPU mlx compiles kernels into them. With ``-P`` nothing is imported from the
+    working directory. Does not wait for anything. Raises ``OSError`` when the process can't be
+    started, and ``TypeError``, ``ValueError`` or ``OverflowError`` for a spec that can't be
+    encoded.
     """
     payload = codec.encode(spec)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,8 +53,8 @@ def start_child(
     finally:
         os.close(output)
     assert child.stdin is not None
-    # A spec is far smaller than a pipe's buffer: this can't block, but a child that died at
-    # once has closed its end.
+    # A spec is far smaller than a pipe's buffer, so this can't block. But a child that died at once
+    # has closed its end.
     try:
         child.stdin.write(payload)
         child.stdin.close()
@@ -62,28 +64,29 @@ def start_child(
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment as children have it. The router has the keys from its spec, and nobody
-    else needs them."""
+    """Return an environment without the API keys, as children get it. The router has the keys from
+    its spec, and no other process needs them."""
     hidden = keys(environment)
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that children don't have."""
+    """Return the part of an environment that children do not get: the API keys."""
     return {name: value for name, value in environment.items() if name.startswith("LMX_SECURITY_")}
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Signal a process group that :func:`start_child` made; False if it is gone.
+    """Send a signal to a process group that :func:`start_child` made. Returns False if the group is
+    gone.
 
-    SIGABRT and SIGTERM are followed by SIGCONT: a process that was stopped (SIGSTOP) acts on a
-    signal only once it goes on.
+    SIGABRT and SIGTERM are followed by SIGCONT, because a process that was stopped (SIGSTOP) reacts
+    to a signal only when it goes on.
     """
     try:
         os.killpg(pid, number)
         if number in (signal.SIGABRT, signal.SIGTERM):
             os.killpg(pid, signal.SIGCONT)
     except (ProcessLookupError, PermissionError):
-        # macOS says EPERM of a group in which only zombies are left.
+        # macOS reports EPERM for a group in which only zombies are left.
         return False
     return True

@@ -1,8 +1,9 @@
-"""What a worker started and left behind: children, also those in sessions of their own.
+"""Finds and ends the processes that a worker started and left behind, also those in sessions of
+their own.
 
-Each process that lmx starts has its id and its home in its environment, and so has whatever comes
-of it. That outlives its parents, names it beyond doubt, and needs nothing of the system. What a
-program started with an empty environment is found by its process group alone.
+Each process that lmx starts has its id and its home in its environment, and its descendants inherit
+both. This mark outlives the parents, is unmistakable, and needs no help of the system. A descendant
+that was started with an empty environment can only be found by its process group.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ log = structlog.get_logger()
 _ID: Final = "LMX_PROCESS"
 _HOME: Final = "LMX_HOME"
 _LOOKS: Final = 5
-"""What forks while it is looked for is found by another look."""
+"""How often to look. A process that is forked during one look is found by the next."""
 
 _GONE_S: Final = 2.0
 
 
 def mark(home: Home, process_id: str) -> dict[str, str]:
-    """Return what a process of lmx has in its environment."""
+    """Return the variables that mark a process of lmx in its environment."""
     return {_ID: process_id, _HOME: str(home.path)}
 
 
 def unmarked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the id: for a process that is nobody's descendant."""
+    """Return an environment without the id, for a process that shall be nobody's descendant."""
     return {name: value for name, value in environment.items() if name != _ID}
 
 
 def own_mark(environment: Mapping[str, str]) -> str | None:
-    """Return the id of the process of lmx that this one comes from."""
+    """Return the id of the process of lmx from which this process descends."""
     return environment.get(_ID)
 
 
 def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
-    """Return the living processes of lmx in a home, or those that come from one of them: itself
-    too. Looks at every process of the user: for a thread, or for the command line."""
-    # One home has several names where there are links.
+    """Return the living processes of lmx in a home; with ``process_id`` only that process and its
+    descendants. This looks at every process of the user, so it is for a thread or for the command
+    line."""
+    # With symbolic links one home can have several names.
     real = os.path.realpath(home.path)
     return [
         process
@@ -60,7 +62,8 @@ def marked(home: Home, process_id: str | None = None) -> list[psutil.Process]:
 
 
 def end_marked(home: Home, process_id: str | None = None) -> list[int]:
-    """SIGKILL them, and wait for their ends; returns the pids of those that ended."""
+    """Send SIGKILL to the processes that :func:`marked` finds, and wait for their ends. Returns the
+    pids of those that ended."""
     killed: dict[int, psutil.Process] = {}
     for _ in range(_LOOKS):
         found = marked(home, process_id)
@@ -75,20 +78,20 @@ def end_marked(home: Home, process_id: str | None = None) -> list[int]:
 
 
 class Descendants:
-    """Ends what workers left behind, in threads. Event loop only."""
+    """Ends what workers left behind, in threads. Only the event loop may call it."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._tasks: set[asyncio.Task[None]] = set()
 
     def end(self, instance: str, what: str) -> None:
-        """Have it ended what comes from a process that is gone."""
+        """End the descendants of a process that is gone."""
         task = asyncio.get_running_loop().create_task(self._end(instance, what))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def end_all(self) -> None:
-        """End all that is left of this home; return when nothing is."""
+        """End all processes that are left of this home, and return when there are none."""
         await asyncio.gather(*self._tasks)
         await self._end(None, "lmx")
 

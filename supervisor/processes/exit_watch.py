@@ -1,7 +1,7 @@
-"""Tells when a process ends, also one that is not our child (an adopted worker).
+"""Reports when a process ends, also one that is not our child (an adopted worker).
 
-pidfd on Linux, kqueue on macOS: no polling, and no mistaking a later process of the same
-pid for this one. A zombie counts as ended.
+It uses pidfd on Linux and kqueue on macOS. So it does not poll, and it can't take a later process
+with the same pid for this one. A zombie counts as ended.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ExitWatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Not by pid: another process may have it before the end of the first is seen.
+        # The key is not the pid, because another process may have it before this end is seen.
         self._descriptors: set[int] = set()
         self._queue = None if sys.platform == "linux" else _ProcessQueue(loop)
 
     def watch(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
-        """Watch ``pid``; ``child`` is given when this program started it.
+        """Watch ``pid``. ``child`` is given if this program started the process.
 
-        ``on_exit`` gets the status as ``Popen.returncode`` has it, None when unknowable: it is
-        known also of a child that was started before this process replaced its program. A
+        ``on_exit`` gets the status as in ``Popen.returncode``, or None when it can't be known. It
+        is also known for a child that was started before this process replaced its program. A
         process that has ended already is reported too.
         """
 
@@ -54,7 +54,7 @@ class ExitWatch:
         self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
 
     def close(self) -> None:
-        """Stop watching everything; the processes go on."""
+        """Stop watching all processes. They go on."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
@@ -71,36 +71,37 @@ class ExitWatch:
     def _report(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
         try:
             if child is not None and child.returncode is None:
-                # While it is not reaped nobody else can have its number: what it forked goes too.
+                # Before the child is reaped no other process can have its pid, so this is the time
+                # to kill what it forked.
                 signal_group(pid, signal.SIGKILL)
             status = _reaped(pid) if child is None else child.poll()
         except ChildProcessError:
             on_exit(None)
             return
         if status is None:
-            # kqueue may speak up just before the child can be waited for.
+            # kqueue may report the end just before the child can be waited for.
             self._loop.call_later(_REAP_RETRY_S, self._report, pid, child, on_exit)
             return
         on_exit(status)
 
 
 def reap_children() -> None:
-    """Take note of children that have ended, so that no zombie stays. Only while this program
-    has started none of its own: the status of those is their owners' to read."""
+    """Wait for the children that have ended, so that no zombie stays. It may be called only before
+    this program has started children of its own, because their owners read their status."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
 
 
 def _reaped(pid: int) -> int | None:
-    """Return a child's status, None while it can't be waited for. Raises
-    ``ChildProcessError`` for what is no child."""
+    """Return a child's status, None while it can't be waited for. Raises ``ChildProcessError`` if
+    the process is not a child."""
     found, status = os.waitpid(pid, os.WNOHANG)
     return None if found == 0 else os.waitstatus_to_exitcode(status)
 
 
 class _ProcessQueue:
-    """One kqueue for all processes; the event loop watches the kqueue itself."""
+    """One kqueue for all processes. The event loop watches the kqueue itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

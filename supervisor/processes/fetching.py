@@ -23,8 +23,8 @@ from lmx.supervisor.state.home import Home
 log = structlog.get_logger()
 _TERM_GRACE_S: Final = 10.0
 _STALL_S: Final = 900.0
-"""Without a word for so long a fetch is ended. Comparing the converted weights of a large model
-with their file takes minutes and says nothing meanwhile."""
+"""A fetch that reports nothing for this long is ended. To compare the converted weights of a large
+model with their file takes minutes, and nothing is reported meanwhile."""
 
 _LINE_LIMIT_BYTES: Final = 256 * 1024
 _LOG_LIMIT_BYTES: Final = 1024 * 1024
@@ -32,7 +32,7 @@ _LOG_LIMIT_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FetchProgram:
-    """Where the program puts what it makes, and what its libraries print."""
+    """The fetch program: where it puts what it makes, and where the output of its libraries goes."""
 
     models: Path
     log_path: Path
@@ -48,10 +48,11 @@ class FetchProgram:
         options: Sequence[str],
         advanced: Callable[[dict[str, Any]], None],
     ) -> Path | LmxError:
-        """Run it to its end; returns what it made, or why there is nothing. ``advanced`` gets
-        each line of progress. Cancelled, it ends the process and waits for its exit.
+        """Run the program to its end. Returns the path that it made, or the error. ``advanced`` is
+        called with each line of progress. When this is cancelled, it ends the process and waits for
+        its exit.
         """
-        # Only the last fetches are of interest; one of them says little.
+        # Only the last fetches are of interest, and one fetch prints little.
         large = self.log_path.exists() and self.log_path.stat().st_size > _LOG_LIMIT_BYTES
         with self.log_path.open("wb" if large else "ab") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -94,7 +95,7 @@ class FetchProgram:
 async def _read(
     source: str, process: asyncio.subprocess.Process, advanced: Callable[[dict[str, Any]], None]
 ) -> Path | LmxError | None:
-    """Return the outcome, None if there was none; raises ``TimeoutError`` on a stall."""
+    """Return the outcome, None if there was none. Raises ``TimeoutError`` on a stall."""
     assert process.stdout is not None
     outcome: Path | LmxError | None = None
     while True:
@@ -123,8 +124,8 @@ async def _read(
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One run of the fetch program, and who is told of it. A run that was stopped tells nothing
-    any more."""
+    """One run of the fetch program, and the functions that hear of it. A run that was stopped calls
+    none of them any more."""
 
     source: str
     """What is fetched, as the configuration writes it."""
@@ -133,28 +134,29 @@ class Fetch:
     """Further arguments of the program."""
 
     advanced: Callable[[dict[str, Any]], None]
-    """Takes each line of progress."""
+    """It is called with each line of progress."""
 
     ended: Callable[[Path | LmxError], Awaitable[None]]
-    """Takes the outcome: what was made, or why there is nothing."""
+    """It is called with the outcome: the path that was made, or the error."""
 
     broke: Callable[[Exception], Awaitable[None]]
-    """Takes what went wrong in this process: the program could not be started, or ``ended``
+    """It is called with an error of this process: the program could not be started, or ``ended``
     failed."""
 
 
 class FetchRuns:
-    """Owner of the fetch program's processes, those of loads and those of downloads. Of one key
-    there is one process at a time."""
+    """The owner of the fetch program's processes, those of loads and those of downloads. Each key
+    has one process at a time."""
 
     def __init__(self, program: FetchProgram) -> None:
         self._program = program
         self._runs: dict[asyncio.Task[None], str] = {}
-        """Keys by task, also of those that were stopped and still see their process out."""
+        """The key of each task, also of tasks that were stopped and still wait for their process to
+        end."""
 
     def start(self, key: str, fetch: Fetch, places: asyncio.Semaphore | None = None) -> None:
-        """Begin a run. Its process is started when those of the same key, which were stopped, are
-        gone, and when there is a place."""
+        """Begin a run. Its process is started when the stopped processes of the same key are gone
+        and one of ``places`` is free."""
         before = self._of(key)
         task = asyncio.get_running_loop().create_task(self._run(fetch, before, places))
         self._runs[task] = key
@@ -166,7 +168,7 @@ class FetchRuns:
             _cancel(task)
 
     async def wait_stopped(self, key: str) -> None:
-        """Return when the processes of a key are gone, or when they should be."""
+        """Return when the processes of a key are gone, or should be gone."""
         tasks = self._of(key)
         if tasks:
             await asyncio.wait(tasks, timeout=2 * _TERM_GRACE_S)
@@ -201,13 +203,13 @@ class FetchRuns:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a run once: a second time would keep it from seeing its process out."""
+    """Cancel a run, and only once: a second time would keep it from waiting for its process."""
     if not task.cancelling():
         task.cancel()
 
 
 class LoadFetches:
-    """The fetches of models that are to be loaded. ``on_advance(model_id, phase, fraction)`` and
+    """The fetches of models that will be loaded. ``on_advance(model_id, phase, fraction)`` and
     ``on_end(model_id, path or error)`` are called on the event loop."""
 
     def __init__(
@@ -221,14 +223,14 @@ class LoadFetches:
         self._on_end = on_end
 
     def start(self, model: ModelConfig) -> None:
-        """Begin to fetch; one at a time for a model."""
+        """Begin to fetch a model. There is one fetch at a time for a model."""
 
         def advanced(report: dict[str, Any]) -> None:
             self._on_advance(model.id, LoadPhase(report["phase"]), report.get("fraction"))
 
         async def ended(outcome: Path | LmxError) -> None:
             if isinstance(outcome, LmxError):
-                # The field is one of a download; who loads a model has given none of them.
+                # The error names a field of a download, but a load has none of these fields.
                 outcome = UnavailableError(
                     outcome.code, outcome.message, retry_after_s=outcome.retry_after_s
                 )
@@ -241,10 +243,10 @@ class LoadFetches:
         self._runs.start(_key(model.id), Fetch(model.source, (), advanced, ended, broke))
 
     def stop(self, model_id: str) -> None:
-        """End a fetch; neither callback follows."""
+        """End a fetch. Neither of the callbacks follows."""
         self._runs.stop(_key(model_id))
 
 
 def _key(model_id: str) -> str:
-    """Return the key of a model's fetch, which is none of a download."""
+    """Return the key of a model's fetch, which differs from the keys of all downloads."""
     return f"load of {model_id}"

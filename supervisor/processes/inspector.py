@@ -1,6 +1,5 @@
-"""Has models' files read by processes of their own (:mod:`lmx.supervisor.memory.inspect_main`),
-each answer within a deadline: files that hang, or that their reader falls over, cost their model
-alone."""
+"""Lets separate processes (:mod:`lmx.supervisor.memory.inspect_main`) read the files of models, each
+within a deadline. Files that hang or crash their reader harm only their own model."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ from lmx.supervisor.state.home import Home
 log = structlog.get_logger()
 
 _ANSWER_S: Final = 15.0
-"""A header of the largest size that is read takes one or two; a disk that sleeps takes ten."""
+"""The largest header that is read takes one or two seconds, and a disk that sleeps takes ten."""
 
 _SOON_S: Final = 6.0
-"""Who asks a question waits for its answer up to ten seconds."""
+"""The limit where a client waits. Clients wait up to ten seconds for an answer."""
 
 _AT_ONCE: Final = 4
 _SLOW_S: Final = 1.0
-"""After so long a reader is no longer one of the four."""
+"""A reader that takes longer than this no longer counts as one of the four."""
 
 _MOST_READERS: Final = 32
-"""With those that not even SIGKILL ends, as on a network mount that is gone."""
+"""This counts readers that not even SIGKILL ends, as on a network mount that is gone."""
 
 _IDLE_S: Final = 60.0
 _LINE_LIMIT_BYTES: Final = 8 * 1024**2
@@ -42,12 +41,12 @@ _GONE_S: Final = 5.0
 
 
 class InspectionError(Exception):
-    """There is no answer; the text says why, for people."""
+    """There is no answer. The text says why, for people."""
 
 
 class Inspector:
-    """Asks readers, up to four at a time and those that are slow. One that has answered is kept for
-    the next question, for a minute. One event loop; nothing blocks it."""
+    """Asks readers: up to four at a time, beside those that are slow. A reader that has answered is
+    kept for a minute for the next question. All runs on one event loop, and nothing blocks it."""
 
     def __init__(self, home: Home, answer_s: float = _ANSWER_S) -> None:
         self._home = home
@@ -60,11 +59,11 @@ class Inspector:
         self._retirement: asyncio.TimerHandle | None = None
 
     async def inspect_soon(self, question: Question) -> Inspection:
-        """As :meth:`inspect`, within the time that somebody waits who asked a question."""
+        """Do what :meth:`inspect` does, within the time that a client waits for an answer."""
         return await self.inspect(question, _SOON_S)
 
     async def inspect(self, question: Question, answer_s: float | None = None) -> Inspection:
-        """Return what a model's files say; what keeps them from being read is its ``problem``."""
+        """Return what a model's files say. If they can't be read, ``problem`` says why."""
         try:
             answer = await self._ask({"model": codec.to_map(question)}, answer_s)
             return read_answer(question, answer.get("inspection"))
@@ -77,7 +76,8 @@ class Inspector:
         return Inspection(question, question.path, problem=shown(f"{where} can't be read: {why}"))
 
     async def is_whole(self, path: Path, *, file: bool = False) -> bool:
-        """Whether a folder is a whole model, or a file is there; False for what can't be read."""
+        """Return whether a folder is a complete model, or whether a file is there. Returns False for
+        what can't be read."""
         try:
             answer = await self._ask({"whole": str(path), "file": file})
         except InspectionError as error:
@@ -86,7 +86,7 @@ class Inspector:
         return answer.get("whole") is True
 
     def close(self) -> None:
-        """End all readers; who still waits hears that there is no answer."""
+        """End all readers. Callers that still wait get an error."""
         self._closing = True
         if self._retirement is not None:
             self._retirement.cancel()
@@ -94,7 +94,7 @@ class Inspector:
             _kill(reader)
 
     async def wait_closed(self) -> None:
-        """Wait a moment for readers to be gone; one that nothing ends stays behind."""
+        """Wait a moment for the readers to be gone. A reader that nothing ends stays behind."""
         self.close()
         for reader in self._idle:
             self._leave(reader)
@@ -120,7 +120,7 @@ class Inspector:
                 self._done_with(reader, asking)
                 raise
         finally:
-            # Who is slow, or hangs, keeps nobody else waiting.
+            # A reader that is slow, or hangs, must not keep others waiting.
             self._places.release()
         try:
             await asyncio.wait([asking], timeout=limit_s - soon_s)
@@ -189,7 +189,8 @@ class Inspector:
         self._leave(reader)
 
     def _leave(self, reader: asyncio.subprocess.Process) -> None:
-        """See a reader out without waiting for it: one that hangs in its disk ends with that."""
+        """End a reader without waiting for it. One that hangs in a disk access ends when that
+        does."""
         task = asyncio.get_running_loop().create_task(_gone(reader))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -208,7 +209,7 @@ class Inspector:
 
 
 class Inspections:
-    """The inspections that models wait for: of each model one at a time, the latest asked for.
+    """The inspections that models wait for. Each model has one at a time, for the latest question.
     ``on_answer(model_id, inspection)`` is called on the event loop."""
 
     def __init__(self, inspector: Inspector, on_answer: Callable[[str, Inspection], None]) -> None:
@@ -218,15 +219,15 @@ class Inspections:
         self._waiting: dict[str, Question] = {}
 
     def ask(self, model_id: str, question: Question) -> None:
-        """Have a model's files read. What was asked of it before gets no answer of its own: the
-        files may have changed since they were read."""
+        """Ask for a model's files to be read. An earlier question about the same model gets no
+        answer of its own, because the files may have changed since they were read."""
         self._waiting[model_id] = question
         if model_id not in self._tasks:
             task = asyncio.get_running_loop().create_task(self._run(model_id))
             self._tasks[model_id] = task
 
     def close(self) -> None:
-        """Give up what was not answered yet."""
+        """Give up the questions that were not answered yet."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -237,7 +238,8 @@ class Inspections:
                 found = await self._inspector.inspect(question)
                 again = self._waiting.get(model_id)
                 if again is None or (again == question and found.problem is not None):
-                    # What can't be read is not read again at once: that may take its whole time.
+                    # Files that can't be read are not read again at once, because that may take
+                    # the whole time limit again.
                     self._waiting.pop(model_id, None)
                     self._on_answer(model_id, found)
         except Exception:
@@ -247,8 +249,8 @@ class Inspections:
 
 
 def inspect_now(home: Home, questions: Sequence[Question]) -> list[Inspection]:
-    """Return what models' files say, for a program without an event loop. Blocks, but for each
-    four of them not longer than the deadline."""
+    """Return what the files of models say, for a program without an event loop. This blocks, for
+    each four models not longer than the deadline."""
 
     async def ask() -> list[Inspection]:
         inspector = Inspector(home)

@@ -1,4 +1,4 @@
-"""Starts the processes of lmx and has their ends reported."""
+"""Starts the processes of lmx, and watches for their ends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = structlog.get_logger()
 _WATCH_AGAIN_S: Final = 1.0
 
 Exited = Callable[[int, int | None], None]
-"""``exited(pid, status)`` is called on the event loop when a process has ended; ``status`` is as in
-``Popen.returncode``, None where it can't be known."""
+"""``exited(pid, status)`` is called on the event loop when a process has ended. ``status`` is as in
+``Popen.returncode``, None if it can't be known."""
 
 
 class Launcher:
-    """Owner of nothing but the way to start a process: no process is left that nobody watches.
-    ``say`` tells people what is not as it should be."""
+    """Starts processes so that there is never one that nobody watches. It owns no state. ``say``
+    tells people what is not as it should be."""
 
     def __init__(self, home: Home, exits: ExitWatch, say: Callable[[str], None]) -> None:
         self._home = home
@@ -42,8 +42,8 @@ class Launcher:
         exited: Exited,
         pass_fds: tuple[int, ...] = (),
     ) -> int:
-        """Start a process and watch it, as :func:`start_child` does; returns its pid. Raises what
-        that raises."""
+        """Start a process with :func:`start_child`, and watch it. Returns its pid. Raises what
+        :func:`start_child` raises."""
         aside = clear_for_file(log_path)
         if aside is not None:
             self._say(f"{log_path} was no file: it was set aside as {aside.name}")
@@ -51,18 +51,19 @@ class Launcher:
         try:
             self._exits.watch(child.pid, child, partial(exited, child.pid))
         except OSError:
-            # Out of descriptors, most likely. A process that nobody watches must not stay.
+            # The descriptors have run out, most likely. A process that nobody watches must not stay.
             child.kill()
             child.wait()
             raise
         return child.pid
 
     def watch(self, pid: int, exited: Exited) -> None:
-        """Have the end of a process reported that an earlier supervisor started."""
+        """Report the end of a process that an earlier supervisor started."""
         try:
             self._exits.watch(pid, None, partial(exited, pid))
         except OSError as error:
-            # Out of descriptors, most likely. It serves: its end is seen later.
+            # The descriptors have run out, most likely. The process serves all the same, and its
+            # end is seen later.
             log.error("process.not_watched", watched_pid=pid, error=str(error))
             loop = asyncio.get_running_loop()
             loop.call_later(_WATCH_AGAIN_S, self.watch, pid, exited)

@@ -1,4 +1,4 @@
-"""What the router's guard has done for it: a router's process, its signals, its record."""
+"""Carries out the actions of the router's guard on real processes, signals and records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lmx.supervisor.state.process_records import Records, RouterRecord
 
 
 class RouterProcesses:
-    """:class:`lmx.supervisor.router.actions.RouterActions`, for real. ``exited`` is told of
-    the end of each router. ``admin_key`` is for routers for which the configuration names none."""
+    """The real :class:`lmx.supervisor.router.actions.RouterActions`. ``exited`` is called at the
+    end of each router. ``admin_key`` is used when the configuration has none."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RouterProcesses:
         return RouterRecord(pid, router_id, config.server.host, listener.getsockname()[1])
 
     def watch(self, pid: int) -> None:
-        """Have the end of a router reported that an earlier supervisor started."""
+        """Report the end of a router that an earlier supervisor started."""
         self._launcher.watch(pid, self._exited)
 
     def signal_router(self, pid: int, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Builds the specs of child processes from the configuration. Pure."""
+"""Builds the specs of child processes from the configuration. This module is pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def worker_spec(
     kind: ModelKind,
     plan: MemoryPlan,
 ) -> WorkerSpec:
-    """Return the spec of a model's worker; its share of memory is what the plan reserves."""
+    """Return the spec of a model's worker. Its share of the memory is what the plan reserves."""
     return WorkerSpec(
         instance=instance,
         model_id=model.id,
@@ -55,7 +55,7 @@ def worker_spec(
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_layers=plan.kv_layers,
         max_queue_s=model.max_queue_s,
-        # Well before the watchdog would end the worker for it.
+        # This is well before the watchdog would end the worker for it.
         render_timeout_s=min(
             config.timing.render_timeout_s,
             (model.stall_timeout_s or config.timing.stall_timeout_s) / 2,
@@ -96,7 +96,7 @@ def router_spec(
     admin_key: str,
     rescue: RescueSpec,
 ) -> RouterSpec:
-    """Return the router's spec; the socket's descriptor must be inherited under its number."""
+    """Return the router's spec. The router must inherit the socket's descriptor under its number."""
     server, timing = config.server, config.timing
     return RouterSpec(
         router_id=router_id,

@@ -1,4 +1,4 @@
-"""What the core has done for it: workers' processes, their signals, files, sockets."""
+"""Carries out the core's actions on real worker processes, signals, files and sockets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from lmx.supervisor.state.process_records import WorkerRecord
 
 
 class WorkerProcesses:
-    """:class:`lmx.supervisor.core.actions.Actions`, for real. ``exited(instance, status)`` is
-    called on the event loop when a worker has ended; ``left(worker, reserved_bytes)`` has what it
-    held measured back."""
+    """The real :class:`lmx.supervisor.core.actions.Actions`. ``exited(instance, status)`` is called
+    on the event loop when a worker has ended. ``left(worker, reserved_bytes)`` starts to measure
+    whether its memory comes back."""
 
     def __init__(
         self,
@@ -143,5 +143,5 @@ class WorkerProcesses:
         self._server.publish(message)
 
     def watch(self, instance: str, pid: int) -> None:
-        """Have the end of a worker reported that an earlier supervisor started."""
+        """Report the end of a worker that an earlier supervisor started."""
         self._launcher.watch(pid, lambda _pid, status: self._exited(instance, status))

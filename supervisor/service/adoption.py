@@ -1,4 +1,5 @@
-"""Taking over from a supervisor that died: what still runs is kept, what has no place ends."""
+"""Takes over from a supervisor that died. Processes that still run are kept, and those that have no
+place any more are ended."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ _END_S: Final = 2.0
 
 
 class Adoption:
-    """Finds processes of an earlier supervisor: by their records at the start, and by what
-    they say when a record is missing (its writer died too early).
+    """Finds the processes of an earlier supervisor: by their records at the start, and by their
+    hellos if a record is missing because the earlier supervisor died too early.
 
-    ``watch_worker(instance, pid)`` and ``watch_router(pid)`` have a process's exit reported.
-    ``change`` changes a file, and never raises ``OSError``. ``end_left(instance, what)`` has ended
-    what a worker left behind.
+    ``watch_worker(instance, pid)`` and ``watch_router(pid)`` make a process's exit be reported.
+    ``change`` changes a file, and never raises ``OSError``. ``end_left(instance, what)`` ends what
+    a worker left behind.
     """
 
     def __init__(
@@ -59,18 +60,19 @@ class Adoption:
         self._end_left = end_left
 
     def take_over(self, host: str, port: int, now_s: float) -> None:
-        """Adopt every recorded process that lives and has a place; end the others."""
+        """Adopt every recorded process that lives and has a place, and end the others."""
         for worker in self._records.workers():
             self._take_worker(worker, now_s)
         for path in self._run.path.glob("w-*"):
-            # A worker without a record may be behind it still; its Hello will come.
+            # A worker without a record may still listen on this socket, and will send its hello.
             if not _is_bound(path):
                 self._remove(path)
         for router in self._records.routers():
             self._take_router(router, host, port, now_s)
 
     def unknown_instances(self) -> list[str]:
-        """Return the instances behind whose socket somebody is whom nobody knows."""
+        """Return the instances on whose sockets a process listens that this supervisor does not
+        know."""
         instances = [path.name.removeprefix("w-") for path in self._run.path.glob("w-*")]
         return [
             instance
@@ -79,11 +81,12 @@ class Adoption:
         ]
 
     def admits_worker(self, hello: control.WorkerHello, now_s: float) -> bool:
-        """Whether a worker that says Hello is ours, or is from now on; if not, it is ended."""
+        """Return whether a worker that sends its hello belongs to this supervisor, or does from now
+        on. Any other worker is ended."""
         if self._core.knows(hello.instance):
             return True
-        # No record says what it may still grow to: what its start would reserve does, as soon as
-        # the model's files have been read.
+        # No record says how far this worker may still grow. It gets what its start would reserve,
+        # as soon as the model's files have been read.
         planned_bytes = self._core.planned_bytes(hello.model_id)
         held_bytes = max(hello.memory_bytes, planned_bytes)
         record = WorkerRecord(hello.pid, hello.instance, hello.model_id, held_bytes)
@@ -97,7 +100,8 @@ class Adoption:
         return known
 
     def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
-        """Keep a router that says Hello: adopt it where there is none, end a second one."""
+        """Take a router that sends its hello: adopt it if there is no router, and end it if there is
+        one already."""
         if self._guard.knows(hello.pid):
             self._guard.hello(hello.pid, hello.port, now_s)
             return
@@ -144,8 +148,8 @@ class Adoption:
         self._change(path, lambda: path.unlink(missing_ok=True))
 
     def _end(self, record: ProcessRecord, what: str) -> None:
-        """SIGKILL, because nobody is there to serve through it, and wait for its end: its
-        memory and its port are wanted next."""
+        """End a process with SIGKILL, because it serves nobody, and wait for its end, because its
+        memory and its port are needed next."""
         log.warning("process.ended_stray", what=what, stray_pid=record.pid)
         signal_group(record.pid, signal.SIGKILL)
         wait_gone([record], _END_S)

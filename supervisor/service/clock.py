@@ -1,4 +1,4 @@
-"""Lets time pass for the parts of a supervisor."""
+"""The clock of a supervisor: it calls the parts that wait for time to pass."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ log = structlog.get_logger()
 
 _TICK_S: Final = 0.1
 _PAUSE_S: Final = 2.0
-"""A tick this late means that this process was not running; deadlines are moved by it."""
+"""A tick that is this late means that this process was not running. Deadlines are moved by that
+time."""
 
 Tick = Callable[[float, float], None]
-"""``tick(now_s, paused_s)``: ``paused_s`` is for how long this process was not running."""
+"""``tick(now_s, paused_s)``, where ``paused_s`` is how long this process was not running."""
 
 
 async def tick_forever(parts: Mapping[str, Tick]) -> None:
-    """Call each part ten times a second, until cancelled. What one raises is logged: every
-    deadline hangs on this, those of the end too, so a bug in one part must not stop the others."""
+    """Call each part ten times a second, until cancelled. An exception of a part is logged. Every
+    deadline depends on this, also those of the shutdown, so that a bug in one part must not stop
+    the others."""
     last_s = time.monotonic()
     while True:
         await asyncio.sleep(_TICK_S)

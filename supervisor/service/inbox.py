@@ -1,4 +1,5 @@
-"""Sorts what arrives on the control socket: workers' facts, routers' beats, questions."""
+"""Sorts the messages that arrive on the control socket: facts of workers, heartbeats of routers, and
+questions."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from lmx.supervisor.service.adoption import Adoption
 
 
 class Inbox:
-    """Takes each message to its owner, and answers beats. What is no fact is a question."""
+    """Takes each message to its owner, and answers heartbeats. A message that is not a fact is a
+    question."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Inbox:
         self._settings = settings
 
     def take(self, identity: bytes, message: Any, correlation: int) -> None:
-        """Take one message to its end."""
+        """Handle one message completely."""
         now_s = time.monotonic()
         match message:
             case control.WorkerHello():

@@ -54,8 +54,7 @@ from lmx.supervisor.state.home import Home
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a running supervisor asks something of. Parts that only other parts know are not
-    here."""
+    """The parts that a running supervisor uses. Parts that only other parts use are not here."""
 
     settings: Settings
     core: Core
@@ -77,7 +76,7 @@ class Parts:
 
     @property
     def ticks(self) -> dict[str, Tick]:
-        """The parts that time passes for, in the order in which they hear of it."""
+        """The parts that wait for time to pass, in the order in which they are called."""
         return {
             "memory": lambda now_s, _paused_s: self.memory.tick(now_s),
             "core": self.core.tick,
@@ -87,7 +86,7 @@ class Parts:
         }
 
     async def close(self) -> None:
-        """Close what this process holds. Processes that run go on."""
+        """Close what this process holds. The processes that run go on."""
         self.handlers.close()
         self.inspections.close()
         self.guard.close()
@@ -106,8 +105,8 @@ def wire(
     logs_changed: Callable[[LogConfig], None],
     say: Callable[[str], None],
 ) -> Parts:
-    """Put a supervisor together, on the running event loop; nothing has begun yet, but for the
-    reading of models' files. The home's lock must be held: its files are read, and repaired."""
+    """Put a supervisor together, on the running event loop. Nothing begins yet, except the reading
+    of models' files. The home's lock must be held, because its files are read and repaired."""
     epoch = new_epoch()
     events = EventLog(epoch)
     files = StateFiles.of(home, events, say)
@@ -116,7 +115,8 @@ def wire(
     settings = Settings(with_added(config, added_models))
     ledger = Ledger(_budget_bytes(config))
 
-    # What a process or a reader reports comes from the event loop, and so when `reports` is there.
+    # The reports of processes and readers come from the event loop, so that `reports` exists by
+    # then.
     exits = ExitWatch(asyncio.get_running_loop())
     launcher = Launcher(home, exits, say)
     server = ControlServer(home.run)
@@ -156,7 +156,8 @@ def wire(
         if change.new.logs != change.old.logs:
             logs_changed(change.new.logs)
 
-    # Only the router can refuse a change, and the core places models by the new budget.
+    # The router comes first because only it can refuse a change. The core comes after the budget
+    # because it places models by it.
     settings.on_change(guard.reconfigured, set_budget, core.reconfigured, follow_logs)
 
     inspect = inspector.inspect_soon

@@ -1,4 +1,4 @@
-"""What is seen of processes and of models' files, taken to all whom it concerns."""
+"""Takes reports about processes and models' files to all parts that they concern."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmx.supervisor.service.shutdown import Shutdown
 
 
 class Reports:
-    """Each method takes one report to its end, and has what follows from it published."""
+    """Each method handles one report completely, and publishes what follows from it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Reports:
         self._shutdown = shutdown
 
     def worker_exited(self, instance: str, status: int | None) -> None:
-        """A worker's process has ended; ``status`` as in ``Popen.returncode``."""
+        """A worker's process has ended. ``status`` is as in ``Popen.returncode``."""
         now_s = time.monotonic()
         by_system = self._memory.killed_by_system(status, now_s)
         self._core.worker_exited(instance, status, now_s, out_of_memory=by_system)
@@ -46,11 +46,11 @@ class Reports:
         self._shutdown.exited()
 
     def worker_left(self, worker: Worker, reserved_bytes: int) -> None:
-        """A worker is gone: what it held is to be measured back."""
+        """A worker is gone, and its memory must be seen to come back."""
         self._memory.left(worker, reserved_bytes, time.monotonic())
 
     def router_exited(self, pid: int, status: int | None) -> None:
-        """A router's process has ended; ``status`` as in ``Popen.returncode``."""
+        """A router's process has ended. ``status`` is as in ``Popen.returncode``."""
         self._guard.exited(pid, time.monotonic(), status)
         self._counts.router_ended(pid)
         self._shutdown.exited()
@@ -62,11 +62,11 @@ class Reports:
         self._core.flush(now_s)
 
     def fetch_advanced(self, model_id: str, phase: LoadPhase, fraction: float | None) -> None:
-        """A load's fetch has come so far."""
+        """A load's fetch has made progress."""
         self._core.fetch_advanced(model_id, phase, fraction, time.monotonic())
 
     async def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
-        """A load's fetch has ended: the model's folder, or why there is none."""
+        """A load's fetch has ended. The outcome is the model's folder, or the error."""
         now_s = time.monotonic()
         slot = self._core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)

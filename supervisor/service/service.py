@@ -30,8 +30,8 @@ log = structlog.get_logger()
 
 
 class Service:
-    """A supervisor as the command line starts and ends it. ``logs_changed`` is called with another
-    ``logs`` section that is put in force."""
+    """A supervisor as the command line starts and ends it. ``logs_changed`` is called when a changed
+    ``logs`` section is put in force."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class Service:
         self.serving = False
 
     async def run(self) -> Handover | None:
-        """Serve until asked to stop; returns None when every process is gone. Asked to put
-        another program in its place, it returns what that one goes on with, all else as it is.
+        """Serve until it is asked to stop, and return None when every process is gone.
 
-        Raises :class:`OperationError` when another supervisor runs or the port is taken.
+        If it is asked to put another program in its place, it returns the handover for that program
+        instead, and all processes go on. Raises :class:`OperationError` when another supervisor
+        runs or the port is taken.
         """
         inherited = self._invocation.handover
         self.home.prepare()
@@ -78,8 +79,8 @@ class Service:
         return await self._serve(self._parts)
 
     def say(self, text: str) -> None:
-        """Have the log, the status and, once there are any, the events tell what is not as it
-        should be, and keeps nobody from serving."""
+        """Tell people about a fault that does not keep lmx from serving: in the log, in the status,
+        and in the events once there are any."""
         log.warning("supervisor.notice", detail=text)
         self.notices.append(text)
         if self.serving and self._parts is not None:
@@ -87,11 +88,11 @@ class Service:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether the supervisor was asked to stop."""
         return self._stop_asked.is_set()
 
     def stop(self, why: str) -> None:
-        """Begin to stop: streams may finish. Asked again: at once."""
+        """Begin to stop. Streams may finish, unless this is called a second time."""
         if self._parts is None:
             return
         if self._stop_asked.is_set():
@@ -106,7 +107,8 @@ class Service:
         self._replace_asked.set()
 
     def reload(self, why: str) -> None:
-        """Read the configuration again. What comes of it is noted, also when it is rejected."""
+        """Read the configuration again. An event notes the result, also when the configuration is
+        rejected."""
         if self._parts is None or not self.serving:
             return
         now_s = time.monotonic()
@@ -115,7 +117,7 @@ class Service:
         self._parts.core.flush(now_s)
 
     def status(self, now_s: float) -> SystemStatus:
-        """Return all of lmx as it is now; only once it serves."""
+        """Return the status of all of lmx. It may be called only once lmx serves."""
         parts = self._parts
         assert parts is not None
         own = OwnProcess(
@@ -180,7 +182,7 @@ class Service:
             parts.events.note("supervisor.took_over", None, because)
 
     async def _hand_over(self, parts: Parts) -> Handover:
-        """End nothing but the fetches, which go on where they were."""
+        """End only the fetches, which the next program continues where they were."""
         log.info("supervisor.replacing")
         await parts.downloads.close(goes_on=True)
         return leave(parts.core, self._lock.descriptor, parts.guard.listener)

@@ -1,5 +1,5 @@
-"""How a supervisor goes down: the router first, so that streams can finish; workers after it; then
-nothing is left. :mod:`lmx.supervisor.config.shutdown_timeout` says how long that takes."""
+"""How a supervisor shuts down: first the router, so that streams can finish, and then the workers,
+until no process is left. :mod:`lmx.supervisor.config.shutdown_timeout` says how long that takes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = structlog.get_logger()
 
 
 class Shutdown:
-    """Needs to be told of each exit; the deadlines are the ticks', and end in SIGKILL.
-    ``close_fetches`` ends every fetch and download."""
+    """Shuts everything down. It must hear of each exit. The deadlines are those of the ticks, and
+    end in SIGKILL. ``close_fetches`` ends every fetch and download."""
 
     def __init__(
         self, core: Core, guard: RouterGuard, close_fetches: Callable[[], Awaitable[None]]
@@ -30,22 +30,23 @@ class Shutdown:
         self._at_once = False
 
     def hurry(self) -> None:
-        """Let nobody finish any more."""
+        """Give requests no more time to finish."""
         self._at_once = True
         self._wake.set()
 
     def exited(self) -> None:
-        """A process was seen to end."""
+        """Take the news that a process has ended."""
         self._wake.set()
 
     async def run(self, grace_s: float) -> None:
-        """Return when no process is left; requests have ``grace_s`` to finish."""
+        """Shut down, and return when no process is left. Requests have ``grace_s`` to finish."""
         self._core.begin_stopping()
         _try(lambda: self._core.flush(time.monotonic()))
-        # The router ends its streams itself within its grace; the rest is for its exit.
+        # The router ends its streams itself within its grace. The time beyond that is for its exit.
         _try(lambda: self._guard.stop(time.monotonic(), grace_s + ROUTER_FAREWELL_S))
         await self._until(lambda: not self._guard.running or self._at_once)
-        # Nobody is left to answer: who comes now is refused at once, not left in the backlog.
+        # There is no router any more, so new connections must be refused at once and not wait in
+        # the backlog.
         _try(self._guard.close)
         self._core.stop_workers(time.monotonic(), at_once=self._at_once)
         if self._at_once:
@@ -67,14 +68,14 @@ class Shutdown:
         return bool(self._core.workers) or self._guard.running
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what follows from an exit or from being asked to hurry."""
+        """Wait until the condition holds. It is checked after each exit and each call to hurry."""
         while not condition():
             self._wake.clear()
             await self._wake.wait()
 
 
 def _try(step: Callable[[], None]) -> None:
-    """Go down all the same if a step trips over a bug: nothing may be left running."""
+    """Take one step, and log its failure. A bug in one step must not keep processes running."""
     try:
         step()
     except Exception:

@@ -1,4 +1,5 @@
-"""How a supervisor comes up: what still runs is taken over, then the router, then the models."""
+"""How a supervisor starts: it takes over the processes that still run, and then starts the router
+and the models."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from lmx.supervisor.sockets import listening
 
 _POLL_S: Final = 0.1
 _INTRODUCTION_S: Final = 3.0
-"""Beats and reconnects take at most half of it, by their defaults."""
+"""How long workers without a record have to send their hello. By default heartbeats and reconnects
+take at most half of this."""
 
 _ATTEMPTS: Final = int(_INTRODUCTION_S / _POLL_S)
 
@@ -29,13 +31,13 @@ async def come_up(
     server: ServerConfig,
     handover: Handover | None,
 ) -> None:
-    """Bring all up, while messages are taken and ticks go on.
+    """Start everything, while messages are handled and ticks go on.
 
     Raises :class:`lmx.protocol.errors.OperationError` when the port is taken.
     """
     adoption.take_over(server.host, server.port, time.monotonic())
     if adoption.unknown_instances():
-        # Workers whose record was never written. Their next beat brings them in.
+        # These are workers whose record was never written. Their next heartbeat makes them known.
         await _within(_INTRODUCTION_S, lambda: not adoption.unknown_instances())
     await _start_router(guard, server)
     now_s = time.monotonic()
@@ -47,8 +49,9 @@ async def come_up(
 
 
 async def _start_router(guard: RouterGuard, server: ServerConfig) -> None:
-    """Start the router. A taken port is tried for a moment: a router whose record was never
-    written may hold it, and will say Hello, or one that was just ended is not quite gone."""
+    """Start the router. If the port is taken, this tries again for a moment: a router whose record
+    was never written may hold it and will send its hello, or a router that was just ended is not
+    quite gone."""
     for attempt in range(_ATTEMPTS, 0, -1):
         if guard.process is not None:
             return
@@ -61,7 +64,7 @@ async def _start_router(guard: RouterGuard, server: ServerConfig) -> None:
 
 
 async def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
-    """Wait for what messages bring; returns whether it came in time."""
+    """Wait until the condition holds, and return whether it did in time."""
     for _ in range(int(limit_s / _POLL_S)):
         if condition():
             return True
