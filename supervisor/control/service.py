@@ -91,8 +91,8 @@ class ServiceCommands:
         return self._reloaded(reloaded, successor.pid)
 
     async def _reloaded(self, reloaded: control.Reloaded, router_pid: int) -> control.Reloaded:
-        """Wait until the new router serves. A client that hears of changed keys can then rely on the
-        old ones being of no use any more."""
+        """Wait until the new router serves. A client that hears of changed keys can then rely on
+        the old ones being of no use any more."""
         await self._serving(router_pid)
         return reloaded
 

@@ -1,5 +1,6 @@
-"""The status of the supervisor itself and of its router, as `lmx-supervisor status` shows them. This
-module is pure. The status of the models is made by the core (:mod:`lmx.supervisor.core.view`)."""
+"""The status of the supervisor itself and of its router, as `lmx-supervisor status` shows them.
+This module is pure. The status of the models is made by the core
+(:mod:`lmx.supervisor.core.view`)."""
 
 from __future__ import annotations
 

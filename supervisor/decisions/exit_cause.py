@@ -1,4 +1,4 @@
-"""Why a worker process ended. Pure."""
+"""Decides why a worker or router process ended. This module is pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _ADVICE: Final = (
 def exit_cause(
     worker: Worker, status: int | None, out_of_memory: bool = False
 ) -> tuple[ExitCause, str]:
-    """Say why a process ended: what was asked of it first, else what its status tells.
+    """Return why a process ended: what was first asked of it, else what its status says.
 
-    ``out_of_memory``: the system killed a process for want of memory when this one ended.
+    ``out_of_memory`` means that the system killed a process because memory ran out, at the time
+    when this one ended.
     """
     if worker.cause is not None and not _died_while_draining(worker, status):
         return worker.cause, worker.detail
@@ -54,7 +55,8 @@ def exit_cause(
 
 
 def router_end(status: int | None) -> str:
-    """Say how a router process ended that nobody asked to; None: nobody could tell."""
+    """Return how a router process ended that nobody asked to end. A ``status`` of None is one that
+    can't be known."""
     if status is None:
         return "its exit status is unknown"
     if status < 0:
@@ -63,8 +65,8 @@ def router_end(status: int | None) -> str:
 
 
 def _died_while_draining(worker: Worker, status: int | None) -> bool:
-    """While it drains no signal was sent yet: an end that is not clean is its own, and its
-    streams are to be told so."""
+    """Return whether a draining worker crashed. No signal is sent to a worker while it drains, so
+    that an end that is not clean is its own fault, and its streams must hear that."""
     return worker.state is WorkerState.DRAINING and status not in (None, 0)
 
 

@@ -1,9 +1,8 @@
-"""The memory ledger: which bytes of the budget are taken, by whom. Pure bookkeeping.
+"""The memory ledger: which bytes of the budget are taken, and by which worker. This module is pure.
 
-Bytes are reserved before a worker is spawned, corrected by what it measures, and held after its
-exit until they were seen to be back. What does not come back stays as missing.
-
-The bytes of a machine that models may have. Pure.
+Bytes are reserved before a worker is started, corrected by what it measures, and held after its
+exit until they are seen to have come back. Bytes that do not come back stay as missing.
+:func:`budget_bytes` says how much of a machine models may have.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from lmx.supervisor.config.schema import MemoryConfig
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes by worker instance. Never evicts: that is for its owner to do.
+    """Bytes by worker instance. The ledger never evicts: its owner does.
 
-    Each instance is in at most one of three states: reserved (it lives), returning (it exited,
-    its memory is being measured back), missing (it did not come back).
+    Each instance is in at most one of three states: reserved (the worker lives), returning (it
+    exited, and its memory is being watched for), missing (its memory did not come back).
     """
 
     budget_bytes: int
@@ -29,12 +28,12 @@ class Ledger:
 
     @property
     def reserved_bytes(self) -> int:
-        """What living workers have; may exceed the budget after corrections and adoptions."""
+        """What living workers have. It may exceed the budget after corrections and adoptions."""
         return sum(self._reserved.values())
 
     @property
     def returning_bytes(self) -> int:
-        """What exited workers had and nobody has seen come back yet."""
+        """What exited workers had and was not seen to come back yet."""
         return sum(self._returning.values())
 
     @property
@@ -44,29 +43,29 @@ class Ledger:
 
     @property
     def held_bytes(self) -> int:
-        """All bytes that nobody else can have. At most the budget, unless a measurement, an
-        adoption or a smaller budget said otherwise."""
+        """All bytes that no new worker can have. They are at most the budget, unless a measurement,
+        an adoption or a smaller budget has changed that."""
         return self.reserved_bytes + self.returning_bytes + self.missing_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What a new worker may still take; never negative."""
+        """What a new worker may still take. It is never negative."""
         return max(0, -self.excess_bytes)
 
     @property
     def excess_bytes(self) -> int:
-        """By how much more is held than the budget has; negative: so much is free."""
+        """By how much the held bytes exceed the budget. A negative value is what is free."""
         return self.held_bytes - self.budget_bytes
 
     def reserved_by(self, instance: str) -> int:
-        """Return the bytes one instance holds, 0 if none."""
+        """Return the bytes that one instance holds, 0 if it holds none."""
         return self._reserved.get(instance, 0)
 
     def reserve(self, instance: str, need_bytes: int, model_id: str) -> None:
-        """Take bytes for a worker that is about to be spawned.
+        """Take bytes for a worker that is about to be started.
 
-        Raises :class:`UnavailableError` (insufficient_memory) with the figures when they do
-        not fit; nothing is taken then.
+        Raises :class:`UnavailableError` (insufficient_memory) with the figures when they do not
+        fit, and takes nothing then.
         """
         if need_bytes > self.free_bytes:
             raise UnavailableError(
@@ -82,8 +81,8 @@ class Ledger:
         self._reserved[instance] = held_bytes
 
     def correct(self, instance: str, corrected_bytes: int) -> None:
-        """Set what an instance holds, up or down, once its load was measured. Unknown instances
-        are a bug."""
+        """Set what an instance holds, up or down, once its load was measured. An unknown instance
+        is a bug."""
         if instance not in self._reserved:
             raise KeyError(instance)
         self._reserved[instance] = corrected_bytes
@@ -91,20 +90,20 @@ class Ledger:
     def raise_to(self, instance: str, measured_bytes: int) -> None:
         """Correct a reservation upwards by what was measured while it works.
 
-        Never downwards: there is room for KV caches that are not full yet, and the
-        worker was told that it may use it. Unknown instances are a bug.
+        It is never corrected downwards: the reservation has room for KV caches that are not full
+        yet, and the worker was told that it may use it. An unknown instance is a bug.
         """
         self._reserved[instance] = max(self._reserved[instance], measured_bytes)
 
     def exited(self, instance: str) -> int:
-        """Hold an exited instance's bytes as returning; returns how many."""
+        """Hold an exited instance's bytes as returning, and return how many they are."""
         held_bytes = self._reserved.pop(instance, 0)
         self._returning[instance] = held_bytes
         return held_bytes
 
     def settle(self, instance: str, missing_bytes: int) -> int:
-        """Give back what an exited instance had, but for what is missing of it; returns the bytes
-        that became free. Never more than it had is missing; unknown instances have none."""
+        """Free what an exited instance had, except what is missing of it, and return the bytes that
+        became free. No more can be missing than the instance had. An unknown instance has none."""
         had_bytes = self._returning.pop(instance, 0) + self._missing.pop(instance, 0)
         still_bytes = min(max(0, missing_bytes), had_bytes)
         if still_bytes:
@@ -112,7 +111,8 @@ class Ledger:
         return had_bytes - still_bytes
 
     def release(self, instance: str) -> int:
-        """Give back what an instance held that never had a process; returns the bytes."""
+        """Free what was reserved for an instance whose process was never started, and return the
+        bytes."""
         return self._reserved.pop(instance, 0)
 
 
@@ -126,8 +126,9 @@ def format_bytes(count: float) -> str:
 
 
 def budget_bytes(memory: MemoryConfig, total_bytes: int) -> int:
-    """Return the budget of a machine with ``total_bytes``: what is configured, else the
-    configured fraction, and in any case without the system's reserve. Never negative."""
+    """Return the budget of a machine with ``total_bytes``: the configured bytes, else the
+    configured fraction, and in any case no more than leaves the system's reserve. It is never
+    negative."""
     if memory.budget_bytes is not None:
         wished_bytes = int(memory.budget_bytes)
     else:

@@ -1,8 +1,8 @@
 """A worker's life as one pure function: ``step(worker, event, now) -> (worker, effects)``.
 
-No clock, no socket, no process: ``now_s`` is an argument (monotonic seconds), effects are
-values that the caller carries out. The table at the end is the whole truth; a pair that is
-not in it raises :class:`LifecycleError` with the worker's history. See LIFECYCLE.md.
+There is no clock, socket or process here. ``now_s`` is an argument (monotonic seconds), and effects
+are values that the caller carries out. The table at the end is complete: a pair of state and event
+that is not in it raises :class:`LifecycleError` with the worker's history. See LIFECYCLE.md.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from lmx.supervisor.decisions.worker import (
 
 _HISTORY_LENGTH: Final = 20
 _PATIENT: Final = (None, ExitCause.EVICTED, ExitCause.EXPIRED)
-"""Causes of a drain that may take as long as its streams do: no stream is cut to make room.
-None: it was draining when this supervisor took over, and nobody knows why."""
+"""The causes of a drain that may take as long as its streams: no stream is cut off to make room.
+None stands for a worker that was draining when this supervisor took over, so that the cause is
+unknown."""
 
 _KILL_AGAIN_S: Final = 1.0
 
 
 class LifecycleError(RuntimeError):
-    """An event that can't happen in this state: a bug, told with the worker's history."""
+    """An event that can't happen in this state. It is a bug, and the message has the worker's
+    history."""
 
 
 _Result = tuple[Worker, tuple[Effect, ...]]
@@ -51,7 +53,7 @@ _S: Final = WorkerState
 
 
 def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
-    """Return a worker that was just started; its bytes are already reserved."""
+    """Return a worker that was just started. Its bytes are reserved already."""
     return Worker(
         instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
         phase=LoadPhase.START, history=("spawned",),
@@ -59,7 +61,7 @@ def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float
 
 
 def adopted(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
-    """Return a worker that an earlier supervisor started; its Hello will say its state."""
+    """Return a worker that an earlier supervisor started. Its hello will say its state."""
     return Worker(
         instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
         adopted=True, phase=LoadPhase.START, history=("adopted",),
@@ -124,7 +126,7 @@ def _ready(worker: Worker, event: control.Loaded | control.WorkerHello, now_s: f
 
 
 def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _Result:
-    """A Hello repeated: the worker did not hear our Welcome. Never a step back."""
+    """Take a repeated hello: the worker did not get the Welcome. The state never goes back."""
     effects = (SendWelcome(),) if event.state is WorkerState.STARTING else ()
     return _with(worker, beat_at_s=now_s), effects
 
@@ -172,7 +174,8 @@ def _working_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _R
 
 
 def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
-    """Unasked it drains only when it has heard no supervisor for too long, and then for good."""
+    """Take a heartbeat of a READY worker. A worker that drains without being asked has heard no
+    supervisor for too long, and does not come back from that."""
     after, effects = _working_beat(worker, event, now_s)
     if after.state is _S.READY and event.state is WorkerState.DRAINING:
         after = _with(
@@ -191,7 +194,8 @@ def _drain(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
 
 
 def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
-    """Asked once more: for good now, within the first deadline if that ends it."""
+    """Take a second request to drain. The worker now drains even if it is busy, and keeps the first
+    deadline if that one ends it."""
     if event.if_idle:
         return worker, ()
     if event.cause in _PATIENT and worker.cause not in _PATIENT:
@@ -206,8 +210,8 @@ def _drain_again(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
 
 
 def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
-    """Nothing streams before READY, so draining is stopping; but what was adopted may be READY
-    without having said so yet."""
+    """Take a request to drain before READY. There are no streams then, so that draining means
+    stopping. But an adopted worker may be READY without having said so yet."""
     if worker.adopted and worker.state is _S.STARTING:
         return _drain(worker, event, now_s)
     grace_s = worker.limits.term_grace_s
@@ -216,10 +220,10 @@ def _drain_unloaded(worker: Worker, event: DrainAsked, now_s: float) -> _Result:
 
 def _drain_refused(worker: Worker, event: control.DrainRefused, _now_s: float) -> _Result:
     if not worker.polite:
-        return worker, ()  # Asked for good since: this answers the question before.
+        return worker, ()  # It must drain even if busy by now; this answers the question before.
     after = _with(
         worker, state=_S.READY, deadline_s=None, cause=None, detail="", polite=False,
-        # Busy until its next beat says otherwise, so that it is not asked again before.
+        # It counts as busy until its next heartbeat, so that it is not asked again before.
         rows=max(1, event.rows), idle_since_s=None,
     )  # fmt: skip
     return after, ()
@@ -298,8 +302,8 @@ def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
     after, effects = _check_beat(worker, now_s)
     if effects:
         return after, effects
-    # No deadline for its streams; but one that was never asked, because the message was lost,
-    # would drain for ever.
+    # Its streams have no deadline. But the message may have been lost, and a worker that was never
+    # asked would drain for ever.
     after = _with(worker, deadline_s=now_s + worker.limits.drain_s)
     return after, () if worker.said is _S.DRAINING else (SendDrain(worker.polite),)
 
@@ -319,7 +323,8 @@ def _check_beat(worker: Worker, now_s: float) -> _Result:
 
 
 def _forgive(worker: Worker, event: Tick) -> Worker:
-    """A supervisor that was not running (SIGSTOP, an overloaded machine) heard nobody."""
+    """Return the worker with its deadlines moved by the time in which the supervisor was not
+    running (SIGSTOP, an overloaded machine) and could hear nobody."""
     if event.paused_s == 0.0:
         return worker
     deadline_s = None if worker.deadline_s is None else worker.deadline_s + event.paused_s
@@ -346,12 +351,13 @@ _LATE: Final = (
     DrainAsked,
     StopAsked,
 )
-"""What a worker that is being ended may still say, and what may still be asked: no effect."""
+"""What a worker that is being ended may still send, and what may still be asked of it. It has no
+effect."""
 
 _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.STARTING, control.WorkerHello): _hello,
     (_S.STARTING, control.WorkerBeat): _beat,
-    # Facts of an adopted worker that were on their way before its Hello.
+    # Facts that an adopted worker had sent before its hello.
     (_S.STARTING, control.LoadAdvanced): _stay,
     (_S.STARTING, control.Loaded): _loaded,
     (_S.STARTING, control.LoadFailed): _load_failed,
@@ -368,7 +374,7 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.LOADING, Tick): _tick_loading,
     (_S.READY, control.WorkerHello): _hello_again,
     (_S.READY, control.WorkerBeat): _ready_beat,
-    # Second answers, of one that was asked to drain twice.
+    # The second answer of a worker that was asked twice to drain.
     (_S.READY, control.DrainRefused): _stay,
     (_S.READY, control.Drained): _drained,
     (_S.READY, DrainAsked): _drain,

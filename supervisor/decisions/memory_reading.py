@@ -1,4 +1,4 @@
-"""What was read of the machine's memory at one moment: values. Pure."""
+"""The memory of the machine as it was read at one moment. Values only."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """The machine's memory at one moment.
-
-    ``total_bytes`` and ``available_bytes`` are the least of what the machine and the cgroups
-    around this process allow. ``wired_bytes``: what does not end with a process by itself: on
-    macOS what is wired, a GPU's buffers above all; on Linux what is neither a process's own page
-    nor cache (drivers, the kernel, shared memory); None: unknown. ``fullest_share``: what is
-    taken of the fullest of machine and cgroups, which ``available_bytes`` of one and
-    ``total_bytes`` of another would hide.
-    """
+    """The machine's memory at one moment."""
 
     total_bytes: int
+    """The least of what the machine and the cgroups around this process have."""
+
     available_bytes: int
+    """The least of what the machine and the cgroups around this process have available."""
+
     wired_bytes: int | None = None
+    """Memory that does not end with a process by itself; None if it is unknown. On macOS it is what
+    is wired, above all the buffers of the GPU. On Linux it is what is neither a process's own page
+    nor cache: drivers, the kernel, shared memory."""
+
     fullest_share: float = 0.0
+    """How much is taken, from 0 to 1, of the fullest of machine and cgroups. The two figures above
+    would hide it if they came from different ones."""
 
     @property
     def used_bytes(self) -> int:

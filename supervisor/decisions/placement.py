@@ -1,21 +1,23 @@
-"""Which models start, which give way, which wait: one pure function over a frozen picture.
+"""Decides which models start, which are evicted and which wait. It is one pure function of a frozen
+:class:`~lmx.supervisor.decisions.placement_view.PlacementView`.
 
 The rules, in the order in which they count:
 
 - A model with requests in flight is never evicted, nor one that loads, nor a pinned one. To make
-  room for one that has waited ``fair_wait_s``, busy ones are drained: they take no new request
-  and end those they have.
+  room for a model that has waited ``fair_wait_s``, busy models are drained: they accept no new
+  request and finish those that they have.
 - Every model keeps its place for ``min_residency_s`` after it became ready.
-- First in, first out, by the oldest request. What is being freed is for the first: a later model
-  starts only into memory that the first will not need, or while nothing can be freed for it; and
-  none takes what one that has waited ``fair_wait_s`` may need. Bytes on their way back are counted
-  before anybody else is evicted for them.
-- Victims are the least recently used that suffice, less those that are not needed, the largest
-  first: so the fewest bytes are thrown away among the least recently used.
-- A model that nobody waits for (a preload, a restart) evicts nobody.
-- Nothing starts while the machine is short of memory; idle models go then, one after the other.
+- Models start in the order of their oldest requests. Memory that is being freed is for the first
+  model in the queue. A later model starts only into memory that the first will not need, or while
+  nothing can be freed for the first. No model takes what one that has waited ``fair_wait_s`` may
+  need. Bytes that are about to come back are counted before any other model is evicted for them.
+- Victims are the least recently used models that free enough. Those that turn out not to be needed
+  are spared, the largest first, so that the fewest bytes are thrown away.
+- A model that nobody waits for (a preload, a restart) evicts no other model.
+- Nothing starts while the machine is short of memory. Then idle models are evicted, one after the
+  other.
 
-Models that can't be started whoever gives way: told at once, with names and figures. Pure.
+A model that can't be started whatever is evicted is refused at once, with names and figures.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from lmx.supervisor.decisions.placement_view import (
 
 
 def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
-    """Return why it can't be started as things stand, or None."""
+    """Return why a model can't be started as things stand, or None if it can."""
     need, budget = format_bytes(one.need_bytes), format_bytes(scene.budget_bytes)
     if one.need_bytes > scene.budget_bytes:
         return (
@@ -79,8 +81,8 @@ def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
 
 
 def queue_order(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Return who is first: the oldest request's model. Those that nobody waits for come last,
-    pinned ones first, in the order given."""
+    """Return the models in the order of their oldest requests. Models that nobody waits for come
+    last, the pinned ones first, in the order given."""
     return sorted(
         waiting,
         key=lambda one: (
@@ -92,8 +94,8 @@ def queue_order(waiting: Iterable[Waiting]) -> list[Waiting]:
 
 
 def decide(scene: PlacementView, now_s: float) -> tuple[Decision, ...]:
-    """Return what is to be done now. Carried out, it is decided again: nothing is left to do
-    when it returns nothing."""
+    """Return what must be done now. The caller carries it out and decides again, until nothing is
+    returned."""
     decisions: list[Decision] = []
     residents = {resident.model_id: resident for resident in scene.residents}
     leaving = {name for name, resident in residents.items() if resident.stage is Stage.LEAVING}
@@ -126,8 +128,8 @@ def _expired(resident: Resident, now_s: float) -> bool:
 
 
 def _relief(scene: PlacementView, leaving: set[str], now_s: float) -> list[Resident]:
-    """Who goes because memory itself is short: by the machine's figures one at a time, by the
-    ledger's as many as it takes."""
+    """Return which models are evicted because memory itself is short: one at a time if the machine
+    is short of memory, and as many as needed if the ledger is over its budget."""
     idle = [
         resident
         for resident in _least_recent(scene.residents)
@@ -158,8 +160,8 @@ def _settled(resident: Resident, now_s: float) -> bool:
 
 
 def _least_recent(residents: Iterable[Resident]) -> list[Resident]:
-    """Idle ones by the end of their last request, oldest first; then busy ones, those first that
-    have been there longest."""
+    """Return idle models in the order in which their last requests ended, and then busy models, the
+    longest loaded first."""
     return sorted(
         residents,
         key=lambda resident: (
@@ -171,8 +173,8 @@ def _least_recent(residents: Iterable[Resident]) -> list[Resident]:
 
 
 def _suffice(ordered: Sequence[Resident], lack_bytes: int) -> list[Resident]:
-    """Return the fewest of the first that free ``lack_bytes`` together, less those that are not
-    needed: busy ones first, then the largest. Empty: all together are not enough."""
+    """Return the first models that free ``lack_bytes`` together, without those that are not needed:
+    busy ones are spared first, then the largest. Returns none if all together are not enough."""
     chosen: list[Resident] = []
     freed_bytes = 0
     for resident in ordered:
@@ -206,7 +208,7 @@ class _Queue:
 
     def serve(self, waiting: Sequence[Waiting]) -> list[Decision]:
         decisions: list[Decision] = []
-        passing = False  # an earlier one waits: nobody is evicted for those behind it
+        passing = False  # an earlier model waits: nothing is evicted for the models behind it
         for one in waiting:
             if self._fits(one):
                 decisions.append(Start(one.model_id))
@@ -232,8 +234,8 @@ class _Queue:
         return decisions
 
     def _keep_for(self, first: Waiting, victims: Sequence[Evict]) -> None:
-        """What is being freed is for the first: those behind it get what is left of it all, and
-        none of it before it is free."""
+        """Keep what is being freed for the first model. The models behind it get what it leaves,
+        and none of that before it is free."""
         going = {victim.model_id for victim in victims}
         freed_bytes = sum(one.held_bytes for one in self._staying if one.model_id in going)
         self._left_bytes += freed_bytes - first.need_bytes
@@ -259,7 +261,8 @@ class _Queue:
         return [other for other in self._staying if groups.conflict(one.model_id, other.model_id)]
 
     def _victims(self, one: Waiting) -> list[Evict] | None:
-        """Who must go for it besides those that are going; None: they may not, for now."""
+        """Return which models must be evicted for this one, besides those that are leaving already.
+        Returns None if they may not be evicted for now."""
         must_go = self._conflicts(one)
         for busy_too in (False, True) if self._waited_long(one) else (False,):
             may_go = [other for other in self._staying if self._may_go(other, busy_too)]

@@ -1,6 +1,6 @@
-"""The picture that placement decides on, and what it may decide. Values only.
+"""What placement sees of the models and their memory, and what it may decide. Values only.
 
-Which models may not be loaded beside each other. Pure.
+:class:`Groups` says which models may not be loaded at the same time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from lmx.supervisor.config.schema import GroupConfig
 
 
 class Groups:
-    """The rules of the configured groups. Models without a group have none of their own, but an
-    exclusive group does not let them stay either."""
+    """The rules of the configured groups. Models without a group have no rules of their own, but an
+    exclusive group does not let them stay loaded either."""
 
     def __init__(self, groups: Iterable[GroupConfig] = ()) -> None:
         self._group_of = {model_id: group for group in groups for model_id in group.models}
 
     def conflict(self, one: str, other: str) -> bool:
-        """Whether two models may not be loaded at a time. Symmetric; never of one with itself."""
+        """Return whether two models may not be loaded at the same time. The order of the two does
+        not matter, and a model never conflicts with itself."""
         if one == other:
             return False
         first, second = self._group_of.get(one), self._group_of.get(other)
@@ -37,18 +38,20 @@ def _drives_out(group: GroupConfig | None, other: GroupConfig | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A model that is to be started. ``asked_at_s``: since when its oldest request, or an
-    operator, waits; None: nobody does."""
+    """A model that waits to be started."""
 
     model_id: str
     need_bytes: int
+
     asked_at_s: float | None
+    """Since when its oldest request, or an operator, has waited; None if nobody waits."""
+
     pinned: bool = False
 
 
 class Stage(Enum):
-    """Where a resident is: it loads, it serves, its bytes are on their way back, or it was killed
-    and does not end."""
+    """Where a resident is: it loads, it serves, it is about to free its bytes, or it was killed and
+    does not end."""
 
     LOADING = auto()
     SERVING = auto()
@@ -58,64 +61,85 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model that has a worker. ``settled_at_s``: until then nobody takes its place, because
-    its requests are only about to come. ``since_s``: when it became ready. ``idle_since_s``:
-    None while it is busy. ``expires_at_s``: None: never."""
+    """A model that has a worker."""
 
     model_id: str
     held_bytes: int
     stage: Stage
     pinned: bool = False
+
     since_s: float = 0.0
+    """When it became ready."""
+
     settled_at_s: float = 0.0
+    """It is not evicted before this time, because its requests are only about to arrive."""
+
     idle_since_s: float | None = None
+    """Since when it has had no request; None while it is busy."""
+
     expires_at_s: float | None = None
+    """When it will have been idle for as long as it may stay; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementView:
-    """All that a decision may depend on. ``free_bytes`` is negative by what is held beyond the
-    budget; ``returning_bytes`` were held by workers that have exited."""
+    """All that a decision may depend on."""
 
     waiting: tuple[Waiting, ...]
     residents: tuple[Resident, ...]
     budget_bytes: int
+
     free_bytes: int
+    """What is free of the budget. It is negative if more is held than the budget has."""
+
     returning_bytes: int = 0
+    """What workers held that have exited, and has not come back yet."""
+
     missing_bytes: int = 0
+    """What did not come back of exited workers."""
+
     short_of_memory: bool = False
+    """Whether the machine itself is short of memory."""
+
     groups: Groups = field(default_factory=Groups)
+
     min_residency_s: float = 0.0
+    """A model is not evicted within this time after it became ready."""
+
     fair_wait_s: float = 0.0
+    """For a model that has waited this long, busy models are drained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Its memory is free: reserve it and start a worker."""
+    """The model's memory is free: reserve it and start a worker."""
 
     model_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Have it end: only if it is idle, or, for fairness, after the requests that it has.
-    ``for_model`` None: because memory itself is short."""
+    """End the model's worker."""
 
     model_id: str
+
     for_model: str | None
+    """The model that it makes room for. None: memory itself is short."""
+
     if_idle: bool
+    """Whether it ends only if it is idle. Otherwise it ends, for fairness, after its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """It has been idle for as long as it was to stay."""
+    """End the model's worker, because it has been idle for as long as it may stay."""
 
     model_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """It can't be started as things stand, however long it waits."""
+    """Refuse the model: it can't be started as things stand, however long it waits."""
 
     model_id: str
     reason: str
@@ -123,7 +147,8 @@ class Deny:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Nobody waits for it and there is no room: it stays down until somebody asks."""
+    """Give the start up: nobody waits for the model and there is no room, so it stays down until
+    somebody asks for it."""
 
     model_id: str
 

@@ -1,7 +1,9 @@
-"""What is done when memory runs out: the level, whom to ask, whom to kill. Pure.
+"""Decides what is done when memory runs out: the level of the pressure, and which worker is asked
+to give up a request or is killed. This module is pure.
 
-The level rises at once and falls late. At HARD one worker at a time is asked to give a request
-up, twice, and is killed when that was not enough; nobody is, while others fill the memory.
+The level rises at once and falls late. At HARD one worker at a time is asked twice to give up a
+request, and is killed if that was not enough. No worker is asked or killed while other programs
+fill the memory.
 """
 
 from __future__ import annotations
@@ -15,101 +17,127 @@ from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 
 MARGIN_SHARE: Final = 0.02
-"""A level is left only so far below its line, or it would come and go with every request."""
+"""A level is left only this far below its line. Otherwise it would change with every request."""
 
 CALM_S: Final = 3.0
-"""And only after so long without a break."""
+"""A level is left only after the memory was below that for this long without a break."""
 
 SETTLE_S: Final = 1.0
-"""From HARD, or a worker's end, to the first request that is given up: a peak may pass, and
-freed memory takes a moment to be counted."""
+"""The time from HARD, or from a worker's end, to the first request that is given up. A peak may
+pass meanwhile, and freed memory takes a moment to be counted."""
 
 EVICT_S: Final = 3.0
-"""The same while an idle model is about to go, which costs nobody an answer."""
+"""The same time while an idle model is about to be evicted, which costs nobody an answer."""
 
 ASK_S: Final = 3.0
-"""For a request to end, its memory to be freed and a beat to say so."""
+"""How long a request has to end, its memory to be freed and a heartbeat to report it."""
 
 ASKS: Final = 2
 
 GONE_S: Final = 30.0
-"""After so long a killed process that is still there never goes: it hangs in a driver."""
+"""A killed process that is still there after this long hangs in a driver, and never goes."""
 
 _INNOCENT: Final = 3
-"""Workers that hold less than a third of what others do are not what fills the memory."""
+"""Workers that hold less than a third of what other programs hold do not fill the memory."""
 
 _LEVELS: Final = (MemoryPressure.NONE, MemoryPressure.SOFT, MemoryPressure.HARD)
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The shares of the machine's memory, and the bytes of the budget, where levels begin."""
+    """The lines at which the levels begin."""
 
     soft: float
+    """A share of the machine's memory."""
+
     hard: float
+    """A share of the machine's memory."""
+
     budget_bytes: int
+    """The memory budget of lmx."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """A worker as the guard sees it. ``granted_bytes``: what was reserved for it, without what
-    was added because it took it. ``leaving``: its end was begun, nothing more is asked of it."""
+    """A worker as the guard sees it."""
 
     instance: str
     model_id: str
     measured_bytes: int
+
     granted_bytes: int
+    """What was reserved for it, without what was added later because it had taken it."""
+
     busy: bool = False
     loading: bool = False
+
     leaving: bool = False
+    """Whether its end has begun, so that nothing more is asked of it."""
 
     @property
     def excess_bytes(self) -> int:
-        """What it took beyond its reservation; negative: it has room."""
+        """What it took beyond its reservation. A negative value is room that it has left."""
         return self.measured_bytes - self.granted_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """``level``: what holds. ``calm_since_s``: since when a lower one would do. ``victim``: who
-    was asked ``asks`` times, the last time, or killed, ``at_s``; without a victim ``at_s`` is when
-    HARD began or the last victim went. ``external_reported``: it was said that others fill it."""
+    """What the guard remembers from one reading to the next."""
 
     level: MemoryPressure = MemoryPressure.NONE
+    """The level that holds."""
+
     calm_since_s: float | None = None
+    """Since when a lower level would do; None if none would."""
+
     victim: str | None = None
+    """The worker that was asked to give up a request, or was killed."""
+
     asks: int = 0
+    """How often the victim was asked."""
+
     killed: bool = False
+    """Whether the victim was killed."""
+
     at_s: float = 0.0
+    """When the victim was asked or killed last. Without a victim: when HARD began, or the last
+    victim went."""
+
     external_reported: bool = False
+    """Whether it was reported that other programs fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetLevel:
-    """Another level holds, for ``reason``: tell Core and every worker."""
+    """Another level holds: tell the core and every worker."""
 
     level: MemoryPressure
+
     reason: str
+    """Why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Have this worker fail its largest newest request."""
+    """Ask this worker to fail one request, the newest of the largest."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End this worker now; ``detail`` says why, and what to change."""
+    """End this worker now."""
 
     instance: str
+
     detail: str
+    """Why, and what to change, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportExternalPressure:
-    """The memory is full and lmx can't help it; said once until the pressure is over."""
+    """The memory is full, and lmx can't change that. This is reported once until the pressure is
+    over."""
 
     detail: str
 
@@ -124,7 +152,7 @@ def step(
     lines: Lines,
     now_s: float,
 ) -> tuple[GuardState, tuple[Decision, ...]]:
-    """Take a reading and return what follows of it."""
+    """Take a reading of the memory. Returns the new state and what must be done."""
     decisions: list[Decision] = []
     level, calm_since_s = _next_level(state, reading, workers, lines, now_s)
     if level is not state.level:
@@ -140,8 +168,8 @@ def step(
     if level is not MemoryPressure.HARD:
         return state, tuple(decisions)
     if wanted_level(reading, workers, lines) is not level and not state.killed:
-        # Between the line and where the level ends: what was asked helped, and is no reason to
-        # kill when the line is crossed again.
+        # The memory is between the line and where the level ends. What was asked has helped, and
+        # must not lead to a kill when the line is crossed again.
         return replace(state, victim=None, asks=0, at_s=now_s), tuple(decisions)
     state, decision = _relieve(state, reading, workers, lines, now_s)
     return state, tuple(decisions) if decision is None else (*decisions, decision)
@@ -153,14 +181,15 @@ def wanted_level(
     lines: Lines,
     margin_share: float = 0.0,
 ) -> MemoryPressure:
-    """Return the level that a reading calls for, with all lines lower by a share.
+    """Return the level that a reading calls for, with all lines lower by ``margin_share``.
 
-    More memory in use never makes it lower, unless it is others' and makes lmx's part small.
+    More memory in use never makes the level lower, unless other programs use it and so make the
+    part of lmx small.
     """
     stays = 1.0 - margin_share
     measured_bytes = sum(worker.measured_bytes for worker in workers)
-    # Without anybody who took too much the budget itself was lowered, or a load was larger than
-    # planned: that costs nobody an answer, idle models go.
+    # If no worker took too much, the budget itself was lowered, or a load was larger than planned.
+    # That costs nobody an answer: idle models are evicted.
     over = any(worker.excess_bytes > 0 for worker in workers)
     if over and measured_bytes > lines.budget_bytes * stays:
         return MemoryPressure.HARD
@@ -175,7 +204,7 @@ def wanted_level(
 
 
 def reason(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> str:
-    """Say with figures how full the memory is, and of what."""
+    """Return a sentence with figures about how full the memory is, and of what."""
     measured_bytes = sum(worker.measured_bytes for worker in workers)
     return (
         f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use; lmx's "
@@ -210,7 +239,7 @@ def _relieve(
     lines: Lines,
     now_s: float,
 ) -> tuple[GuardState, Ask | Kill | None]:
-    """Go one step on with the one victim, or choose it."""
+    """Go on with the victim by one step, or choose a victim."""
     waited_s = now_s - state.at_s
     victim = next((worker for worker in workers if worker.instance == state.victim), None)
     if state.victim is not None and victim is None:
@@ -228,7 +257,7 @@ def _relieve(
             return state, None
     elif waited_s < ASK_S:
         return state, None
-    # A load has no request to fail, and can be begun again: an answer can't.
+    # A load has no request to fail. It can be begun again, which an answer can't.
     if state.asks < ASKS and not victim.loading:
         asked = replace(state, victim=victim.instance, asks=state.asks + 1, at_s=now_s)
         return asked, Ask(victim.instance)
@@ -237,7 +266,8 @@ def _relieve(
 
 
 def _patience_s(workers: Sequence[WorkerMemory]) -> float:
-    """What was begun, by whomever, comes before what could be begun."""
+    """Return how long to wait before a victim is chosen: longer while a worker is about to end
+    anyway, or an idle one can be evicted."""
     if any(worker.leaving for worker in workers):
         return GONE_S
     idle = any(not (worker.busy or worker.loading) for worker in workers)
@@ -245,9 +275,11 @@ def _patience_s(workers: Sequence[WorkerMemory]) -> float:
 
 
 def _victim(workers: Sequence[WorkerMemory]) -> WorkerMemory | None:
-    """Return who took most beyond its reservation, else a load, else the largest busy one.
+    """Return the worker that took most beyond its reservation; else the largest that loads; else
+    the largest busy one.
 
-    Nobody when all are idle and within their reservations: Core evicts those it may.
+    Returns None when all are idle and within their reservations, because the core evicts those that
+    it may.
     """
     there = [worker for worker in workers if not worker.leaving]
     if over := [worker for worker in there if worker.excess_bytes > 0]:

@@ -1,8 +1,8 @@
-"""Whether the memory of ended workers came back. Pure.
+"""Decides whether the memory of ended workers came back. This module is pure.
 
-What the machine has left and what lmx's workers hold, added up, stays the same when a worker
-ends, whatever the others do meanwhile: it moves from one to the other. What that sum lost did
-not come back. Other programs move it too, so small losses do not count.
+The sum of what the machine has available and what lmx's workers hold stays the same when a worker
+ends, whatever the other workers do meanwhile: memory moves from one to the other. What the sum
+loses did not come back. Other programs change the sum too, so that small losses do not count.
 """
 
 from __future__ import annotations
@@ -14,43 +14,54 @@ from typing import Final
 from lmx.supervisor.decisions.ledger import format_bytes
 
 MIN_MISSING_BYTES: Final = 512 * 1024**2
-"""Less than that is what other programs come and go with."""
+"""A loss below this does not count: other programs take and free as much."""
 
 MIN_MISSING_PART: Final = 4
-"""And so is less than one part in so many of what the worker held."""
+"""Nor does a loss count that is below one part in this many of what the worker held."""
 
 DEADLINE_S: Final = 5.0
-"""To tear down the pages of a large process takes a second or two."""
+"""How long the memory may take to come back. The system needs a second or two to tear down the
+pages of a large process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What lmx can have, in bytes, at one moment: ``attainable_bytes``: available, and what its
-    workers hold. ``wired_slack_bytes``: what its workers may have wired less what is wired on the
-    whole machine, None where that is unknown; only its differences mean something."""
+    """What lmx can have of the memory at one moment."""
 
     attainable_bytes: int
+    """What the machine has available, and what lmx's workers hold."""
+
     wired_slack_bytes: int | None = None
+    """What lmx's workers may have wired, less what is wired on the whole machine; None if that is
+    unknown. Only differences of this value mean something."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitedWorker:
-    """A worker that ended. ``held_bytes``: what it held lately of what was reserved for it.
-    ``before``: as it was before its end. ``missing_bytes``: what was told of it, None while it is
-    waited for. ``footprint_bytes``: all that it held lately. ``begun_at_s``: when it was sent to
-    its end, or ended by itself."""
+    """A worker that has ended."""
 
     instance: str
     model_id: str
+
     held_bytes: int
+    """What it held lately of the memory that was reserved for it."""
+
     before: Balance
+    """The balance before its end."""
+
     exited_at_s: float
+
     missing_bytes: int | None = None
+    """What was last reported as missing of it. None while its memory is still waited for."""
+
     footprint_bytes: int = 0
+    """All memory that it held lately."""
+
     begun_at_s: float = 0.0
+    """When it was asked to end, or ended by itself."""
 
     def returned(self, now_s: float) -> Returned:
-        """Return what has come back of it."""
+        """Return how much of its memory has come back."""
         missing_bytes = self.missing_bytes or 0
         returned_bytes = max(0, self.footprint_bytes - missing_bytes)
         return Returned(returned_bytes, missing_bytes, max(0.0, now_s - self.begun_at_s))
@@ -58,16 +69,17 @@ class ExitedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What came back of an ended worker's memory, measured, ``took_s`` after it was sent to its
-    end."""
+    """How much of an ended worker's memory was measured to come back."""
 
     returned_bytes: int
     missing_bytes: int
+
     took_s: float
+    """How long after the worker was asked to end this was measured."""
 
     @property
     def words(self) -> str:
-        """It, for people."""
+        """A sentence about it, for people."""
         if not (self.returned_bytes or self.missing_bytes):
             return "it ended before its memory was measured"
         back = f"{format_bytes(self.returned_bytes)} came back in {self.took_s:.1f} s"
@@ -78,29 +90,30 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing new to tell of this worker."""
+    """There is nothing new to report about this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """So much of its memory is missing: for the first time, or less than was told before. With
-    0 all of it is back."""
+    """The missing memory of a worker is reported for the first time, or has become less."""
 
     missing_bytes: int
+    """0 if all of its memory is back."""
 
 
 Verdict = Waiting | Settled
 
 
 def threshold_bytes(held_bytes: int) -> int:
-    """Return how much may be missing of what was held without being counted."""
+    """Return how much may be missing of ``held_bytes`` without being counted as missing."""
     return max(MIN_MISSING_BYTES, held_bytes // MIN_MISSING_PART)
 
 
 def judge(
     exited_workers: Sequence[ExitedWorker], now: Balance, now_s: float
 ) -> list[tuple[ExitedWorker, Verdict]]:
-    """Judge each exited worker, oldest first; those returned know what was told of them."""
+    """Judge each exited worker, the oldest first. Returns the workers with ``missing_bytes`` as it
+    is reported now, each with its verdict."""
     lost = _shared_out(exited_workers, now)
     return [
         _judge_one(exited, lost_bytes, now_s)
@@ -119,8 +132,8 @@ def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> tuple[Exi
 
 
 def _shared_out(exited_workers: Sequence[ExitedWorker], now: Balance) -> list[int]:
-    """Return what is missing of each. A loss since an early end shows in all later figures that
-    were taken before it: the latest exited_workers are charged first, and each byte once."""
+    """Return what is missing of each worker. A loss shows in the figures of all workers that ended
+    before it. So the latest workers are charged first, and each byte is charged once."""
     charged_bytes = 0
     shares: list[int] = []
     for exited in reversed(exited_workers):
@@ -134,8 +147,9 @@ def _shared_out(exited_workers: Sequence[ExitedWorker], now: Balance) -> list[in
 
 
 def _loss_bytes(before: Balance, now: Balance) -> int:
-    """What does not come back of an ended process stays wired: a loss that is not wired too is
-    another program's (seen on a busy Linux machine: 600 MiB more or less within seconds)."""
+    """Return how much the balance has lost. Memory of an ended process that does not come back
+    stays wired. A loss that is not wired too is another program's: on a busy Linux machine 600 MiB
+    more or less were seen within seconds."""
     loss_bytes = before.attainable_bytes - now.attainable_bytes
     if before.wired_slack_bytes is None or now.wired_slack_bytes is None:
         return loss_bytes

@@ -1,8 +1,9 @@
-"""When a model that lost its worker is started again. Pure: no clock, no random source.
+"""Decides when a model that lost its worker is started again. This module is pure: it has no clock
+and no random source.
 
-Full-jitter exponential backoff, as in Marc Brooker, "Exponential Backoff and Jitter" (AWS,
-2015): each wait is uniform between 0 and the capped exponential, so that models which fell
-together do not rise together.
+It uses exponential backoff with full jitter, as in Marc Brooker, "Exponential Backoff and Jitter"
+(AWS, 2015): each wait is uniform between 0 and the capped exponential, so that models which failed
+together do not start together.
 """
 
 from __future__ import annotations
@@ -21,44 +22,54 @@ _COUNTED: Final = frozenset(
         ExitCause.OUT_OF_MEMORY,
     }
 )
-"""Causes that are the model's own fault. The others were asked for."""
+"""The causes that are the model's own fault. The others were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """``max_failures`` failures within ``window_s`` are still retried; one more quarantines."""
+    """When a model is started again, and when it is put into quarantine."""
 
     base_s: float
+    """The longest wait after the first failure. It doubles with each further one."""
+
     max_s: float
+    """The longest wait of all."""
+
     stable_after_s: float
+    """The backoff starts anew for a model that was ready for this long."""
+
     max_failures: int
+    """So many failures within ``window_s`` are still retried. One more leads to quarantine."""
+
     window_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """What is remembered of a model's failures. ``attempt`` counts since it was stable."""
+    """What is remembered about a model's failures."""
 
     failed_at_s: tuple[float, ...] = ()
+
     attempt: int = 0
+    """The number of failures since the model was stable."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """Start after ``wait_s`` (0: now)."""
+    """Start the model again after ``wait_s`` (0: now)."""
 
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StayDown:
-    """Nobody wants it: the slot becomes cold."""
+    """Nobody wants the model, and its slot becomes cold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """It failed too often, or in a way that trying again does not mend: only an operator starts
-    it again."""
+    """The model failed too often, or in such a way that another try would fail too. Only an
+    operator starts it again."""
 
     failures: int
 
@@ -77,11 +88,12 @@ def after_exit(
     policy: RestartPolicy,
     permanent: bool = False,
 ) -> tuple[FailureRecord, Decision]:
-    """Decide on a restart. ``jitter`` is a uniform random number in [0, 1).
+    """Decide whether and when a model is started again. ``jitter`` is a uniform random number in
+    [0, 1).
 
-    ``was_ready_for_s`` is how long the model had been ready; ``stable_after_s`` of it
-    starts the backoff anew (failures within the window still count for quarantine).
-    ``permanent``: the failure comes again with each try, so the first one quarantines.
+    ``was_ready_for_s`` is how long the model had been ready. If that is ``stable_after_s`` or more,
+    the backoff starts anew, but failures within the window still count for quarantine.
+    ``permanent`` means that each try fails, so that the first failure leads to quarantine.
     """
     if was_ready_for_s >= policy.stable_after_s:
         record = replace(record, attempt=0)

@@ -24,52 +24,85 @@ class Limits:
 
 
 STUCK_KILLS: Final = 10
-"""One a second. A process that outlives so many is in the kernel's hands (a driver that hangs):
-nobody is made to wait for its memory."""
+"""SIGKILL is sent once a second. A process that survives this many is held by the kernel, because a
+driver hangs. Nobody must wait for its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker process. ``deadline_s`` is when the present state times out, if it can.
-
-    ``ready_memory_bytes`` was measured when it became ready, ``figures`` are those of its last
-    beat. ``said`` is the state that its last beat named. ``idle_since_s``: when its last request
-    ended, None while it has one or is not READY.
-    ``keep_alive_s``: what its last request asked for. ``polite``: it is to drain only if idle.
-    ``stalled_s``: for how long it had made no progress with its requests, at its last beat.
-    ``stopping_at_s``: when it was sent to its end.
-    ``kills``: how often it was sent SIGKILL and did not end.
-    ``permanent``: its load failed in a way that trying again does not mend.
-    """
+    """One worker process. Times are monotonic seconds."""
 
     instance: str
     model_id: str
     pid: int
     limits: Limits
+
     state: WorkerState
+    """Its state in the table of :mod:`lmx.supervisor.decisions.lifecycle`."""
+
     deadline_s: float | None
+    """When the present state times out; None if it does not."""
+
     beat_at_s: float
+    """When its last heartbeat came."""
+
     adopted: bool = False
+    """Whether an earlier supervisor started it."""
+
     phase: LoadPhase | None = None
+    """What its load is busy with."""
+
     fraction: float | None = None
+    """How much of the phase is done, from 0 to 1; None where that is unknown."""
+
     ready_memory_bytes: int = 0
+    """The memory that it measured when it became ready."""
+
     figures: WorkerFigures = field(default_factory=WorkerFigures)
+    """The figures of its last heartbeat."""
+
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     kind: ModelKind | None = None
+
     rows: int = 0
+    """The number of requests that it worked on at its last heartbeat."""
+
     queued: int = 0
+    """The number of requests that waited in it at its last heartbeat."""
+
     stalled_s: float = 0.0
+    """For how long it had made no progress with its requests, at its last heartbeat."""
+
     said: WorkerState | None = None
+    """The state that its last heartbeat named."""
+
     idle_since_s: float | None = None
+    """When its last request ended; None while it has one, or is not READY."""
+
     keep_alive_s: float | None = None
+    """For how long its last request wants the model to stay loaded."""
+
     polite: bool = False
+    """Whether it was asked to drain only if it is idle."""
+
     stopping_at_s: float | None = None
+    """When it was asked to end."""
+
     kills: int = 0
+    """How often SIGKILL was sent to it without ending it."""
+
     permanent: bool = False
+    """Whether its load failed in such a way that another try would fail too."""
+
     cause: ExitCause | None = None
+    """Why it ends."""
+
     detail: str = ""
+    """More about why it ends, for people."""
+
     history: tuple[str, ...] = ()
+    """Its latest changes of state, for the message of a bug."""
 
     @property
     def stuck(self) -> bool:
@@ -78,7 +111,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether requests were in flight as it last told."""
+        """Whether requests were in flight at its last heartbeat."""
         return self.rows + self.queued > 0
 
 
@@ -87,15 +120,16 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. ``paused_s`` is how long this process itself was not running."""
+    """Time has passed."""
 
     paused_s: float = 0.0
+    """How long the supervisor's process itself was not running."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Somebody wants the worker gone once its streams have ended. ``cause`` EVICTED or EXPIRED
-    gives the streams as long as they take, any other one ``Limits.drain_s``."""
+    """Somebody wants the worker to end after its streams. With the cause EVICTED or EXPIRED the
+    streams may take as long as they need, with any other cause ``Limits.drain_s``."""
 
     if_idle: bool
     cause: ExitCause
@@ -104,7 +138,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the worker gone now, politely."""
+    """Somebody wants the worker to end now, by itself."""
 
     cause: ExitCause
     detail: str
@@ -112,7 +146,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class KillAsked:
-    """Somebody wants the worker gone this instant."""
+    """Somebody wants the worker to be killed at once."""
 
     cause: ExitCause
     detail: str
@@ -120,11 +154,14 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """The process is gone. ``status`` as in ``Popen.returncode``; None when it was not our
-    child and nobody can know. ``out_of_memory``: the system says that memory ran out."""
+    """The process is gone."""
 
     status: int | None
+    """As in ``Popen.returncode``; None if it can't be known, because the process was not a child of
+    this one."""
+
     out_of_memory: bool = False
+    """Whether the system says that memory ran out."""
 
 
 # Effects.
@@ -132,38 +169,39 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class SendWelcome:
-    """Answer its Hello, so that it starts to load."""
+    """Answer the worker's hello, so that it starts to load."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendDrain:
-    """Ask it to drain."""
+    """Ask the worker to drain."""
 
     if_idle: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """Signal its process group."""
+    """Send a signal to the worker's process group."""
 
     number: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
 class BecameReady:
-    """It answers requests now; the ledger takes its measured bytes."""
+    """The worker answers requests now, and the ledger takes the bytes that it measured."""
 
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Not even SIGKILL ends it: its memory stays taken."""
+    """Not even SIGKILL ends the worker, and its memory stays taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It is gone: release its bytes, tell its clients, decide on a restart."""
+    """The worker is gone: release its bytes, tell its clients, and decide whether to start it
+    again."""
 
     cause: ExitCause
     detail: str

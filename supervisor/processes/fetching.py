@@ -32,7 +32,8 @@ _LOG_LIMIT_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FetchProgram:
-    """The fetch program: where it puts what it makes, and where the output of its libraries goes."""
+    """The fetch program: where it puts what it makes, and where the output of its libraries
+    goes."""
 
     models: Path
     log_path: Path

@@ -1,5 +1,5 @@
-"""Lets separate processes (:mod:`lmx.supervisor.memory.inspect_main`) read the files of models, each
-within a deadline. Files that hang or crash their reader harm only their own model."""
+"""Lets separate processes (:mod:`lmx.supervisor.memory.inspect_main`) read the files of models,
+each within a deadline. Files that hang or crash their reader harm only their own model."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Inspector:
         return Inspection(question, question.path, problem=shown(f"{where} can't be read: {why}"))
 
     async def is_whole(self, path: Path, *, file: bool = False) -> bool:
-        """Return whether a folder is a complete model, or whether a file is there. Returns False for
-        what can't be read."""
+        """Return whether a folder is a complete model, or whether a file is there. Returns False
+        for what can't be read."""
         try:
             answer = await self._ask({"whole": str(path), "file": file})
         except InspectionError as error:

@@ -51,7 +51,8 @@ class Launcher:
         try:
             self._exits.watch(child.pid, child, partial(exited, child.pid))
         except OSError:
-            # The descriptors have run out, most likely. A process that nobody watches must not stay.
+            # The descriptors have run out, most likely. A process that nobody watches must not
+            # stay.
             child.kill()
             child.wait()
             raise

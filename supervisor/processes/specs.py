@@ -96,7 +96,8 @@ def router_spec(
     admin_key: str,
     rescue: RescueSpec,
 ) -> RouterSpec:
-    """Return the router's spec. The router must inherit the socket's descriptor under its number."""
+    """Return the router's spec. The router must inherit the socket's descriptor under its
+    number."""
     server, timing = config.server, config.timing
     return RouterSpec(
         router_id=router_id,

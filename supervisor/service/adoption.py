@@ -100,8 +100,8 @@ class Adoption:
         return known
 
     def admit_router(self, hello: control.RouterHello, host: str, now_s: float) -> None:
-        """Take a router that sends its hello: adopt it if there is no router, and end it if there is
-        one already."""
+        """Take a router that sends its hello: adopt it if there is no router, and end it if there
+        is one already."""
         if self._guard.knows(hello.pid):
             self._guard.hello(hello.pid, hello.port, now_s)
             return

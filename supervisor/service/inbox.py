@@ -1,5 +1,5 @@
-"""Sorts the messages that arrive on the control socket: facts of workers, heartbeats of routers, and
-questions."""
+"""Sorts the messages that arrive on the control socket: facts of workers, heartbeats of routers,
+and questions."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ log = structlog.get_logger()
 
 
 class Service:
-    """A supervisor as the command line starts and ends it. ``logs_changed`` is called when a changed
-    ``logs`` section is put in force."""
+    """A supervisor as the command line starts and ends it. ``logs_changed`` is called when a
+    changed ``logs`` section is put in force."""
 
     def __init__(
         self,
