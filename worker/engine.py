@@ -242,7 +242,7 @@ class RowRequest:
     """One sequence to generate."""
 
     row_id: int
-    """Unique for the life of the engine."""
+    """Unique for the life of the engine; a row that was preempted comes back under its own."""
     prompt: Sequence[int]
     """At least one token."""
     max_tokens: int
@@ -261,6 +261,15 @@ class RowRequest:
     """How tokens may be guessed ahead."""
     cache_salt: str = ""
     """Rows share cached prefixes only with rows of the same salt."""
+    made_tokens: int = 0
+    """So many of the last tokens of ``prompt`` are of the row's own answer, which it goes on with
+    after it was preempted: draws, penalties and ``min_tokens`` take them for that, ``max_tokens``
+    does not count them, and ``constraint`` has accepted them already."""
+
+    @property
+    def made(self) -> Sequence[int]:
+        """The tokens of its answer that it had made when it was preempted."""
+        return self.prompt[len(self.prompt) - self.made_tokens :]
 
     @property
     def places(self) -> int:
@@ -423,6 +432,12 @@ class Generator(Protocol):
     def remove(self, row_id: int) -> None:
         """Forget a row wherever it is, and free its KV cache; ignores a row that has ended.
         Engine thread."""
+
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        """Remove a row that is to be admitted again later (:attr:`RowRequest.made_tokens`), and
+        return the tokens of its answer that ``step`` has returned, of its whole life. What it has
+        computed is kept where there is room. None: such a row can't come back, and it is left as
+        it is. Engine thread."""
 
 
 class TaskEngine(Protocol):

@@ -55,6 +55,9 @@ class WorkerFigures:
     accepted_tokens_total: int = 0
     """Those of them that were right."""
 
+    preempted_total: int = 0
+    """How many times a request in flight gave its memory back to others, to go on later."""
+
 
 @untrimmed
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,9 +118,14 @@ _MODEL_COUNTERS: Final[tuple[tuple[str, Callable[[ModelStatus], float], str], ..
         lambda model: model.figures.accepted_tokens_total,
         "Those of them that were right.",
     ),
+    (
+        "num_preemptions",
+        lambda model: model.figures.preempted_total,
+        "How many times a request gave its memory back to others, to go on later.",
+    ),
 )
-"""The counters of each model. Those of the caches and of speculation begin anew with each
-worker."""
+"""The counters of each model. Those of the caches, of speculation and of preemption begin anew with
+each worker."""
 
 _WANTED: Final = (ExitCause.UNLOADED, ExitCause.EVICTED, ExitCause.EXPIRED, ExitCause.SHUTDOWN)
 

@@ -95,8 +95,8 @@ class MemoryConfig(Section):
     """A share of the machine's memory in use, by whomever. Beyond it nothing is begun, caches
     shrink and idle models go."""
     hard_line: Annotated[float, Needs.NOTHING] = Field(0.97, gt=0, le=1, allow_inf_nan=False)
-    """A share of the machine's memory in use, above `soft_line`. Beyond it requests are given up,
-    then the worker that grows."""
+    """A share of the machine's memory in use, above `soft_line`. Beyond it requests give way, which
+    go on later where they can, then the worker that grows."""
     keep_alive: Annotated[KeepAlive, Needs.NOTHING] = -1.0
     """An idle model stays loaded for so long: `300`, `90s`, `5m`, `1h30m`, `forever`, or `0` (it
     goes after each answer). Models and requests may say another time."""

@@ -238,7 +238,7 @@ class MemoryWatch:
                 worker = workers[instance]
                 self._events.note(
                     "memory.pressure", worker.model_id,
-                    "memory is short: its largest newest request is given up",
+                    "memory is short: its largest newest request gives way",
                     level=MemoryPressure.HARD.value,
                 )  # fmt: skip
                 self._told[instance] = MemoryPressure.HARD

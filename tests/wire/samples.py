@@ -185,6 +185,7 @@ _FIGURES: Final = WorkerFigures(
     cached_tokens_total=40,
     drafted_tokens_total=30,
     accepted_tokens_total=20,
+    preempted_total=5,
 )
 
 _MODEL_STATUS: Final = ModelStatus(

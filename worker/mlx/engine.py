@@ -143,6 +143,11 @@ class MlxGenerator:
         with mx.stream(generation_stream):
             self._rows.remove(row_id)
 
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        """Take the row out, and keep what it has computed in the prefix cache."""
+        with mx.stream(generation_stream):
+            return self._rows.preempt(row_id)
+
     def rest(self) -> None:
         """Give the buffers of ended rows back."""
         if self._prefixes is not None:

@@ -37,12 +37,22 @@ from lmx.worker.scheduling.row import Row
 
 @dataclass(slots=True, eq=False)
 class LiveJob:
-    """``waiting``: its rows that have not begun, with their places among its answers."""
+    """A job of which a row has begun."""
 
     job: Job
     started_s: float
     waiting: deque[tuple[int, RowRequest]]
+    """Its rows that have not begun, and those that are to come back, with their places among its
+    answers."""
     rows: dict[int, Row] = field(default_factory=dict)
+    """The text of those that the engine has."""
+    preempted: dict[int, Row] = field(default_factory=dict)
+    """The text of those that are to come back."""
+    preempted_s: float | None = None
+    """Since when it waits to come back; None: it does not, or a row of it has come back."""
+    preemptions: int = 0
+    read: set[int] = field(default_factory=set)
+    """The rows whose prompts have been read, and echoed where that was asked for."""
     first_token_s: float | None = None
     started: RowStarted | None = None
     _completion_tokens: int = 0
@@ -159,6 +169,10 @@ def emit_hypotheses(
 
 log = structlog.get_logger()
 
+_MOST_PREEMPTIONS: Final = 3
+"""A job that had to give way so often does not come back: memory that is short time and again is
+short for it."""
+
 _NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
 _TOO_LARGE = (
@@ -184,7 +198,8 @@ class BatchLimits:
 
 class Batch:
     """The owners of jobs take turns, and each one's are first come, first served: a job's rows are
-    admitted in order, and no job passes the one whose turn it is, however small it is.
+    admitted in order, and no job passes the one whose turn it is, however small it is. A job that
+    was preempted comes back before any other begins.
 
     ``outputs`` collects what became final; the caller takes it. Every job that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns
@@ -198,11 +213,13 @@ class Batch:
         self._waiting: FairQueue[Job] = FairQueue()
         self._live: dict[int, LiveJob] = {}
         self._job_of: dict[int, LiveJob] = {}
-        self._filling: LiveJob | None = None
+        self._unfilled: list[LiveJob] = []
         self._places: dict[int, int] = {}
         self._searching: set[int] = set()
         self.outputs: list[JobOutput] = []
         self.paused = False
+        self.preempted_total = 0
+        """How many times a job had to give way to others, and was to come back."""
 
     @property
     def rows(self) -> int:
@@ -224,7 +241,7 @@ class Batch:
         self._waiting.add(job.owner, job)
 
     def expire(self, now: float) -> None:
-        """Fail the jobs that have waited too long for their first row."""
+        """Fail the jobs that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
         # The first of each owner has waited longest of its own: nobody passes.
         for job in self._waiting.take_first(lambda one: now - one.arrived_s >= limit_s):
@@ -234,9 +251,17 @@ class Batch:
                 "less to do."
             )
             self.outputs.append(JobFailed(job.job_id, ErrorCode.QUEUE_TIMEOUT, message))
+        for live in list(self._unfilled):
+            if live.preempted_s is not None and (
+                now - live.preempted_s >= limit_s
+                or (self.paused and _outwaited(live.job, live.preempted_s, now))
+            ):
+                self._unfilled.remove(live)
+                del self._live[live.job.job_id]
+                self._give_up(live)
         if not self.paused:
             return
-        for job in self._waiting.take_out(lambda one: _outwaited(one, now)):
+        for job in self._waiting.take_out(lambda one: _outwaited(one, one.arrived_s, now)):
             message = (
                 f"The machine is short of memory, and the request waited {now - job.arrived_s:.0f} "
                 "s for it to get better: nothing was made. It waits no longer than for a model "
@@ -252,19 +277,21 @@ class Batch:
     def admit(self, generator: Generator) -> None:
         """Give the engine the rows that it has room for now."""
         while generator.can_admit():
-            live = self._filling
+            # The one that began first, so that none is kept out by those that came after it.
+            live = min(self._unfilled, key=lambda one: one.started_s, default=None)
             if live is None:
                 if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
                     return
                 job = self._waiting.pop()
                 live = LiveJob.begin(job, time.monotonic())
-                self._live[job.job_id] = self._filling = live
+                self._live[job.job_id] = live
+                self._unfilled.append(live)
             index, row = live.waiting[0]
             if not self._fits(row):
                 return
             live.waiting.popleft()
             if not live.waiting:
-                self._filling = None
+                self._unfilled.remove(live)
             try:
                 self._begin(generator, live, index, row)
             except Exception as error:
@@ -330,18 +357,58 @@ class Batch:
         )
         self.outputs.append(JobCancelled(job_id))
 
-    def fail_largest(self, generator: Generator) -> None:
-        """Fail the newest of the largest jobs that run, for its memory; none runs: nothing."""
+    def preempt_largest(self, generator: Generator, now: float) -> None:
+        """Have the newest of the largest jobs that run give its memory back, and come back later;
+        none runs: nothing.
+
+        It fails where that is of no use: its only row runs alone, and would begin again at once; it
+        has come back often enough; or the engine can't let it come back.
+        """
         running = [live for live in self._live.values() if live.rows]
         if not running:
             return
         # Of equals max takes the first: the newest, that way round.
         live = max(reversed(running), key=lambda one: self._kv.size(one.rows))
         kv_bytes, tokens = self._kv.size(live.rows)
-        log.warning(
-            "row.given_up", request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens
-        )
-        self._drop(generator, live)
+        may_return = len(self._job_of) > 1 and live.preemptions < _MOST_PREEMPTIONS
+        if may_return and self._preempt(generator, live, now):
+            event = "row.preempted"
+        else:
+            event = "row.given_up"
+            self._drop(generator, live)
+            self._give_up(live)
+        log.warning(event, request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens)
+
+    def _preempt(self, generator: Generator, live: LiveJob, now: float) -> bool:
+        """Take all rows of a job out of the engine, to come back with what they have made.
+        Returns whether they can; those that can't are left to the caller."""
+        back: list[tuple[int, RowRequest]] = []
+        for row_id, row in live.rows.items():
+            made = generator.preempt(row_id)
+            if made is None:
+                return False
+            asked = live.job.rows[row.index]
+            request = replace(
+                asked,
+                prompt=[*asked.prompt, *made],
+                max_tokens=asked.max_tokens - len(made),
+                made_tokens=len(made),
+                prompt_logprobs=asked.prompt_logprobs and row_id not in live.read,
+            )
+            back.append((row.index, request))
+        for row_id in live.rows:
+            self._forget(row_id)
+        live.preempted |= live.rows
+        live.rows.clear()
+        live.waiting.extendleft(reversed(back))
+        live.preempted_s = now
+        live.preemptions += 1
+        if live not in self._unfilled:
+            self._unfilled.append(live)
+        self.preempted_total += 1
+        return True
+
+    def _give_up(self, live: LiveJob) -> None:
         end = JobFailed(live.job.job_id, ErrorCode.INSUFFICIENT_MEMORY, _GIVEN_UP)
         self.outputs.append(end)
 
@@ -353,7 +420,9 @@ class Batch:
 
     def _begin(self, generator: Generator, live: LiveJob, index: int, row: RowRequest) -> None:
         # Before its place is taken: a request whose row can't even be made must not keep one.
-        live.rows[row.row_id] = begin_answer(generator, live.job, index)
+        answer = live.preempted.pop(row.row_id, None) or begin_answer(generator, live.job, index)
+        live.rows[row.row_id] = answer
+        live.preempted_s = None
         self._job_of[row.row_id] = live
         self._places[row.row_id] = row.places
         self._kv.begin(row)
@@ -362,6 +431,9 @@ class Batch:
     def _started(
         self, generator: Generator, live: LiveJob, started: RowStarted, now: float
     ) -> None:
+        if started.row_id in live.read:
+            return  # It was preempted, and has come back.
+        live.read.add(started.row_id)
         if live.started is None:
             live.started = started
         if live.job.rows[0].beam is not None:
@@ -423,8 +495,8 @@ class Batch:
             generator.remove(row_id)
             self._forget(row_id)
         live.rows.clear()
-        if self._filling is live:
-            self._filling = None
+        if live in self._unfilled:
+            self._unfilled.remove(live)
         del self._live[live.job.job_id]
 
     def _forget(self, row_id: int) -> None:
@@ -434,5 +506,5 @@ class Batch:
         self._kv.end(row_id)
 
 
-def _outwaited(job: Job, now: float) -> bool:
-    return job.memory_wait_s is not None and now - job.arrived_s >= job.memory_wait_s
+def _outwaited(job: Job, since_s: float, now: float) -> bool:
+    return job.memory_wait_s is not None and now - since_s >= job.memory_wait_s

@@ -173,6 +173,7 @@ class EngineThread:
         self.memory_bytes = 0
         self.peak_memory_bytes = 0
         self.kv_bytes = 0
+        self.preempted_total = 0
         # The engine thread's own.
         self._batch = Batch(limits)
         self._pieces: FairQueue[RunPiece] = FairQueue()
@@ -206,7 +207,8 @@ class EngineThread:
 
     def press(self, level: MemoryPressure) -> None:
         """Tell it how short the machine is of memory; it acts before the next step. SOFT: the
-        engine shrinks, and no row begins while another runs. HARD: also, one job fails."""
+        engine shrinks, and no row begins while another runs. HARD: also, one job gives its
+        memory back, to come back later, or fails."""
         with self._pressing:
             waits, self._pressure = self._pressure is not None, level
         if not waits:
@@ -278,6 +280,7 @@ class EngineThread:
 
     def _count(self) -> None:
         self.rows, self.kv_bytes = self._batch.rows, self._batch.kv_bytes
+        self.preempted_total = self._batch.preempted_total
 
     def _post(self) -> None:
         if self._batch.outputs:
@@ -326,7 +329,7 @@ class EngineThread:
             engine.resident.regrow()
             return
         if level is MemoryPressure.HARD and engine.generator is not None:
-            self._batch.fail_largest(engine.generator)
+            self._batch.preempt_largest(engine.generator, time.monotonic())
             self._count()
         engine.resident.shrink()
         trim_heap()

@@ -135,4 +135,5 @@ class Heartbeat:
             cached_tokens_total=counts.cached_tokens,
             drafted_tokens_total=counts.drafted_tokens,
             accepted_tokens_total=counts.accepted_tokens,
+            preempted_total=self._engine.preempted_total,
         )

@@ -416,6 +416,24 @@ def test_pressure_shrinks_stops_and_fails_also_while_a_prompt_is_made(start: Sta
     assert beat.figures.kv_bytes == 0
 
 
+def test_under_hard_pressure_a_request_gives_way_and_goes_on_when_it_is_over(start: Start) -> None:
+    worker = start()
+    peer = worker.loaded()
+    peer.say(ask(1, tokens=60, step_s=0.02))
+    peer.answer(Delta, 1)
+    peer.say(ask(2, tokens=90, step_s=0.02))
+    peer.answer(Delta, 2)
+    peer.order(Pressure(MemoryPressure.HARD))
+    beat = peer.fact(WorkerBeat, lambda beat: beat.figures.preempted_total == 1)
+    assert (beat.rows, beat.queued) == (1, 1)
+    assert "row.preempted" in worker.log.read_text()
+    peer.order(Pressure(MemoryPressure.NONE))
+    assert peer.answer(Finished, 1).usage.completion_tokens == 60
+    assert peer.answer(Finished, 2).usage.completion_tokens == 90
+    texts = {n: "".join(delta.text for delta in peer.answers(Delta, n)) for n in (1, 2)}
+    assert texts == {1: "word " * 60, 2: "word " * 90}
+
+
 def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
     worker = start()
     peer = worker.loaded()

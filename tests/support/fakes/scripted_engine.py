@@ -189,7 +189,14 @@ class ScriptedEngine:
         self._token_of: dict[str, int] = {}
         self._grown_bytes = 0
         self._peak_bytes = 0
-        self.calls: dict[str, int] = {"step": 0, "rest": 0, "remove": 0, "shrink": 0, "regrow": 0}
+        self.calls: dict[str, int] = {
+            "step": 0,
+            "rest": 0,
+            "remove": 0,
+            "preempt": 0,
+            "shrink": 0,
+            "regrow": 0,
+        }
 
     @property
     def facts(self) -> ModelFacts:
@@ -250,7 +257,8 @@ class ScriptedEngine:
         return not any(row.prefill_tokens for row in self._rows.values())
 
     def admit(self, row: RowRequest) -> None:
-        last = _text_of(row.prompt).split("\0")[-1]
+        asked = row.prompt[: len(row.prompt) - row.made_tokens]
+        last = _text_of(asked).split("\0")[-1]
         directive = _directive(last)
         if last in self._answered and "again" in directive:
             directive = {**directive, "pieces": directive["again"]}
@@ -258,12 +266,13 @@ class ScriptedEngine:
         self._rows[row.row_id] = _Row(
             request=row,
             tokens=self._script(directive),
-            max_tokens=row.max_tokens,
+            max_tokens=row.made_tokens + row.max_tokens,
             step_s=directive.get("step_s", self._options.get("step_s", 0)),
             prefill_s=directive.get("prefill_s", 0),
             grow_mib=directive.get("grow_mib", 0),
             prefill_tokens=len(row.prompt),
             directive=directive,
+            made=row.made_tokens,
         )
 
     def step(self) -> StepOutput:
@@ -297,6 +306,14 @@ class ScriptedEngine:
     def remove(self, row_id: int) -> None:
         self.calls["remove"] += 1
         self._rows.pop(row_id, None)
+
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        self.calls["preempt"] += 1
+        row = self._rows.get(row_id)
+        if row is None or row.request.beam is not None:
+            return None
+        del self._rows[row_id]
+        return row.tokens[: row.made]
 
     def plan(self, task: Task) -> TaskReply:
         if isinstance(task, Tokenize):

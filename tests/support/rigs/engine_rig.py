@@ -73,6 +73,7 @@ class EngineRunner:
         self.resident: Resident = engine.resident
         self.tasks: TaskEngine = engine.tasks
         self.generator: Generator = engine.generator
+        self.requests: dict[int, RowRequest] = {}
         self.live: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.scores: dict[int, list[TokenScores]] = {}
@@ -96,7 +97,8 @@ class EngineRunner:
             self.step()
         row_id, self._next_row = self._next_row, self._next_row + 1
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        self.generator.admit(RowRequest(row_id, tokens, max_tokens, sampling, **more))
+        self.requests[row_id] = RowRequest(row_id, tokens, max_tokens, sampling, **more)
+        self.generator.admit(self.requests[row_id])
         self.tokens[row_id], self.scores[row_id] = [], []
         self.live[row_id] = max_tokens
         return row_id

@@ -65,6 +65,7 @@ class DecodeRow:
     left_tokens: int
     salt: str
     made_tokens: int = 0
+    """How many of ``tokens`` are of its answer."""
     known: bool = False
     """Whether the next token to feed is the last one of ``tokens``, instead of one that was drawn
     and not returned."""
@@ -131,7 +132,7 @@ class DecodeBatch:
             row.known = True
             first = mx.array([row.tokens[-1]], mx.uint32)
         else:
-            first = self._sampler.sample(joining.logits, row_ids, [0])
+            first = self._sampler.sample(joining.logits, row_ids, [row.made_tokens])
             if failed := self._sampler.take_failed():
                 return failed
             scores = self._sampler.scores(joining.logits, first, row_ids)

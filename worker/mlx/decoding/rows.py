@@ -127,6 +127,23 @@ class RowSet:
         elif self._searches.pop(row_id, None) is None:
             self._end([row_id], keep=True)
 
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        """Take a row out, and return what it has made; None: it is a search, and stays."""
+        if row_id in self._searches:
+            return None
+        if (prompt := self._prompts.remove(row_id)) is not None:
+            self._forget(row_id)
+            if prompt.prefill is not None:
+                self._keep_prompt(prompt.prefill)
+                mx.clear_cache()
+            return prompt.row.made
+        here = self._lanes.find(row_id)
+        if here is None:
+            return None
+        made = here.row.tokens[len(here.row.tokens) - here.row.made_tokens :]
+        self._end([row_id], keep=True)
+        return made
+
     @property
     def _decoding(self) -> bool:
         return bool(self._lanes.rows or self._searches)
@@ -272,7 +289,9 @@ class RowSet:
             self._start_search(row, prompt_cache, logits, deltas)
             made.started.append(started)
             return
-        decode_row = DecodeRow(row.row_id, list(row.prompt), row.max_tokens, row.cache_salt)
+        decode_row = DecodeRow(
+            row.row_id, list(row.prompt), row.max_tokens, row.cache_salt, row.made_tokens
+        )
         failed = self._lanes.join(Joining(decode_row, prompt_cache, logits, deltas))
         if failed:
             made.failed += failed
@@ -319,8 +338,9 @@ class RowSet:
 
     def _enter(self, row: RowRequest) -> None:
         if row.beam is None:
+            prompt = row.prompt[: len(row.prompt) - row.made_tokens]
             self._sampler.add(
-                row.row_id, row.sampling, row.prompt, row.constraint, row.top_logprobs
+                row.row_id, row.sampling, prompt, row.constraint, row.top_logprobs, row.made
             )
             if self._speculation is not None:
                 self._speculation.add(row.row_id, row.assist)

@@ -79,9 +79,14 @@ class RowSampler:
         prompt: Sequence[int],
         constraint: Constraint | None,
         top_logprobs: int | None,
+        made: Sequence[int] = (),
     ) -> None:
-        """Sample the row ``row_id`` in this way from now on."""
+        """Sample the row ``row_id`` in this way from now on. ``made``: the tokens of its answer
+        that it has already, of which ``constraint`` knows."""
         edits = LogitEdits(sampling, prompt) if LogitEdits.needed(sampling) else None
+        if edits is not None:
+            for token in made:
+                edits.accept(token)
         self._rows[row_id] = _Row(sampling, top_logprobs, edits, constraint)
         self._plans.clear()
 

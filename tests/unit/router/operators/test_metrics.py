@@ -31,7 +31,8 @@ STATUS = told_status(
     status_line(
         MODEL, memory_bytes=300, reserved_bytes=400, peak_memory_bytes=350, kv_bytes=25,
         kv_capacity_bytes=100, requests_active=2, requests_queued=3, prompt_tokens_total=90,
-        cached_tokens_total=60, drafted_tokens_total=8, accepted_tokens_total=5, loads_total=6,
+        cached_tokens_total=60, drafted_tokens_total=8, accepted_tokens_total=5, preempted_total=7,
+        loads_total=6,
         load_s_total=1.5, restarts=2, exits={"crash": 2, "hang": 1, "evicted": 4},
     ),
     cold_line("big", state="queued", kv_capacity_bytes=None),
@@ -123,6 +124,7 @@ async def test_metrics_are_those_of_the_supervisor_s_status() -> None:
         ("lmx_prefix_cache_hits_total", MODEL): 60,
         ("lmx_spec_decode_num_draft_tokens_total", MODEL): 8,
         ("lmx_spec_decode_num_accepted_tokens_total", MODEL): 5,
+        ("lmx_num_preemptions_total", MODEL): 7,
         ("lmx_downloads", "downloading"): 1,
         ("lmx_downloads", "failed"): 0,
     }

@@ -606,23 +606,46 @@ async def test_what_waits_for_memory_waits_no_longer_than_it_would_for_a_model(
     assert isinstance(await recorder.end(patient), JobFinished)
 
 
-async def test_hard_pressure_fails_the_newest_of_the_largest(start: Start) -> None:
-    recorder = await start(max_rows=4)
-    small = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
-    older = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
-    newer = recorder.submit(max_tokens=900, tokens=90, step_s=0.005)
+async def test_under_hard_pressure_the_newest_of_the_largest_gives_way_and_comes_back(
+    start: Start,
+) -> None:
+    recorder = await start(max_rows=8)
+    thread, calls = recorder.thread, recorder.engine.calls
+    words = [f"{number} " for number in range(90)]
+    small = recorder.submit(max_tokens=100, tokens=400, step_s=0.005)
+    older = recorder.submit(max_tokens=900, pieces=words, step_s=0.005)
+    newer = recorder.submit(max_tokens=900, pieces=words, n=2, step_s=0.005)
     last = recorder.submit(max_tokens=100, tokens=90, step_s=0.005)
     await recorder.until(lambda: recorder.text(last))
-    recorder.thread.press(MemoryPressure.HARD)
-    end = await recorder.end(newer)
-    assert isinstance(end, JobFailed)
-    assert end.code is ErrorCode.INSUFFICIENT_MEMORY
-    assert not any(recorder.ends(job) for job in (small, older, last))
-    recorder.thread.press(MemoryPressure.HARD)
-    assert isinstance(await recorder.end(older), JobFailed)
-    recorder.thread.press(MemoryPressure.NONE)
-    for job in (small, last):
+    thread.press(MemoryPressure.HARD)
+    await recorder.until(lambda: thread.preempted_total == 1)
+    assert (thread.rows, calls["preempt"]) == (3, 2)
+    made = recorder.text(newer)
+    assert 0 < len(made) < len("".join(words)), "it has begun, and it has not ended"
+    steps = thread.steps
+    await recorder.until(lambda: thread.steps > steps + 3)
+    assert recorder.text(newer) == made, "it waits while others run"
+    thread.press(MemoryPressure.NONE)
+    for job in (small, older, newer, last):
         assert isinstance(await recorder.end(job), JobFinished)
+    assert [recorder.text(newer, index) for index in (0, 1)] == ["".join(words)] * 2
+    assert recorder.text(older) == "".join(words)
+    assert recorder.ends(newer)[0].usage.completion_tokens == 2 * len(words)
+
+
+async def test_an_echoed_prompt_is_given_out_once(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    rules = TextRules(eos=frozenset({0}), echo=True, prompt="")
+    other = recorder.submit(tokens=400, step_s=0.005)
+    job = recorder.submit(tokens=90, step_s=0.005, rules=rules)
+    await recorder.until(lambda: len(recorder.pieces(job)) > 3)
+    recorder.thread.press(MemoryPressure.HARD)
+    await recorder.until(lambda: recorder.thread.preempted_total)
+    recorder.thread.press(MemoryPressure.NONE)
+    await recorder.end(job)
+    assert recorder.text(job).count("tokens") == 1
+    assert recorder.text(job).endswith("word " * 90)
+    recorder.thread.cancel(other)
 
 
 async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: Start) -> None:
@@ -633,14 +656,15 @@ async def test_pressure_on_an_idle_engine_fails_nothing_and_is_not_kept(start: S
     assert isinstance(await recorder.end(recorder.submit(tokens=1)), JobFinished)
 
 
-async def test_pressure_told_many_times_in_one_step_fails_one(start: Start) -> None:
+async def test_pressure_told_many_times_in_one_step_preempts_one(start: Start) -> None:
     recorder = await start(max_rows=4)
     jobs = [recorder.submit(tokens=4, step_s=0.3) for _ in range(3)]
     await recorder.until(lambda: recorder.text(jobs[-1]))
     for _ in range(3):
         recorder.thread.press(MemoryPressure.HARD)
     ends = [await recorder.end(job) for job in jobs]
-    assert [type(end) for end in ends] == [JobFinished, JobFinished, JobFailed]
+    assert [type(end) for end in ends] == [JobFinished] * 3
+    assert (recorder.thread.preempted_total, recorder.engine.calls["preempt"]) == (1, 1)
 
 
 async def test_a_row_without_memory_fails_alone_and_says_so(start: Start) -> None:

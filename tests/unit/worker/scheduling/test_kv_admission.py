@@ -110,15 +110,25 @@ class Engine(ScriptedEngine):
     def __init__(self) -> None:
         super().__init__({})
         self.running: dict[int, RowRequest] = {}
+        self.made: dict[int, int] = {}
+        """How many tokens each row has made since it was admitted."""
 
     def can_admit(self) -> bool:
         return True
 
     def admit(self, row: RowRequest) -> None:
         self.running[row.row_id] = row
+        self.made[row.row_id] = 0
 
     def remove(self, row_id: int) -> None:
         self.running.pop(row_id, None)
+
+    def preempt(self, row_id: int) -> Sequence[int] | None:
+        row = self.running[row_id]
+        if row.beam is not None:
+            return None
+        del self.running[row_id]
+        return [*row.made, *(1 for _ in range(self.made[row_id]))]
 
 
 @settings(max_examples=60, stateful_step_count=40)
@@ -131,7 +141,6 @@ class Admission(RuleBasedStateMachine):
         self.limit = kv_bytes(layers, 256 * steps)
         self.engine = Engine()
         self.batch = Batch(BatchLimits(1000, 1e9, self.limit, layers))
-        self.made: dict[int, int] = {}
         self.order: list[int] = []
         self.begun: list[int] = []
         self.open: list[Job] = []
@@ -191,7 +200,12 @@ class Admission(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.running)
     @rule()
     def press(self) -> None:
-        self.batch.fail_largest(self.engine)
+        before = set(self.engine.running)
+        self.batch.preempt_largest(self.engine, 0.0)
+        gone = before - set(self.engine.running)
+        assert gone
+        # What comes back is not new, and passes who waits.
+        self.begun = [row_id for row_id in self.begun if row_id not in gone]
         self.admit()
 
     @invariant()
@@ -207,7 +221,7 @@ class Admission(RuleBasedStateMachine):
 
     def step(self, output: StepOutput) -> None:
         for row_id, _, _ in output.tokens:
-            self.made[row_id] = self.made.get(row_id, 0) + 1
+            self.engine.made[row_id] += 1
         self.engine.step = lambda: output  # type: ignore[method-assign]
         self.batch.step(self.engine)
 
@@ -238,7 +252,7 @@ class Admission(RuleBasedStateMachine):
 
     def expected(self, running: dict[int, RowRequest]) -> int:
         def tokens(one: RowRequest) -> int:
-            made = self.made.get(one.row_id, 0)
+            made = self.engine.made[one.row_id]
             return len(one.prompt) + min(one.max_tokens, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
 
         alike = [tokens(one) for one in running.values() if one.beam is None]

@@ -1,0 +1,141 @@
+"""A row that was preempted goes on where it was: its tokens are those that it has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from tiny_models import make_tiny_model
+
+from lmx.protocol.messages.data import Structure, Thinking
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.protocol.states import StructureKind
+from lmx.worker.engine import BeamSearch, ConstraintSource, RowSampling
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [token % 90 + 1 for token in range(100)]
+OTHER = list(range(1, 40))
+SAMPLINGS = [
+    GREEDY,
+    HOT,
+    RowSampling(1.0, 0.95, 77, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4),
+    RowSampling(0.0, repetition_penalty=1.2, frequency_penalty=0.5),
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_next"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), request.param)
+
+
+@pytest.fixture(params=["prefix cache", "speculation"])
+def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunner]:
+    kinds: dict[str, dict[str, Any]] = {
+        "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
+        "speculation": {"speculation": SpeculationSpec()},
+    }
+    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **kinds[request.param]))
+
+
+def preempt(runner: EngineRunner, row_id: int) -> Callable[[], None]:
+    """Take a row out; returns what brings it back."""
+    asked = runner.requests[row_id]
+    made = runner.generator.preempt(row_id)
+    assert made is not None
+    assert list(made) == runner.tokens[row_id], "what it has returned, and no more"
+    back = replace(
+        asked,
+        prompt=[*asked.prompt, *made],
+        max_tokens=asked.max_tokens - len(made),
+        made_tokens=len(made),
+    )
+    return lambda: runner.generator.admit(back)
+
+
+def run_until(runner: EngineRunner, row_id: int, tokens: int) -> None:
+    while len(runner.tokens[row_id]) < tokens:
+        runner.step()
+
+
+def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(
+    runner: EngineRunner,
+) -> None:
+    kinds = [replace(one, min_tokens=20, end_ids=frozenset({3, 4})) for one in SAMPLINGS]
+    expected = []
+    for sampling in kinds:
+        expected.append(runner.admit(PROMPT, sampling, 24, top_logprobs=2))
+        runner.finish()
+    rows = [runner.admit(PROMPT, sampling, 24, top_logprobs=2) for sampling in kinds[:-1]]
+    rows.append(runner.admit(PROMPT, kinds[-1], 24, top_logprobs=2, cache_salt="another"))
+    for tokens in (1, 15):
+        for row in rows:
+            run_until(runner, row, tokens)
+        stays, *leaving = rows if tokens == 1 else reversed(rows)
+        come_back = [preempt(runner, row) for row in leaving]
+        run_until(runner, stays, len(runner.tokens[stays]) + 2)
+        for back in come_back:
+            back()
+    runner.finish()
+    for row, alone in zip(rows, expected, strict=True):
+        assert runner.tokens[row] == runner.tokens[alone], runner.requests[row].sampling
+        scores = [[score.logprob for score in runner.scores[one]] for one in (row, alone)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+def test_a_row_is_preempted_in_the_middle_of_its_prompt(folder: Path) -> None:
+    runner = EngineRunner(spec_of(folder, prefix_cache=PrefixCacheSpec(64 << 20)))
+    expected = runner.alone(PROMPT * 4, HOT, 6)
+    other = runner.admit(OTHER, HOT, 400)
+    run_until(runner, other, 1)
+    row = runner.admit(PROMPT * 4, HOT, 6, cache_salt="cold")
+    while not runner.step().prefill_tokens:
+        pass
+    assert row not in runner.started
+    preempt(runner, row)()
+    runner.finish_row(row)
+    assert runner.tokens[row] == expected
+
+
+def test_a_constraint_goes_on_in_its_state(folder: Path) -> None:
+    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+    source = ConstraintSource(
+        Structure(StructureKind.REGEX, "(ab|cd){12}[0-9]{6}", "regex"), None, Thinking(), False
+    )
+    maker = runner.generator.constrain(source)
+    assert maker is not None
+    expected = runner.alone(OTHER, HOT, 40, constraint=maker())
+    row = runner.admit(OTHER, HOT, 40, constraint=maker())
+    for tokens in (1, 5, 9):
+        run_until(runner, row, tokens)
+        preempt(runner, row)()
+    runner.finish()
+    assert runner.tokens[row] == expected
+    assert not runner.failed
+
+
+def test_what_a_preempted_row_computed_is_found_in_the_prefix_cache(tmp_path: Path) -> None:
+    cache = PrefixCacheSpec(64 << 20)
+    folder = make_tiny_model(tmp_path, "llama")
+    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10, prefix_cache=cache))
+    row = runner.admit(PROMPT, HOT, 40)
+    run_until(runner, row, 30)
+    come_back = preempt(runner, row)
+    del runner.started[row]
+    come_back()
+    runner.finish()
+    assert runner.started[row].cached_tokens > len(PROMPT)
+
+
+def test_a_search_is_not_preempted(folder: Path) -> None:
+    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+    row = runner.admit(OTHER, GREEDY, 10, beam=BeamSearch(2, 1.0, frozenset({3})))
+    while row not in runner.started:
+        runner.step()
+    assert runner.generator.preempt(row) is None
+    runner.finish()
+    assert len(runner.found[row]) == 2

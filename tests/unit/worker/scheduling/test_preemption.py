@@ -1,0 +1,191 @@
+"""Who gives its memory back when the machine runs out of it, and who comes back when."""
+
+from __future__ import annotations
+
+import json
+
+from scripted_engine import ScriptedEngine
+
+from lmx.protocol.errors import ErrorCode
+from lmx.worker.engine import BeamSearch, PromptSource, RowRequest, RowSampling
+from lmx.worker.scheduling.batch import Batch, BatchLimits
+from lmx.worker.scheduling.jobs import Job, JobEnd, JobFailed, JobFinished, Piece, TextRules
+
+GREEDY = RowSampling(0.0)
+TEXT = "".join(f"{number} " for number in range(50))
+
+
+class Rig:
+    """A batch with an engine, and a clock that is the test's."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine({})
+        self.batch = Batch(BatchLimits(max_places=8, max_queue_s=60.0))
+        self.ends: dict[int, JobEnd] = {}
+        self.texts: dict[tuple[int, int], str] = {}
+        self.now = 0.0
+        self._jobs = 0
+
+    def add(
+        self,
+        *,
+        answers: int = 1,
+        max_tokens: int = 100,
+        beam: BeamSearch | None = None,
+        memory_wait_s: float | None = None,
+        **script: object,
+    ) -> int:
+        self._jobs += 1
+        script = {"pieces": [f"{number} " for number in range(50)], **script}
+        prompt = self.engine.encode(PromptSource(messages=[{"content": json.dumps(script)}]))
+        rows = tuple(
+            RowRequest(10 * self._jobs + index, prompt.tokens, max_tokens, GREEDY, beam=beam)
+            for index in range(1 if beam else answers)
+        )
+        rules = TextRules(frozenset({0}))
+        self.batch.add(
+            Job(self._jobs, "r", rows, rules, answers, self.now, memory_wait_s=memory_wait_s)
+        )
+        return self._jobs
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.batch.admit(self.engine)
+            self.batch.expire(self.now)
+            if self.batch.rows:
+                self.batch.step(self.engine)
+            for output in self.batch.outputs:
+                if isinstance(output, JobEnd):
+                    self.ends[output.job_id] = output
+                elif isinstance(output, Piece):
+                    place = (output.job_id, output.answer)
+                    self.texts[place] = self.texts.get(place, "") + output.text
+            self.batch.outputs = []
+
+    def press(self) -> None:
+        self.batch.paused = True
+        self.batch.preempt_largest(self.engine, self.now)
+
+    def failed(self, job_id: int) -> ErrorCode | None:
+        end = self.ends.get(job_id)
+        return end.code if isinstance(end, JobFailed) else None
+
+
+def test_all_answers_of_a_job_leave_and_each_comes_back_where_it_was() -> None:
+    rig = Rig()
+    small, large = rig.add(max_tokens=20), rig.add(answers=3)
+    rig.step(12)
+    before = {place: text for place, text in rig.texts.items() if place[0] == large}
+    assert sorted(before) == [(large, 0), (large, 1), (large, 2)]
+    rig.press()
+    assert (rig.batch.rows, rig.batch.preempted_total) == (1, 1)
+    rig.step(5)
+    assert {place: rig.texts[place] for place in before} == before
+    assert not rig.ends
+    rig.batch.paused = False
+    rig.step(80)
+    assert [rig.texts[large, index] for index in range(3)] == [TEXT] * 3
+    end = rig.ends[large]
+    assert isinstance(end, JobFinished)
+    assert end.usage.completion_tokens == 3 * 50
+    assert end.usage.prompt_tokens == rig.ends[small].usage.prompt_tokens  # type: ignore[union-attr]
+
+
+def test_while_memory_is_short_it_waits_for_the_others_and_comes_before_new_ones() -> None:
+    rig = Rig()
+    small, large = rig.add(max_tokens=20), rig.add()
+    rig.step(6)
+    rig.press()
+    new = rig.add(max_tokens=5)
+    while small not in rig.ends:
+        rig.step()
+        assert rig.batch.rows <= 1
+    rig.step(70)
+    assert rig.texts[large, 0] == TEXT, "alone it may run"
+    rig.step(10)
+    assert list(rig.ends) == [small, large, new]
+
+
+def test_a_job_of_which_only_some_rows_have_begun_comes_back_whole() -> None:
+    rig = Rig()
+    other, job = rig.add(answers=2, max_tokens=40), rig.add(answers=8)
+    rig.step(20)
+    assert 2 < rig.batch.rows <= 8
+    rig.press()
+    assert rig.batch.rows == 2
+    rig.batch.paused = False
+    rig.step(200)
+    assert {other, job} == set(rig.ends)
+    assert [rig.texts[job, index] for index in range(8)] == [TEXT] * 8
+
+
+def test_the_only_row_fails_as_it_would_take_the_same_again() -> None:
+    rig = Rig()
+    job = rig.add()
+    rig.step(5)
+    rig.press()
+    rig.step()
+    assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
+    assert rig.batch.preempted_total == 0
+
+
+def test_a_beam_search_fails() -> None:
+    rig = Rig()
+    other, search = rig.add(max_tokens=20), rig.add(beam=BeamSearch(4, 1.0, frozenset({0})))
+    rig.step(2)
+    rig.press()
+    rig.step(30)
+    assert rig.failed(search) is ErrorCode.INSUFFICIENT_MEMORY
+    assert isinstance(rig.ends[other], JobFinished)
+    assert rig.batch.preempted_total == 0
+
+
+def test_who_gave_way_three_times_fails() -> None:
+    rig = Rig()
+    other, job = rig.add(max_tokens=40, pieces=["x"] * 60), rig.add()
+    for times in range(4):
+        rig.batch.paused = False
+        rig.step(4)
+        assert rig.batch.rows == 2
+        assert not rig.ends
+        rig.press()
+        assert rig.batch.preempted_total == min(times + 1, 3)
+    rig.step()
+    assert rig.failed(job) is ErrorCode.INSUFFICIENT_MEMORY
+    assert other not in rig.ends
+
+
+def test_who_waits_too_long_to_come_back_fails() -> None:
+    rig = Rig()
+    rig.now = 1000.0
+    rig.add(max_tokens=40, pieces=["x"] * 60)
+    patient, other = rig.add(), rig.add(memory_wait_s=5.0)
+    rig.step(8)
+    rig.press()
+    rig.press()
+    assert rig.batch.preempted_total == 2
+    rig.now = 1004.9
+    rig.step()
+    assert not rig.ends
+    rig.now = 1005.0
+    rig.step()
+    assert rig.failed(other) is ErrorCode.INSUFFICIENT_MEMORY
+    rig.now = 1059.9
+    rig.step()
+    assert patient not in rig.ends
+    rig.now = 1060.0
+    rig.step()
+    assert rig.failed(patient) is ErrorCode.INSUFFICIENT_MEMORY
+
+
+def test_one_that_waits_to_come_back_can_be_cancelled() -> None:
+    rig = Rig()
+    other, job = rig.add(max_tokens=20), rig.add()
+    rig.step(6)
+    rig.press()
+    rig.batch.cancel(rig.engine, job, 0, 0)
+    rig.batch.paused = False
+    rig.step(40)
+    assert set(rig.ends) == {other, job}
+    assert not isinstance(rig.ends[job], JobFinished | JobFailed)
+    assert not rig.batch.busy
