@@ -124,8 +124,8 @@ class MlxGenerator:
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """Return whether no other prompt is in prefill, and no row lives of a model that
-        can't batch."""
+        """Return whether a row may begin: always, or, of a model that can't batch, when no other
+        lives."""
         return self._rows.can_admit()
 
     def admit(self, row: RowRequest) -> None:
@@ -134,7 +134,7 @@ class MlxGenerator:
             self._rows.admit(row)
 
     def step(self) -> StepOutput:
-        """One token or more for each decoding row, and one chunk of the prompt in prefill."""
+        """One token or more for decoding rows, or one chunk of a prompt."""
         with mx.stream(generation_stream):
             return self._rows.step()
 

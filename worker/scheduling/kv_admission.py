@@ -4,8 +4,8 @@ A row is counted at its prompt and a first part of its answer, and grows with wh
 some tokens ahead. Cached prefixes save computing, no memory: a row has its own copy of them.
 
 Rows that decode together have one array for all of them, as long as the longest of them. So each
-row is counted at the longest of its group (:mod:`lmx.worker.scheduling.length_groups`). A beam
-search has a group of its own, of its width.
+row is counted at the longest one that it may decode together with
+(:mod:`lmx.worker.scheduling.length_groups`). A beam search is a batch of its own, of its width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from lmx.protocol.models.memory import KvLayers, kv_bytes
 from lmx.worker.engine import RowRequest
-from lmx.worker.scheduling.length_groups import group_by_length
+from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
 
 ANSWER_TOKENS: Final = 1024
 """Of an answer counted at its beginning: most that may be longer never are."""
@@ -27,7 +27,7 @@ AHEAD_TOKENS: Final = 256
 """A row is counted at so many tokens more than it has made."""
 
 _FIRST_TOKENS: Final = ANSWER_TOKENS - AHEAD_TOKENS
-"""Until it has made more, a row stays at what it was counted at first."""
+"""Until it has made more, a row has the room that it was given at first."""
 
 
 @dataclass(slots=True)
@@ -44,6 +44,11 @@ class _Counted:
         """Of each of its sequences."""
         answer_tokens = max(ANSWER_TOKENS, self.made_tokens + AHEAD_TOKENS)
         return self.prompt_tokens + min(self.max_tokens, answer_tokens)
+
+    @property
+    def present_tokens(self) -> int:
+        """What each of its sequences has now."""
+        return self.prompt_tokens + self.made_tokens
 
 
 class KvAdmission:
@@ -81,9 +86,11 @@ class KvAdmission:
         counted = self._rows[row_id]
         counted.made_tokens += 1
         # For every token of every row: only one that begins a step of a cache changes the sum.
-        if not self._step_tokens or counted.made_tokens <= _FIRST_TOKENS:
+        step_tokens = self._step_tokens
+        if not step_tokens:
             return
-        if (counted.tokens - 1) % self._step_tokens == 0:
+        grows = counted.made_tokens > _FIRST_TOKENS and (counted.tokens - 1) % step_tokens == 0
+        if grows or (counted.present_tokens - 1) % step_tokens == 0:
             self._total_bytes = None
 
     def end(self, row_id: int) -> None:
@@ -106,12 +113,14 @@ class KvAdmission:
         step_tokens = self._step_tokens or 1
         for row in rows:
             if row.width is None:
-                # In whole steps, so that the groups change with the sum alone.
-                lengths.append(-(-row.tokens // step_tokens) * step_tokens)
+                # In whole steps, so that it holds until the sum is made again.
+                most_tokens = -(-row.present_tokens // step_tokens) * step_tokens
+                lengths.append(RowLength(most_tokens - step_tokens + 1, most_tokens, row.tokens))
             else:
                 total_bytes += row.width * kv_bytes(self._layers, row.tokens)
-        groups = group_by_length(lengths)
-        return total_bytes + sum(len(group) * kv_bytes(self._layers, group[0]) for group in groups)
+        return total_bytes + sum(
+            kv_bytes(self._layers, length) for length in padded_tokens(lengths)
+        )
 
 
 def most_tokens(

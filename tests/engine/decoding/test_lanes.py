@@ -11,6 +11,7 @@ from engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.mlx.decoding import lane_turns
 
 pytestmark = pytest.mark.engine
 
@@ -60,3 +61,28 @@ def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None
         runner.step()
     runner.clear()
     assert runner.generator.step().tokens == []
+
+
+def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step of the long row costs less than half of one of the short rows, it is due after
+    each of those: prompts and longer rows take turns."""
+    monkeypatch.setattr(lane_turns, "_SHARE", 1e9)
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
+    long = runner.admit(LONG, GREEDY, 1000)
+    while not runner.tokens[long]:
+        runner.step()
+    short = runner.admit([4, 5, 6], GREEDY, 1000)
+    while not runner.tokens[short]:
+        runner.step()
+    runner.admit(list(range(1, 100)), GREEDY, 5)
+    before = len(runner.tokens[short]), len(runner.tokens[long])
+    kinds: list[str] = []
+    for _ in range(16):
+        made = runner.step()
+        kinds.append("chunk" if made.prefill_tokens else "rows")
+    runner.clear()
+    assert kinds.count("chunk") >= 3
+    assert len(runner.tokens[short]) - before[0] >= 7
+    assert len(runner.tokens[long]) - before[1] >= 3

@@ -51,7 +51,7 @@ class DecodeLanes:
 
     @property
     def long_next(self) -> bool:
-        """Whether the next step is one of a lane of longer rows."""
+        """Whether it is the turn of a lane of longer rows."""
         return len(self._lanes) > 1 and self._turns.next(self._lanes) is not self._lanes[0]
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
@@ -68,13 +68,14 @@ class DecodeLanes:
             self._lanes.sort(key=_longest)
         return failed
 
-    def step(self, step: Callable[[DecodeBatch], DecodeStep]) -> DecodeStep:
-        """Step the lane whose turn it is. Where there are several, wait for what it draws."""
+    def step(self, step: Callable[[DecodeBatch], DecodeStep], *, longer: bool) -> DecodeStep:
+        """Step the shortest lane, or, with ``longer``, the one whose turn it is. Where there are
+        several, wait for what it draws."""
         if (only := self.only) is not None:
             return step(only)
         if self.ahead:  # From a time when there was one lane.
             return self.flush()
-        lane = self._turns.next(self._lanes)
+        lane = self._turns.next(self._lanes) if longer else self._lanes[0]
         assert isinstance(lane, DecodeBatch)
         began_s = time.perf_counter()
         made = _both(lane.step(), lane.flush())

@@ -51,14 +51,18 @@ class Prompt:
 class PromptQueue:
     """The prompts of rows that have not joined the decoding ones. Engine thread.
 
-    ``found`` tells how many of a row's first tokens the prefix cache has; None: there is no cache,
-    and prompts share nothing but what all of them have.
+    ``found`` tells how many of a prompt's first tokens the prefix cache has; None: nothing is kept,
+    and prompts share nothing but what all of them have. It is asked again after each chunk, and not
+    at each step: it compares all tokens.
     """
 
-    def __init__(self, found: Callable[[RowRequest], int] | None) -> None:
+    def __init__(self, found: Callable[[Prompt], int | None]) -> None:
         self._found = found
         self._prompts: dict[int, Prompt] = {}
         self._turn = 0
+        # What is known until the next chunk, by row.
+        self._found_tokens: dict[int, int | None] = {}
+        self._may_begin: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._prompts)
@@ -77,12 +81,13 @@ class PromptQueue:
             if not row.prompt_logprobs and common >= _LEAST_SHARED_TOKENS:
                 # The last token of a prompt is never taken from the cache.
                 shared[other.row.row_id] = min(common, len(tokens) - 1)
-        shared = shared if self._found is not None else {}
         self._prompts[row.row_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
 
     def remove(self, row_id: int) -> Prompt | None:
         """Take a row out; None: it is not here."""
         prompt = self._prompts.pop(row_id, None)
+        self._found_tokens.pop(row_id, None)
+        self._may_begin.discard(row_id)
         orphans = [other for other in self._prompts.values() if other.twin == row_id]
         for orphan in orphans:
             orphan.twin = orphans[0].row.row_id if orphan is not orphans[0] else None
@@ -101,11 +106,13 @@ class PromptQueue:
 
         ``can_begin`` tells whether a prompt that has not begun may do so now.
         """
-        ready = [
-            prompt
-            for prompt in self._prompts.values()
-            if prompt.prefill is not None or (not self._leaders(prompt) and can_begin(prompt))
-        ]
+        ready = []
+        for row_id, prompt in self._prompts.items():
+            if prompt.prefill is None and row_id not in self._may_begin:
+                if self._leaders(prompt) or not can_begin(prompt):
+                    continue
+                self._may_begin.add(row_id)
+            ready.append(prompt)
         if not ready:
             return None
         oldest = self._turn % _OLDEST_EVERY == _OLDEST_EVERY - 1
@@ -114,6 +121,8 @@ class PromptQueue:
     def read(self) -> None:
         """A chunk was read."""
         self._turn += 1
+        self._found_tokens.clear()
+        self._may_begin.clear()
 
     def stops(self, prompt: Prompt) -> list[int]:
         """Return after how many tokens the prompt's cache is to be kept: for its next turn, and
@@ -140,11 +149,14 @@ class PromptQueue:
             for row_id, common in prompt.shared.items()
             if row_id in self._prompts
         ]
-        found = self._found(prompt.row) if here and self._found is not None else 0
+        found = self._known_found(prompt) if here else None
+        if found is None:
+            return []
+        # What a leader has read is kept when it has come as far as both go, and not before.
         return [
             leader
             for leader, common in here
-            if common - max(found, leader.done_tokens) >= _LEAST_SHARED_TOKENS
+            if leader.done_tokens < common and common - found >= _LEAST_SHARED_TOKENS
         ]
 
     def _left_tokens(self, prompt: Prompt) -> int:
@@ -153,9 +165,14 @@ class PromptQueue:
         if prompt.prefill is not None:
             left = prompt.prefill.left_tokens
         else:
-            found = self._found(prompt.row) if self._found is not None else 0
-            left = len(prompt.tokens) - 1 - found
+            left = len(prompt.tokens) - 1 - (self._known_found(prompt) or 0)
         return min([left, *(end - prompt.done_tokens for end in self._ends(prompt))])
+
+    def _known_found(self, prompt: Prompt) -> int | None:
+        row_id = prompt.row.row_id
+        if row_id not in self._found_tokens:
+            self._found_tokens[row_id] = self._found(prompt)
+        return self._found_tokens[row_id]
 
 
 def _are_alike(one: RowRequest, other: RowRequest) -> bool:

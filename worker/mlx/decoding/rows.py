@@ -81,9 +81,12 @@ class RowSet:
         self._prefixes = prefixes
         self._speculation = speculation
         self._lanes = DecodeLanes(forward, sampler)
-        self._prompts = PromptQueue(self._found if prefixes is not None else None)
+        self._prompts = PromptQueue(self._found)
         self._searches: dict[int, BeamGroup] = {}
-        self._reads_next = False
+        self._may_wait = False
+        """Whether the shortest rows have stepped since they waited for something last."""
+        self._waited_for_chunk = False
+        """Whether that was a chunk, and no step of longer rows."""
 
     @property
     def idle(self) -> bool:
@@ -103,19 +106,23 @@ class RowSet:
         """Advance all that decodes, or read a chunk of a prompt."""
         made = _Made()
         decoding = self._decoding
-        prompt = self._prompts.next(lambda prompt: self._can_begin(prompt, decoding))
+        prompt = self._prompts.next(self._can_begin)
         if prompt is None and not decoding and self._prompts:
             prompt = self._prompts.next(lambda prompt: True)
-        long_next = self._lanes.long_next
-        if prompt is None or (decoding and (long_next or not self._reads_next)):
-            self._advance(made, alone=prompt is None)
-            # The shortest rows wait for a chunk or for the longer rows, never for both.
-            self._reads_next = not long_next
+        longer = self._lanes.long_next
+        if prompt is not None and decoding and longer:
+            # The shortest rows wait for a chunk or for the longer rows, never for both, and for
+            # each of these in turn: neither holds up the other.
+            longer = self._may_wait and self._waited_for_chunk
+        if prompt is None or (decoding and (longer or not self._may_wait)):
+            self._advance(made, alone=prompt is None, longer=longer)
+            self._may_wait = not longer
+            self._waited_for_chunk = self._waited_for_chunk and not longer
         elif self._lanes.ahead:
             self._take_step(self._lanes.flush(), made)
         else:
             self._read(prompt, decoding, made)
-            self._reads_next = False
+            self._may_wait, self._waited_for_chunk = False, True
         return made.output()
 
     def remove(self, row_id: int) -> None:
@@ -148,17 +155,23 @@ class RowSet:
     def _decoding(self) -> bool:
         return bool(self._lanes.rows or self._searches)
 
-    def _found(self, row: RowRequest) -> int:
-        assert self._prefixes is not None
-        return 0 if row.prompt_logprobs else self._prefixes.found(row.prompt, row.cache_salt)
+    def _found(self, prompt: Prompt) -> int | None:
+        if self._prefixes is None or not self._prefixes.enabled:
+            return None
+        if prompt.row.prompt_logprobs:
+            return 0
+        return self._prefixes.found(prompt.tokens, prompt.row.cache_salt)
 
-    def _advance(self, made: _Made, *, alone: bool) -> None:
-        """Take all that decodes a step further. Not ``alone``: a chunk of a prompt comes next."""
+    def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
+        """Take all that decodes a step further, of the lanes a ``longer`` one or the shortest. Not
+        ``alone``: a chunk of a prompt comes next."""
         began_s = time.perf_counter()
         if self._speculation is not None and self._lanes.only is None:
             self._speculation.interrupt()
         if self._lanes.rows:
-            step = self._lanes.step(lambda batch: self._step_batch(batch, alone=alone))
+            step = self._lanes.step(
+                lambda batch: self._step_batch(batch, alone=alone), longer=longer
+            )
             self._take_step(step, made)
         for row_id in list(self._searches):
             self._search(row_id, made)
@@ -190,7 +203,7 @@ class RowSet:
             made.found.append((row_id, found))
             del self._searches[row_id]
 
-    def _can_begin(self, prompt: Prompt, decoding: bool) -> bool:
+    def _can_begin(self, prompt: Prompt) -> bool:
         """Return whether its prefix is in memory, as far as it will be: while others have work, a
         row waits for the disk without them."""
         row = prompt.row
@@ -198,7 +211,7 @@ class RowSet:
             return True
         if time.monotonic() - prompt.arrived_s > _FETCH_WAIT_S:
             return True
-        return self._prefixes.fetch(row.prompt, row.cache_salt)
+        return self._prefixes.fetch(prompt.tokens, row.cache_salt)
 
     def _read(self, prompt: Prompt, decoding: bool, made: _Made) -> None:
         """Take a row's prompt a chunk further, and let the row join when it is through."""
@@ -231,11 +244,11 @@ class RowSet:
         row, prompt_cache, cached_tokens = prompt.row, None, 0
         if self._prefixes is not None:
             if not row.prompt_logprobs:
-                warm = self._prefixes.lookup(row.prompt, row.cache_salt, wait=not decoding)
+                warm = self._prefixes.lookup(prompt.tokens, row.cache_salt, wait=not decoding)
                 if warm is not None:
                     prompt_cache, cached_tokens = warm
             prompt.checkpoints = self._prefixes.checkpoints(
-                row.prompt, cached_tokens, row.cache_salt
+                prompt.tokens, cached_tokens, row.cache_salt
             )
         if prompt_cache is None:
             prompt_cache = self._forward.new_cache()

@@ -44,6 +44,9 @@ _CAPACITY_STEP: Final = 256
 _READ_WAIT_S: Final = 0.5
 _CLOSE_S: Final = 3.0
 
+TokenIds = Sequence[int] | Tokens
+"""An array spares a long prompt the copying, which takes longer than finding it."""
+
 
 class WarmPrefix(NamedTuple):
     """A single row's cache, ready for the token after its first ``cached_tokens``."""
@@ -76,6 +79,11 @@ class PrefixCache:
             log.warning("prefix_cache.unsupported", reason="a cache can't be restored")
 
     @property
+    def enabled(self) -> bool:
+        """Whether anything is kept: not of a model whose caches can't be restored."""
+        return self._enabled
+
+    @property
     def disk_bytes(self) -> int:
         """The files of all models that share the folder; 0 without one."""
         return self._store.disk_bytes
@@ -84,7 +92,7 @@ class PrefixCache:
         """Return the bytes in memory."""
         return self._store.bytes_held
 
-    def lookup(self, tokens: Sequence[int], salt: str, *, wait: bool = True) -> WarmPrefix | None:
+    def lookup(self, tokens: TokenIds, salt: str, *, wait: bool = True) -> WarmPrefix | None:
         """Return the longest stored beginning of ``tokens``, never all of them.
 
         Nothing stored is aliased. Waits for the disk up to half a second, or not at all, and
@@ -105,20 +113,18 @@ class PrefixCache:
         capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
         return WarmPrefix(self._restore(hit, capacity), hit.length)
 
-    def found(self, tokens: Sequence[int], salt: str) -> int:
+    def found(self, tokens: TokenIds, salt: str) -> int:
         """Return how many tokens ``lookup`` would give, with what is on disk."""
         prompt = np.asarray(tokens, np.int32)
         hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
         return 0 if hit is None else hit.length
 
-    def fetch(self, tokens: Sequence[int], salt: str) -> bool:
+    def fetch(self, tokens: TokenIds, salt: str) -> bool:
         """Begin to read from disk what ``lookup`` would give; True: there is nothing to wait
         for. Never blocks."""
         return self._fetch(np.asarray(tokens, np.int32), salt)
 
-    def checkpoints(
-        self, tokens: Sequence[int], cached_tokens: int, salt: str = ""
-    ) -> Sequence[int]:
+    def checkpoints(self, tokens: TokenIds, cached_tokens: int, salt: str = "") -> Sequence[int]:
         """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
 
         None for a model whose caches can be cut anywhere. Where a prompt branches off from a

@@ -20,7 +20,7 @@ from lmx.worker.engine import BeamSearch, ModelFacts, RowRequest, RowSampling, S
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.jobs import Job, JobCancelled, JobEnd, JobFailed, JobFinished, TextRules
 from lmx.worker.scheduling.kv_admission import AHEAD_TOKENS, ANSWER_TOKENS, KvAdmission, most_tokens
-from lmx.worker.scheduling.length_groups import group_by_length
+from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
 from lmx.worker.scheduling.prepare import prepare
 
 PLAIN = (KvLayers(2, 4, step_tokens=256),)
@@ -255,17 +255,19 @@ class Admission(RuleBasedStateMachine):
             made = self.engine.made[one.row_id]
             return len(one.prompt) + min(one.max_tokens, max(ANSWER_TOKENS, made + AHEAD_TOKENS))
 
-        alike = [tokens(one) for one in running.values() if one.beam is None]
+        step = math.gcd(*(part.step_tokens for part in self.layers))
+
+        def length(one: RowRequest) -> RowLength:
+            steps = -(-(len(one.prompt) + self.made.get(one.row_id, 0)) // step)
+            return RowLength((steps - 1) * step + 1, steps * step, tokens(one))
+
+        alike = [length(one) for one in running.values() if one.beam is None]
         searches = sum(
             one.beam.width * kv_bytes(self.layers, tokens(one))
             for one in running.values()
             if one.beam is not None
         )
-        step = math.gcd(*(part.step_tokens for part in self.layers))
-        stepped = [-(-length // step) * step for length in alike]
-        together = sum(
-            len(group) * kv_bytes(self.layers, max(group)) for group in group_by_length(stepped)
-        )
+        together = sum(kv_bytes(self.layers, padded) for padded in padded_tokens(alike))
         return together + searches
 
 

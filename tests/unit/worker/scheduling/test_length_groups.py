@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmx.protocol.models.memory import KvLayers
+from lmx.protocol.models.memory import KvLayers, kv_bytes
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.scheduling.kv_admission import KvAdmission
-from lmx.worker.scheduling.length_groups import are_alike, group_by_length
+from lmx.worker.scheduling.length_groups import RowLength, are_alike, padded_tokens
 
 LLAMA_8B = (KvLayers(32, 4096, step_tokens=256),)
 """128 KiB for each token."""
@@ -16,12 +16,55 @@ GIB = 1 << 30
 
 
 @given(st.lists(st.integers(1, 200_000), max_size=40))
-def test_every_length_is_in_a_group_of_like_ones(lengths: list[int]) -> None:
-    groups = group_by_length(lengths)
-    assert sorted(length for group in groups for length in group) == sorted(lengths)
-    for group in groups:
-        assert group[0] == max(group)
-        assert are_alike(min(group), max(group))
+def test_a_row_is_padded_to_the_longest_like_one(lengths: list[int]) -> None:
+    padded = padded_tokens([RowLength(length, length, length + 5) for length in lengths])
+    for length, found in zip(lengths, padded, strict=True):
+        alike = [other for other in lengths if other <= length or are_alike(length, other)]
+        assert found == max(alike) + 5
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([10, 100, 2000, 2200, 5000, 9000, 30_000]),
+            st.integers(1, 30) | st.integers(1, 3000),
+            st.integers(0, 900),
+        ),
+        max_size=12,
+    )
+)
+@example([(2000, 10, 0), *[(100, 10, 0)] * 10, (5000, 10, 0)])
+def test_lanes_hold_no_more_than_their_rows_are_counted_at(
+    asked: list[tuple[int, int, int]],
+) -> None:
+    """In whatever order they join, as the engine lets them, whatever they make in between."""
+    admission = KvAdmission(LLAMA_8B, None)
+    left: dict[int, int] = {}
+    for row_id, (prompt_tokens, max_tokens, _) in enumerate(asked):
+        admission.begin(RowRequest(row_id, [1] * prompt_tokens, max_tokens, RowSampling(0.0)))
+        left[row_id] = max_tokens
+    lanes: list[dict[int, int]] = []
+    for row_id, (length, _, steps) in enumerate(asked):
+        for lane in lanes:
+            lengths = [length, *lane.values()]
+            if are_alike(min(lengths), max(lengths)):
+                lane[row_id] = length
+                break
+        else:
+            lanes.append({row_id: length})
+        for lane in lanes:
+            for one in list(lane):
+                made = min(steps, left[one])
+                for _ in range(made):
+                    admission.made(one)
+                lane[one] += made
+                left[one] -= made
+                if not left[one]:
+                    del lane[one]
+                    admission.end(one)
+        lanes = [lane for lane in lanes if lane]
+        held = sum(len(lane) * kv_bytes(LLAMA_8B, max(lane.values())) for lane in lanes)
+        assert held <= admission.total_bytes
 
 
 def row(row_id: int, prompt_tokens: int) -> RowRequest:
