@@ -125,6 +125,8 @@ class PromptSource:
     add_generation_prompt: bool = True
     """Whether the prompt ends where an answer begins; else it ends with the last message, as it is
     wanted for counting."""
+    continue_final_message: bool = False
+    """Whether the prompt ends with the text of the last message, which the answer goes on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,10 @@ class ConstraintSource:
     """How much the model may think before its answer."""
     thinking_open: bool
     """As in :class:`EncodedPrompt`."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may come; none given: all of them."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that may not come."""
 
 
 AnswerCheck = Callable[[str], str | None]

@@ -44,6 +44,12 @@ class Sampling(SamplingParameters):
     stop_token_ids: tuple[int, ...] = ()
     """More tokens that end the answer. They are not part of it."""
 
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that the answer may have. None given: all of them."""
+
+    bad_words: tuple[str, ...] = ()
+    """Texts that the answer may not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -217,6 +223,18 @@ class Generate:
 
     token_ids: bool = False
     """Whether the ids of the tokens of the prompt and of the answer are sent too."""
+
+    add_generation_prompt: bool = True
+    """Whether the prompt of a conversation ends where an answer begins. Else it ends with the last
+    message."""
+
+    continue_final_message: bool = False
+    """Whether the prompt of a conversation ends inside the last message, which the answer goes on
+    with."""
+
+    truncate_prompt_tokens: int | None = None
+    """How many tokens at the end of the prompt are taken. -1: as many as the context has room for
+    beside the answer; None: all of them."""
 
 
 @message

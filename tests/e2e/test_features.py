@@ -319,6 +319,39 @@ def test_completions_echo_and_logprobs(client: OpenAI) -> None:
     assert plain.choices[0].text.startswith(" "), "text that goes on keeps its space"
 
 
+def test_the_ends_of_prompts_and_the_tokens_of_answers_are_the_clients(client: OpenAI) -> None:
+    """vLLM's fields: a message is gone on with, a prompt is cut, tokens and words are banned."""
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    begun = [*FRANCE, {"role": "assistant", "content": "The capital of France is"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = whole(client, messages=begun, extra_body=more, **greedy)
+    assert answer.choices[0].message.content.startswith(" Paris")
+    stream = client.chat.completions.create(
+        model="smollm2", messages=begun, stream=True, extra_body=more, **greedy
+    )
+    texts = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
+    assert "".join(texts) == answer.choices[0].message.content
+    other = whole(client, messages=begun, extra_body=more | {"bad_words": ["Paris"]}, **greedy)
+    assert "Paris" not in other.choices[0].message.content
+    ids = {"allowed_token_ids": [504, 3575], "return_token_ids": True}
+    banned = whole(client, messages=begun, extra_body=more | ids, **greedy)
+    assert set(banned.choices[0].token_ids) <= {504, 3575}
+    assert banned.usage.completion_tokens == 8
+    cut = client.completions.create(
+        model="smollm2", prompt=[9, 9, 9, 504, 3575, 282], echo=True, logprobs=0, max_tokens=0,
+        extra_body={"truncate_prompt_tokens": 3},
+    )  # fmt: skip
+    same = client.completions.create(
+        model="smollm2", prompt=[504, 3575, 282], echo=True, logprobs=0, max_tokens=0
+    )
+    assert cut.choices[0] == same.choices[0]
+    assert cut.usage is not None
+    assert cut.usage.prompt_tokens == 3
+    with pytest.raises(openai.BadRequestError) as caught:
+        whole(client, extra_body={"allowed_token_ids": [10**6]}, **greedy)
+    assert caught.value.param == "allowed_token_ids"
+
+
 def test_texts_are_scored(client: OpenAI) -> None:
     """As evaluation harnesses do it: whole texts as tokens, several at once, with `max_tokens` 0,
     or 1 and the last entry taken away, whatever token that one is."""

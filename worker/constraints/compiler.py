@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llguidance import LLMatcher
@@ -12,6 +13,7 @@ from llguidance import LLMatcher
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure, ToolUse
 from lmx.protocol.states import StructureKind, ToolChoice
+from lmx.worker.constraints.bans import BanConstraint, ban_rules
 from lmx.worker.constraints.grammar import Form, GrammarConstraint
 from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
@@ -85,6 +87,17 @@ class ConstraintCompiler:
         Raises ``RequestError`` for a form that is invalid, that can't be enforced, or that
         takes too long.
         """
+        maker = self._form(source)
+        if not source.allowed_token_ids and not source.bad_words:
+            return maker
+        rules = ban_rules(
+            self._tokenizer, self._vocabulary_size, source.allowed_token_ids, source.bad_words
+        )
+        if maker is None:
+            return ConstraintMaker(lambda: BanConstraint(rules, None))
+        return replace(maker, make=lambda: BanConstraint(rules, maker.make()))
+
+    def _form(self, source: ConstraintSource) -> ConstraintMaker | None:
         use = source.tool_use if source.tool_use and source.tool_use.tools else None
         required = use is not None and use.choice is ToolChoice.REQUIRED
         forms = []

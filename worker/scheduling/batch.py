@@ -105,8 +105,7 @@ _TAIL_TOKENS: Final = 8
 def begin_answer(generator: Generator, job: Job, index: int) -> Row:
     """Return the row that makes text of an answer's tokens."""
     rules = job.rules
-    continues = rules.make_parser is None
-    tail = job.rows[0].prompt[-_TAIL_TOKENS:] if continues else ()
+    tail = job.rows[0].prompt[-_TAIL_TOKENS:] if rules.continues else ()
     detokenizer = generator.detokenizer(rules.make_parser is not None, tail)
     return Row(job, index, detokenizer, generator.token_bytes)
 

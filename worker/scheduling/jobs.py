@@ -37,9 +37,11 @@ class TextRules:
     echo: bool = False
     """Whether the answer begins with the prompt."""
     prompt: str | None = None
-    """The text of the prompt. None: it was given as tokens."""
+    """The text of the prompt. None: it was given as tokens, or not all of it was taken."""
     token_ids: bool = False
     """Whether the text comes with its tokens."""
+    continues: bool = True
+    """Whether the text goes on with the prompt's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,6 +46,8 @@ def resolve_sampling(
         _check_token(bias.token, facts, "logit_bias")
     for token in asked.stop_token_ids:
         _check_token(token, facts, "stop_token_ids")
+    for token in asked.allowed_token_ids:
+        _check_token(token, facts, "allowed_token_ids")
     parameters: dict[str, Any] = {
         name: _first(
             getattr(asked, name), getattr(spec, name), getattr(facts.sampling, name), known.default
@@ -99,6 +101,20 @@ def resolve_max_tokens(
     return max(1, min(limit for limit in limits if limit is not None))
 
 
+def truncated(
+    prompt: Sequence[int], request: Generate, spec: WorkerSpec, context_tokens: int
+) -> Sequence[int]:
+    """Return the end of a prompt, as much as the request takes of it."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most < 0:
+        asked = request.max_tokens if request.max_tokens is not None else spec.default_max_tokens
+        limits = [1 if asked is None else asked, spec.max_tokens_limit, context_tokens - 1]
+        most = context_tokens - min(limit for limit in limits if limit is not None)
+    return prompt[-most:]
+
+
 def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
@@ -140,9 +156,11 @@ def prepare(
             template_kwargs={**(spec.template_kwargs or {}), **(request.template_kwargs or {})},
             tool_use=request.tool_use,
             thinking=request.thinking,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
         )
     )
-    prompt = encoded.tokens
+    prompt = truncated(encoded.tokens, request, spec, facts.context_tokens)
     param = "prompt" if request.messages is None else "messages"
     max_tokens = resolve_max_tokens(
         request.max_tokens, spec, len(prompt), facts.context_tokens, param
@@ -156,7 +174,12 @@ def prepare(
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
     make_constraint = generator.constrain(
         ConstraintSource(
-            request.structure, request.tool_use, request.thinking, encoded.thinking_open
+            request.structure,
+            request.tool_use,
+            request.thinking,
+            encoded.thinking_open,
+            request.sampling.allowed_token_ids,
+            request.sampling.bad_words,
         )
     )
     check = make_constraint.check if make_constraint else None
@@ -184,6 +207,8 @@ def prepare(
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )
     rules = _text_rules(facts, request, encoded)
+    if len(prompt) < len(encoded.tokens):
+        rules = replace(rules, prompt=None)
     return Job(
         job_id,
         request.request_id,
@@ -286,4 +311,5 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
         echo=request.echo,
         prompt=request.prompt,
         token_ids=request.token_ids,
+        continues=not parses or request.continue_final_message,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -46,6 +47,13 @@ class ChatRequest(GenerationFields, ToolFields):
     chat_template_kwargs: FreeObject | None = None
     """Values for the model's chat template. A template that loops, or takes more than 1 GiB for a
     request, is stopped: a 400 `chat_template_failed`. Default: the model's configuration."""
+    add_generation_prompt: bool | None = None
+    """The prompt ends where the model's template lets an answer begin; else it ends with the last
+    message. The name is vLLM's. Default: true, and false with `continue_final_message`."""
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message instead of being another one, and has only what is
+    new. That message must have a text and no calls. `add_generation_prompt: true` beside it is a
+    400. The name is vLLM's. Default: false."""
     fps: Annotated[float, Field(gt=0, le=_MAX_FPS)] | None = None
     """Frames a second that are taken from a video. It is checked, and changes nothing: no model
     here takes video yet. The name is kiapi's."""
@@ -70,11 +78,14 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
             "`top_logprobs` needs `logprobs: true`.",
             param="top_logprobs",
         )
+    messages = tuple(message.plain() for message in request.messages)
+    if request.continue_final_message:
+        _check_continued(request, messages)
     return request, Generate(
         stream_id=0,
         request_id="",
         credit_deltas=0,
-        messages=tuple(message.plain() for message in request.messages),
+        messages=messages,
         sampling=sampling_of(request),
         max_tokens=request.token_limit,
         stop=request.stop_texts,
@@ -90,7 +101,29 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
         token_ids=bool(request.return_token_ids),
+        add_generation_prompt=request.add_generation_prompt is not False
+        and not request.continue_final_message,
+        continue_final_message=bool(request.continue_final_message),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
+
+
+def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -> None:
+    if request.add_generation_prompt:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`continue_final_message` can't be combined with `add_generation_prompt: true`: an "
+            "answer either goes on with the last message or begins after it.",
+            param="continue_final_message",
+        )
+    last = messages[-1]
+    if not last.get("content") or last.get("tool_calls"):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "With `continue_final_message` the last message must have a text and no calls: there "
+            "is nothing to go on with.",
+            param=f"messages[{len(messages) - 1}]",
+        )
 
 
 def _thinking_of(request: ChatRequest) -> Thinking:

@@ -159,6 +159,7 @@ def parse_completion(
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
         token_ids=bool(request.return_token_ids),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
     return request, tuple(
         replace(whole, prompt=prompt)

@@ -14,6 +14,7 @@ from lmx.router.schema.requests.sampling import SamplingFields
 from lmx.router.schema.requests.structure import StructureFields
 from lmx.router.schema.validation import (
     LIST,
+    MAX_COUNT,
     TEXT,
     TEXT_OR_LIST,
     Count,
@@ -139,6 +140,11 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
     """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
 
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    """Only so many tokens at the end of the prompt are taken. -1: as many as the model's context has
+    room for beside the answer. 0 is a 400, and so is a text that is far longer than the context.
+    The name is vLLM's. Default: all."""
+
     @property
     def token_limit(self) -> int | None:
         """How many tokens the answer may have, from either of the two names."""
@@ -174,6 +180,12 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
 def check_generation(request: GenerationFields, *, ovms: bool) -> None:
     """Raise :class:`RequestError` for the first fields that contradict each other."""
     _check_token_limits(request)
+    if request.truncate_prompt_tokens == 0:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`truncate_prompt_tokens` must be -1 or at least 1, got 0: a prompt has a token.",
+            param="truncate_prompt_tokens",
+        )
     if request.stream_options is not None and not request.stream:
         raise RequestError(
             ErrorCode.INVALID_VALUE,

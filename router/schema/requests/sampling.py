@@ -15,6 +15,9 @@ from lmx.router.schema.validation import INT64_MAX, INT64_MIN, MAX_COUNT, Count,
 MAX_ANSWERS: Final = 128
 MAX_BIASES: Final = 1024
 MAX_STOP_IDS: Final = 1024
+MAX_ALLOWED_IDS: Final = 65_536
+MAX_BAD_WORDS: Final = 256
+_MAX_BAD_WORD_CHARS: Final = 256
 _BIAS_LIMIT: Final = 100.0
 _BIASES: Final[dict[str, Any]] = {
     "type": "object",
@@ -69,6 +72,22 @@ class SamplingFields(Strict):
         Annotated[list[Count], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None
     ) = None
     """Tokens that end the answer, and are not in it. The name is vLLM's. Default: none."""
+    allowed_token_ids: (
+        Annotated[list[Count], Field(max_length=MAX_ALLOWED_IDS, fail_fast=True)] | None
+    ) = None
+    """The only tokens that the answer may have. An end token that is not among them does not come
+    either. The name is vLLM's. Default: all tokens."""
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]],
+            Field(max_length=MAX_BAD_WORDS),
+        ]
+        | None
+    ) = None
+    """Texts that the answer may not have: up to 256, of up to 256 characters. The token that would
+    complete one is never drawn. A text is cut into tokens in two ways, as at the beginning of an
+    answer and as after a space; other tokens that spell the same may come. The name is vLLM's.
+    Default: none."""
     n: _Answers | None = None
     """So many answers are returned. Default: 1."""
     best_of: _Answers | None = None
@@ -97,6 +116,8 @@ def sampling_of(fields: SamplingFields) -> Sampling:
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
+        bad_words=tuple(fields.bad_words or ()),
     )
 
 

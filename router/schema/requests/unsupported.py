@@ -19,11 +19,8 @@ _log = structlog.get_logger()
 
 _COMMON: Final[dict[str, tuple[Any, ...]]] = {
     # Sampling.
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "early_stopping": (False,),
     "logits_processors": ([],),
-    "truncate_prompt_tokens": (),
     # What comes beside the text, and how it is written.
     "detokenize": (True,),
     "prompt_logprobs": (),
@@ -33,10 +30,8 @@ _COMMON: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 CHAT: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
-    "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, dynamic_module_utils
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.models.sampling import SamplingParameters
-from lmx.worker.engine import ModelFacts, PromptSource
+from lmx.worker.engine import ModelFacts, PromptSource, ReasoningMarkers
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.prompt import PromptEncoder
@@ -48,6 +48,39 @@ def refusal(template: str | None, messages: list[Any], **template_kwargs: Any) -
 
 def test_renders_up_to_the_answer() -> None:
     assert rendered(CHAT_TEMPLATE, [USER]) == "<|user|>hé<|end|><|assistant|>"
+
+
+def test_a_prompt_may_end_with_the_last_message() -> None:
+    source = PromptSource(messages=[USER], add_generation_prompt=False)
+    assert shown(CHAT_TEMPLATE, source) == "<|user|>hé<|end|>"
+
+
+@pytest.mark.parametrize("text", ["Once  upon ", "<|end|> a", "a"])
+def test_an_answer_may_go_on_with_the_last_message(text: str) -> None:
+    """Wherever the same text stands elsewhere, and with its white space."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}]
+    source = PromptSource(
+        messages=messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert shown(CHAT_TEMPLATE, source) == f"<|user|>a<|end|><|assistant|>{text}"
+
+
+def test_a_message_that_the_template_hides_can_not_be_continued() -> None:
+    source = PromptSource(messages=[USER], continue_final_message=True)
+    with pytest.raises(RequestError) as caught:
+        shown("{{ messages[0]['role'] }}", source)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [("<think>so", True), ("<think>so</think>Yes", False), ("Yes", False)],
+)
+def test_a_continued_message_may_end_in_the_thinking(text: str, inside: bool) -> None:
+    reasoning = ReasoningMarkers("<think>", "</think>", 1, 2)
+    messages = [USER, {"role": "assistant", "content": text}]
+    source = PromptSource(messages=messages, continue_final_message=True)
+    assert encoder(CHAT_TEMPLATE, reasoning=reasoning).encode(source).thinking_open is inside
 
 
 def test_special_tokens_of_the_template_are_single_tokens() -> None:

@@ -32,6 +32,9 @@ _THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 
 _PROBE: Final = "lmx_probe"
 
+_CUT: Final = "lmx_cut_the_prompt_here"
+"""Behind a message that the answer goes on with: what the template writes after it is left out."""
+
 
 class PromptEncoder:
     """Has prompts rendered, in a process of its own, and tokenizes them here.
@@ -70,7 +73,10 @@ class PromptEncoder:
     def _encode_messages(
         self, source: PromptSource, messages: Sequence[Mapping[str, Any]]
     ) -> EncodedPrompt:
-        text = self._render(source, messages)
+        if source.continue_final_message:
+            text = self._render_continued(source, messages)
+        else:
+            text = self._render(source, messages)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise RequestError(
@@ -79,8 +85,25 @@ class PromptEncoder:
                 param="messages",
             )
         reasoning = self._facts.reasoning
-        thinking_open = reasoning is not None and text.rstrip().endswith(reasoning.start)
-        return EncodedPrompt(tokens, thinking_open)
+        if reasoning is None:
+            return EncodedPrompt(tokens)
+        if source.continue_final_message:
+            begun = str(messages[-1]["content"])
+            return EncodedPrompt(tokens, begun.rfind(reasoning.start) > begun.rfind(reasoning.end))
+        return EncodedPrompt(tokens, text.rstrip().endswith(reasoning.start))
+
+    def _render_continued(self, source: PromptSource, messages: Sequence[Mapping[str, Any]]) -> str:
+        last = {**messages[-1], "content": f"{messages[-1]['content']}{_CUT}"}
+        text = self._render(source, [*messages[:-1], last])
+        kept, cut, _ = text.rpartition(_CUT)
+        if not cut:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                "The model's chat template does not show the last message: the answer can't go on "
+                "with it.",
+                param="continue_final_message",
+            )
+        return kept
 
     def _encode_text(self, text: str) -> list[int]:
         self._refuse_if_hopeless(text, "prompt")
