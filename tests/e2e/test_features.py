@@ -326,9 +326,7 @@ def test_the_ends_of_prompts_and_the_tokens_of_answers_are_the_clients(client: O
     more = {"continue_final_message": True, "add_generation_prompt": False}
     answer = whole(client, messages=begun, extra_body=more, **greedy)
     assert answer.choices[0].message.content.startswith(" Paris")
-    stream = client.chat.completions.create(
-        model="smollm2", messages=begun, stream=True, extra_body=more, **greedy
-    )
+    stream = whole(client, messages=begun, stream=True, extra_body=more, **greedy)
     texts = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
     assert "".join(texts) == answer.choices[0].message.content
     other = whole(client, messages=begun, extra_body=more | {"bad_words": ["Paris"]}, **greedy)

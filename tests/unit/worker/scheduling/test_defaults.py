@@ -13,7 +13,13 @@ from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, Token
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 from lmx.worker.engine import ModelFacts, RowSampling
-from lmx.worker.scheduling.prepare import answer_seed, prepare, resolve_max_tokens, resolve_sampling
+from lmx.worker.scheduling.prepare import (
+    answer_seed,
+    prepare,
+    resolve_max_tokens,
+    resolve_sampling,
+    truncated,
+)
 from lmx.worker.scheduling.progress import ProgressClock
 from lmx.worker.service.admission import QueueEstimate
 
@@ -140,6 +146,35 @@ def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> No
         assert "100" in error.message
     else:
         assert 1 <= tokens <= 100 - prompt
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "default", "left"),
+    [
+        (None, None, None, 200),
+        (30, None, None, 30),
+        (500, None, None, 200),
+        (-1, 20, 50, 80),
+        (-1, None, 50, 50),
+        (-1, None, None, 99),
+        (-1, 0, None, 100),
+        (-1, 1000, None, 1),
+    ],
+)
+def test_the_end_of_a_prompt_is_taken(
+    most: int | None, asked: int | None, default: int | None, left: int
+) -> None:
+    spec = dataclasses.replace(SPEC, default_max_tokens=default)
+    request = Generate(
+        1, "req", Sampling(), 1, prompt="p", max_tokens=asked, truncate_prompt_tokens=most
+    )
+    assert truncated(range(200), request, spec, 100) == range(200 - left, 200)
+
+
+def test_no_token_at_all_fits_a_full_context() -> None:
+    assert resolve_max_tokens(0, SPEC, 100, 100, "prompt") == 0
+    with pytest.raises(RequestError):
+        resolve_max_tokens(0, SPEC, 101, 100, "prompt")
 
 
 def test_progress_clock_counts_only_while_work_is_in_flight() -> None:
