@@ -141,9 +141,9 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    """Only so many tokens at the end of the prompt are taken. -1: as many as the model's context has
-    room for beside the answer. 0 is a 400, and so is a text that is far longer than the context.
-    The name is vLLM's. Default: all."""
+    """Only so many tokens at the end of the prompt are taken. -1: as many as the model's context
+    has room for beside the answer. 0 is a 400, and so is a text that is far longer than the
+    context. The name is vLLM's. Default: all."""
 
     @property
     def token_limit(self) -> int | None:
