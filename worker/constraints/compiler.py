@@ -1,4 +1,5 @@
-"""From what a request asks of an answer's form to constraints for its rows. Prompt thread."""
+"""Compiles the form that a request wants of an answer into constraints for its rows. Prompt
+thread."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ _MOST_VERDICTS: Final = 512
 _MOST_PATTERNS: Final = 64
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-# OpenAI's meaning of a function without parameters.
+# This is what OpenAI means by a function without parameters.
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {},
@@ -60,8 +61,9 @@ _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
 class ConstraintCompiler:
     """Compiles structures, tools that must be called, and thinking budgets.
 
-    ``vocabulary_size`` is the width of the logits, which may be more or less than the tokens.
-    The first grammar makes the compiler read the vocabulary: 0.4 s and 40 MB for 49152 tokens.
+    ``vocabulary_size`` is the width of the logits, which may be more or less than the number of
+    tokens. The first grammar makes the compiler read the vocabulary: 0.4 s and 40 MB for 49152
+    tokens.
     """
 
     def __init__(
@@ -78,14 +80,14 @@ class ConstraintCompiler:
         self._reasoning = reasoning
         self._family = family_of(tool_parser, reasoning)
         self._made: GrammarVocabulary | None = None
-        # What was found out of a grammar, by its hash: most requests repeat an earlier one's.
+        # The verdict on each grammar, by its hash: most requests repeat an earlier one's.
         self._verdicts: dict[bytes, str | None] = {}
 
     def compile(self, source: ConstraintSource) -> ConstraintMaker | None:
-        """Return what makes a row's constraint, None when there is none.
+        """Return the maker of a row's constraint; None if there is no constraint.
 
-        Raises ``RequestError`` for a form that is invalid, that can't be enforced, or that
-        takes too long.
+        Raises ``RequestError`` for a form that is invalid, that can't be enforced, or that takes
+        too long.
         """
         maker = self._form(source)
         if not source.allowed_token_ids and not source.bad_words:
@@ -143,7 +145,8 @@ class ConstraintCompiler:
         return self._framed(grammar, structure.param), None
 
     def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
-        """Return what is enforced of a schema, as much as can be."""
+        """Return the matcher of a schema, which enforces as much of it as possible, and the
+        schema's form."""
         refused = None
         try:
             for form in schema_forms(read_schema(structure), self._takes):
@@ -161,13 +164,13 @@ class ConstraintCompiler:
         raise refused
 
     def _takes(self, schema: Mapping[str, Any]) -> bool:
-        """Return whether llguidance takes a small schema."""
+        """Return whether llguidance accepts a small schema."""
         grammar = json.dumps({"grammars": [schema_grammar(schema, ONE_LINE_SPACE)]})
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         return not matcher.is_error()
 
     def _framed(self, grammar: Grammar, param: str) -> LLMatcher:
-        """Compile the grammar of an answer, in what this model writes around one."""
+        """Compile the grammar of an answer, inside the text that this model writes around one."""
         if self._family.answer is not None:
             frame = self._family.answer.grammar(self._vocabulary.special, "answer")
             return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
@@ -176,8 +179,9 @@ class ConstraintCompiler:
     def _tools(
         self, use: ToolUse, required: bool, checks: dict[str, AnswerCheck]
     ) -> tuple[LLMatcher, list[str]]:
-        """Compile the tools that may be called. Arguments that can't be enforced are an error
-        where a call is, or the function is strict, else any object will do. Adds to ``checks``."""
+        """Compile the tools that may be called. Arguments that can't be enforced are an error if a
+        call is required or the function is strict; otherwise any object is allowed. Adds to
+        ``checks``."""
         tools = []
         remarks = [self._family.remark] if self._family.remark else []
         for index, tool in use.callable():
@@ -206,10 +210,10 @@ class ConstraintCompiler:
     def _parameters(
         self, parameters: Mapping[str, Any] | None, param: str, strict: bool
     ) -> tuple[Mapping[str, Any], SchemaForm | None]:
-        """Return the schema of a function's arguments, and its form where it is not as it was."""
+        """Return the schema of a function's arguments, and its form if the schema was changed."""
         if parameters is None:
             return _NO_ARGUMENTS, None
-        # Arguments are an object, whatever else the schema says.
+        # Arguments are always an object, whatever else the schema says.
         try:
             schema = {"type": "object", **without_prose(parameters)}
             if schema["type"] != "object":
@@ -231,7 +235,7 @@ class ConstraintCompiler:
         return schema, None
 
     def _in_other_words(self, schema: Mapping[str, Any], param: str) -> SchemaForm:
-        """Return what enforces arguments for which llguidance has no words of its own."""
+        """Return a form that enforces arguments which llguidance can't express directly."""
         refused = None
         try:
             for form in schema_forms(schema, self._takes):
@@ -251,13 +255,13 @@ class ConstraintCompiler:
         self._matcher([schema_grammar(schema, ONE_LINE_SPACE)], param)
 
     def _matcher(self, grammars: Sequence[Grammar], param: str) -> LLMatcher:
-        """Return a matcher that has begun. Raises ``RequestError``."""
+        """Return a matcher at its beginning. Raises ``RequestError``."""
         vocabulary = self._vocabulary
         text = json.dumps({"grammars": list(grammars)})
         if reason := self._verdict(text):
             raise invalid(param, reason)
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
-        # Here, once, and not for each row on the engine thread.
+        # This is done here, once, and not for each row on the engine thread.
         mask = vocabulary.masks.new()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
@@ -265,7 +269,7 @@ class ConstraintCompiler:
         return matcher
 
     def _verdict(self, grammars: str) -> str | None:
-        """Return why answers can't be held to these grammars, None if they can."""
+        """Return why answers can't be held to these grammars; None if they can."""
         key = hashlib.sha256(grammars.encode()).digest()
         if key not in self._verdicts:
             found = verdict(grammars, self._vocabulary)
@@ -277,10 +281,10 @@ class ConstraintCompiler:
         return self._verdicts[key]
 
     def _check_texts(self, schema: Mapping[str, Any], param: str) -> None:
-        """Refuse a schema for one of its strings, wherever in an answer that comes.
+        """Refuse a schema for one of its strings, wherever in an answer that string occurs.
 
-        The names of properties and the values of ``enum`` and ``const`` must be spelled, and
-        what a ``pattern`` describes must not be too complex together with its lengths.
+        The model must be able to spell the names of properties and the values of ``enum`` and
+        ``const``, and a ``pattern`` must not be too complex together with its lengths.
         """
         patterns = 0
         for path, part in parts(schema):
@@ -295,7 +299,7 @@ class ConstraintCompiler:
                     raise invalid(param + path, reason)
 
     def _rules(self, source: ConstraintSource) -> ThinkingRules | None:
-        """Return how the model thinks before it answers, None when it doesn't."""
+        """Return how the model thinks before it answers; None if it doesn't."""
         marks = self._reasoning
         if marks is None or (source.thinking.enabled is False and not source.thinking_open):
             return None
@@ -303,7 +307,7 @@ class ConstraintCompiler:
         if start[:1] != (marks.start_id,):
             start = (marks.start_id,)
         budget = source.thinking.budget_tokens
-        # Where whole answers have a form, what comes between is a part of it.
+        # If whole answers have a form, the text between thinking and answer is a part of it.
         return ThinkingRules(start, marks.end_id, budget, line_breaks=self._family.answer is None)
 
     @property
@@ -316,7 +320,7 @@ class ConstraintCompiler:
 
 
 def _texts(part: Mapping[str, Any]) -> list[str]:
-    """Return what an answer has to have word by word."""
+    """Return the texts that an answer must contain word for word."""
     names, values = part.get("properties"), part.get("enum")
     texts = [*(names if isinstance(names, dict) else ()), part.get("const")]
     texts += values if isinstance(values, list) else []

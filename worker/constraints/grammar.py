@@ -1,7 +1,8 @@
-"""Which tokens a row may take next, by its grammar. Engine thread.
+"""Decides which tokens a row may take next, by its grammar. Engine thread.
 
-Not concerned with where a grammar comes from (:mod:`lmx.worker.constraints.compiler`), nor with
-what a model thinks before it answers (:mod:`lmx.worker.constraints.thinking`)."""
+It does not know where a grammar comes from (:mod:`lmx.worker.constraints.compiler`), nor what a
+model thinks before it answers (:mod:`lmx.worker.constraints.thinking`).
+"""
 
 from __future__ import annotations
 
@@ -21,28 +22,29 @@ Mask = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """What constraints need to know of a vocabulary. Masks are packed bits, see
-    :class:`~lmx.worker.engine.Constraint`; they are shared, so nobody writes into them.
-
-    ``tokens`` may be more than ``vocabulary_size``, the width of the logits: those can't be
-    drawn. ``anything`` allows all of them, ``end`` EOS alone, ``thinking`` all but EOS,
-    ``line_breaks`` the tokens that are nothing else.
-    """
+    """The masks that constraints need of a vocabulary. A mask is packed bits, see
+    :class:`~lmx.worker.engine.Constraint`. Masks are shared, so nobody may write into them."""
 
     tokens: int
+    """How many tokens there are. Tokens beyond ``vocabulary_size`` can't be drawn."""
     vocabulary_size: int
+    """The width of the logits."""
     eos_token_ids: frozenset[int]
     anything: Mask
+    """Allows all tokens."""
     end: Mask
+    """Allows only EOS."""
     thinking: Mask
+    """Allows all tokens except EOS."""
     line_breaks: Mask
+    """Allows the tokens that consist of line breaks only."""
 
     def new(self) -> Mask:
         """Return a mask that allows nothing, wide enough for all tokens."""
         return np.zeros((self.tokens + 31) // 32, np.uint32)
 
     def cut(self, mask: Mask) -> Mask:
-        """Return the mask as wide as the logits; changes the last word of ``mask``."""
+        """Return the mask with the width of the logits; changes the last word of ``mask``."""
         words = (self.vocabulary_size + 31) // 32
         if self.vocabulary_size % 32:
             mask[words - 1] &= np.uint32((1 << self.vocabulary_size % 32) - 1)
@@ -50,14 +52,14 @@ class TokenMasks:
 
 
 def pack(tokens: Iterable[int], vocabulary_size: int) -> Mask:
-    """Return a mask as wide as the logits that allows these tokens."""
+    """Return a mask with the width of the logits that allows these tokens."""
     bits = np.zeros((vocabulary_size + 31) // 32 * 32, np.uint8)
     bits[[token for token in tokens if token < vocabulary_size]] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def allow(mask: Mask, token: int) -> None:
-    """Allow one token more."""
+    """Allow one more token."""
     mask[token // 32] |= np.uint32(1 << token % 32)
 
 
@@ -67,32 +69,31 @@ def allowed(mask: Mask, token: int) -> bool:
 
 
 class Form(NamedTuple):
-    """One form that an answer may have. ``matcher`` is where it has come to.
-
-    ``open_end``: where it is whole, the answer ends with whatever the model would write next
-    that is no more of the form: as freely as if there were none.
-    """
+    """One form that an answer may have."""
 
     matcher: LLMatcher
+    """The state of its grammar."""
     open_end: bool = False
+    """Whether the model may end a complete answer with any token that does not continue the form,
+    as freely as if there were no form."""
 
     @property
     def may_end(self) -> bool:
-        """Whether any token ends it here."""
+        """Whether any token ends the answer here."""
         return self.open_end and bool(self.matcher.is_accepting())
 
     def copy(self) -> Form:
-        """Return it in the same state."""
+        """Return a copy in the same state."""
         return Form(self.matcher.deep_copy(), self.open_end)
 
 
 class GrammarConstraint:
-    """Keeps an answer to one of several forms. Begins with its first token.
+    """Keeps an answer to one of several forms. It begins with the answer's first token.
 
-    A form that is whole allows EOS alone. With an open end it allows any token; one that is no
-    more of the form comes to nothing, and after it EOS alone is allowed. Raises ``LmxError``
-    for a token that no form allows, and where a grammar turns out to be too complex to go on,
-    or to ask for what the model can't spell: that is found before where it shows early on.
+    A form that is complete allows only EOS. With an open end it allows any token; a token that does
+    not continue the form is dropped, and after it only EOS is allowed. Raises ``LmxError`` for a
+    token that no form allows; and if a grammar turns out to be too complex to go on, or to ask for
+    text that the model can't spell. If that shows early, it is found before the answer begins.
     """
 
     __slots__ = ("_ended", "_forms", "_mask", "_masks", "_more")
@@ -116,7 +117,7 @@ class GrammarConstraint:
         return self._masks.cut(self._mask)
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` may be next, as a part of the answer."""
+        """Return whether ``token`` may come next, as a part of the answer."""
         return not self._ended and any(_fits(form, token) for form in self._forms)
 
     def accept(self, token: int) -> None:

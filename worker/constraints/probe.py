@@ -1,9 +1,9 @@
-"""Whether answers can be written under a grammar, found out before anything runs. Prompt thread.
+"""Finds out, before anything runs, whether answers can be written under a grammar. Prompt thread.
 
-A grammar is worked out as far as an answer has come, token by token. So what is too complex, or
-can't be spelled with a vocabulary, shows only on the way: a few answers are begun here. That is
-the same for the same grammar: what llguidance may spend is counted in steps, and here it is a
-fifth of what it is when an answer is written.
+llguidance works a grammar out token by token, as far as an answer has come. So a grammar that is
+too complex, or that can't be spelled with a vocabulary, shows only on the way. Therefore a few
+answers are begun here. The verdict on a grammar is always the same: the limits are counted in
+steps, and here they are a fifth of those for a real answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS: Final = LLParserLimits(
     max_items_in_row=20_000,
     verbose_errors=False,
 )
-"""Of an answer that is written: a mask within them takes 0.1 s at most."""
+"""The limits for a real answer: a mask within them takes 0.1 s at most."""
 
 _PROBED: Final = LLParserLimits(
     max_grammar_size=50_000,
@@ -37,7 +37,7 @@ _PROBED: Final = LLParserLimits(
 )
 _WALKS: Final = 2
 _STEPS: Final = 24
-# So often a string, an object or an array is closed where it can be: chance hardly ever does.
+# How often a string, an object or an array is closed where it can be: chance hardly ever does.
 _CLOSING_SHARE: Final = 0.3
 # For all of it, seconds of the processor: a busy machine does not make a grammar complex. The
 # engine thread pays such masks for each token, and stops everybody's streams meanwhile.
@@ -45,15 +45,17 @@ _LONGEST_S: Final = 1.0
 
 
 class Verdict(NamedTuple):
-    """``fault``: why answers can't be held to grammars, None if they can. ``counted``: it comes
-    from what was counted, not from the clock, and is the same the next time."""
+    """Whether answers can be held to a grammar."""
 
     fault: str | None
+    """Why they can't; None if they can."""
     counted: bool = True
+    """Whether the verdict comes from counted steps and not from the clock, so that it is the same
+    the next time."""
 
 
 def verdict(grammars: str, vocabulary: GrammarVocabulary) -> Verdict:
-    """Return whether answers can be held to llguidance's grammars, as JSON."""
+    """Return whether answers can be held to llguidance's grammars, which are given as JSON."""
     until_s = time.thread_time() + _LONGEST_S
     matcher = LLMatcher(vocabulary.tokenizer, grammars, log_level=0, limits=_PROBED)
     if not matcher.is_error():

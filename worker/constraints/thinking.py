@@ -1,4 +1,4 @@
-"""The thinking before an answer: where it ends, and that it ends within its budget."""
+"""The thinking before an answer: it finds where the thinking ends, and enforces its budget."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from lmx.worker.constraints.grammar import (
     forbidden,
 )
 
-# Models write a line break or two behind their thinking, which no grammar knows of. Without a
+# Models write a line break or two after their thinking, which no grammar contains. Without a
 # bound a row at a high temperature writes nothing else.
 _LINE_BREAKS: Final = 4
 
 
 class _Phase(Enum):
     # Nothing was written yet: the model may think, or answer at once.
+    """Where the text of an answer is."""
+
     BEFORE = auto()
-    # In the middle of what thinking begins with, which may still turn out to be the answer.
+    # Inside the text that begins the thinking; it may still turn out to be the answer.
     OPENING = auto()
     THINKING = auto()
     # The thinking has ended, and no word of the answer has come.
@@ -33,23 +35,22 @@ class _Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRules:
-    """How a model thinks before its answer.
-
-    ``start`` are the tokens that thinking begins with, ``end_id`` is the one that ends it, also
-    after ``budget_tokens``. ``line_breaks``: they may come between thinking and answer.
-    """
+    """How a model thinks before its answer."""
 
     start: tuple[int, ...]
+    """The tokens that begin the thinking."""
     end_id: int
+    """The token that ends it, also when the budget is spent."""
     budget_tokens: int | None
     line_breaks: bool = True
+    """Whether line breaks may come between the thinking and the answer."""
 
 
 class ThinkingConstraint:
     """Lets a model think, within its budget, and then keeps its answer to ``answer``.
 
-    ``answer`` None: it is free. ``open``: the prompt ends inside the thinking. Where an answer
-    must come, thinking can't end with EOS.
+    If ``answer`` is None, the answer is free. ``open`` means that the prompt ends inside the
+    thinking. If there must be an answer, the thinking can't end with EOS.
     """
 
     __slots__ = ("_answer", "_breaks", "_other", "_phase", "_read", "_rules", "_thought", "_vocab")
@@ -65,7 +66,7 @@ class ThinkingConstraint:
         self._vocab = masks
         self._rules = rules
         self._phase = _Phase.THINKING if thinking_open else _Phase.BEFORE
-        # While opening: the answer that it would be, if it is one; how many tokens were read.
+        # While opening: the constraint as if this was the answer; and how many tokens were read.
         self._other: GrammarConstraint | None = None
         self._read = 0
         self._thought = 0
@@ -171,7 +172,8 @@ class ThinkingConstraint:
         return self._rules.line_breaks and self._breaks < _LINE_BREAKS
 
     def _is_break(self, token: int) -> bool:
-        """Return whether ``token`` only parts thinking and answer: the answer goes first."""
+        """Return whether ``token`` only separates thinking and answer. If the answer allows it, it
+        is a part of the answer."""
         if not self._may_break() or not allowed(self._vocab.line_breaks, token):
             return False
         return not (self._answer and self._answer.allows(token))

@@ -1,4 +1,5 @@
-"""A model's vocabulary, as grammars need it: read once for each worker. Prompt thread."""
+"""A model's vocabulary in the form that grammars need. It is read once for each worker. Prompt
+thread."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ _CLOSING: Final = ('"', "}", "]", ")", '"}', '"]')
 
 @dataclass(frozen=True, slots=True)
 class GrammarVocabulary:
-    """A tokenizer, and what is known of its tokens.
-
-    ``special`` are the tokens that llguidance takes for no text: more than those that the
-    tokenizer calls special. ``single``: the bytes that are a token each; ``joined``: the tokens
-    with bytes that are not. ``closing``: the tokens that end strings, objects and arrays.
-    """
+    """A tokenizer, and what is known of its tokens."""
 
     tokenizer: LLTokenizer
     special: SpecialTokens
+    """The tokens that are no text to llguidance: more than those that the tokenizer calls
+    special."""
     masks: TokenMasks
     single: frozenset[int]
+    """The bytes that have a token of their own."""
     joined: frozenset[bytes]
+    """The tokens that contain bytes without a token of their own."""
     closing: tuple[int, ...]
+    """The tokens that end strings, objects and arrays."""
 
     def spells(self, text: str) -> bool:
         """Return whether a text can be written with these tokens."""
@@ -51,7 +52,7 @@ class GrammarVocabulary:
 
 
 def takes_grammars(tokenizer: Any) -> bool:
-    """Return whether a tokenizer is of the kind that grammars work with."""
+    """Return whether a tokenizer is of a kind with which grammars work."""
     return isinstance(tokenizer, PreTrainedTokenizerFast)
 
 

@@ -1,6 +1,6 @@
-"""Why an answer can't be held to a form, in lmx's words instead of llguidance's. Pure.
+"""Says why an answer can't be held to a form, in lmx's words instead of llguidance's. Pure.
 
-llguidance names its own options and limits, which nobody who sends a request can set.
+llguidance names its own options and limits, which a client can't set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_ENFORCED: Final = "it has something that can't be enforced"
 
 _LONGEST_CHARS: Final = 200
 
-# The first pattern that is found decides. {0} is the pattern's group.
+# The first pattern that matches decides. {0} is the pattern's group.
 _WORDS: Final[Sequence[tuple[str, str]]] = (
     (r"recursion|nested|nesting", "it is nested too deeply"),
     (
@@ -44,12 +44,12 @@ _WORDS: Final[Sequence[tuple[str, str]]] = (
     (r"^(?:at )?(\d+)\((\d+)\): (.*)", "line {0}, column {1}: {2}"),
 )
 _UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
-# What a message must not have that goes out as it is: an option, or how llguidance works.
+# A message with such words is not passed on: they name an option, or how llguidance works.
 _INTERNAL: Final = re.compile(r"option|[a-z]+_[a-z]+|lexeme|llguidance|avoid|serde|panic", re.I)
 
 
 def in_words(error: str) -> str:
-    """Return what an error of llguidance's means for who sent the form."""
+    """Return the meaning of an llguidance error for the client that sent the form."""
     error = error.replace("<non-verbose/>", "").strip()
     if keys := unenforced_keys(error):
         return f"{' and '.join(f'`{key}`' for key in keys)} can't be enforced"
@@ -69,7 +69,7 @@ def unenforced_keys(error: str) -> list[str]:
 
 
 def has_half(text: str) -> bool:
-    """Return whether a text has half of a surrogate pair, which no UTF-8 can say."""
+    """Return whether a text has half of a surrogate pair, which UTF-8 can't express."""
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 

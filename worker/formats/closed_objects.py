@@ -1,7 +1,8 @@
-"""Closes what the schema of a function's arguments leaves open: no argument is invented. Pure.
+"""Closes objects that the schema of a function's arguments leaves open, so that the model invents
+no argument. Pure.
 
-As llama.cpp and xgrammar read such a schema. To JSON Schema an object may have members that no
-keyword names, and authors of functions hardly ever mean that.
+llama.cpp and xgrammar read such a schema in the same way. To JSON Schema an object may have members
+that no keyword names, but the authors of functions hardly ever mean that.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ _NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$i
 
 
 class _Place(NamedTuple):
-    """A schema inside another: the keys that lead there from it. ``alone``: no other schema
-    holds for the same value."""
+    """A schema inside another."""
 
     keys: tuple[str | int, ...]
+    """The keys that lead there from the outer schema."""
     schema: Any
     alone: bool
+    """Whether no other schema holds for the same value."""
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in which each object with ``properties`` takes those alone, unless its
+    """Return a schema in which each object with ``properties`` accepts only those, unless its
     ``additionalProperties`` says otherwise.
 
     An object that several schemas describe together (``allOf`` and the like) stays as it is:
-    what closes one of them would forbid what the others ask for. Raises ``RecursionError``.
+    closing one of them would forbid members that the others require. Raises ``RecursionError``.
     """
     joined: set[str] = set()
     while found := _joined(schema, "#", joined) - joined:
@@ -51,7 +53,7 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
     result = dict(schema)
     for keys, part, part_alone in _places(schema, alone):
         holder = result
-        # Copied on the way down: a schema is shared by whoever sent it.
+        # Schemas are copied on the way down, because the caller still uses its own.
         for key in keys[:-1]:
             held = holder[key]
             holder[key] = held.copy()
@@ -65,7 +67,7 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
 
 
 def _joined(schema: Any, pointer: str, known: set[str], alone: bool = True) -> set[str]:
-    """Return the references to what another schema holds for too."""
+    """Return the references to schemas that hold together with another one for the same value."""
     if not isinstance(schema, dict):
         return set()
     alone = alone and pointer not in known
@@ -124,7 +126,7 @@ def _described_again(schema: Mapping[str, Any]) -> bool:
 
 
 def _asks_for_others(schema: Mapping[str, Any]) -> bool:
-    """Return whether members are required that ``properties`` don't name."""
+    """Return whether the schema requires members that ``properties`` does not name."""
     named = schema.get("properties")
     return isinstance(named, dict) and not _required(schema) <= named.keys()
 

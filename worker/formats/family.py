@@ -1,4 +1,4 @@
-"""What is said of a family of models: how it calls tools, and what grammars hold it to.
+"""The description of a family of models: how it calls tools, and the grammars that enforce that.
 
 A family is one value (:class:`Family`) in a file of its own below
 :mod:`lmx.worker.formats.families`, and one line of the table there.
@@ -25,7 +25,7 @@ class Tool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The tokens of a vocabulary that are no text to a grammar, by name."""
+    """The tokens of a vocabulary, by name, that are no text to a grammar."""
 
     ids: Mapping[str, int]
 
@@ -60,31 +60,31 @@ class Rules:
 
 
 Reader = Callable[[TextFeed, PartSink], Steps[bool]]
-"""Reads calls. The feed must be marked; what is marked at the end is what turned out to be no call.
-Returns False when all of it is none."""
+"""Reads calls. The feed must be marked; the text that is marked at the end turned out to be no
+call. Returns False if no part of the text is a call."""
 
 AnswerReader = Callable[[TextFeed, PartSink, bool], Steps[None]]
-"""Reads a whole answer. The last argument: it begins inside the thinking."""
+"""Reads a whole answer. The last argument says whether it begins inside the thinking."""
 
 CallWriter = Callable[[Rules, Tool, SpecialTokens], str | None]
-"""Returns the grammar of a call as Lark, None when the family's form can't express it."""
+"""Returns the grammar of a call as Lark; None if the family's form can't express the call."""
 
 
 class CallForm(NamedTuple):
-    """A way to write calls, with a mark at which they begin."""
+    """A way to write calls, with a mark with which they begin."""
 
     start: str
     """The mark that begins a call or several of them."""
     end: str
-    """The mark that ends them. "": they end by themselves."""
+    """The mark that ends them. If it is "", they end by themselves."""
     read: Reader
-    """Reads on from behind ``start``, up to and including ``end``."""
+    """Reads on after ``start``, up to and including ``end``."""
     tokens: tuple[str, ...] = ()
     """Special tokens between the two marks."""
 
 
 class CallGrammar(NamedTuple):
-    """What calls that must be made are held to."""
+    """The form that enforced calls must have."""
 
     write: CallWriter
     """Writes the grammar of one call."""
@@ -93,21 +93,22 @@ class CallGrammar(NamedTuple):
     between: str = ""
     """What stands between two calls."""
     close: str = ""
-    """What stands behind the last call. "": nothing encloses the calls. It doesn't begin as
-    ``between`` and a call do: a grammar takes the longest text that may be meant."""
+    """The text behind the last call. If it is "", nothing encloses the calls. It must not begin
+    like ``between`` and a call do: a grammar takes the longest text that may be meant."""
     several: bool = True
     """Whether an answer may have more than one call."""
 
 
 class AnswerForm(NamedTuple):
-    """How whole answers are written, by a family that marks more than calls."""
+    """How whole answers are written, for a family that marks more than calls."""
 
     read: AnswerReader
-    """Tells apart what is content, reasoning and calls."""
+    """Separates content, reasoning and calls."""
     grammar: Callable[[SpecialTokens, str], str]
-    """Returns Lark for what is around an answer; the second argument names the answer's grammar."""
+    """Returns Lark for the text around an answer. The second argument names the answer's
+    grammar."""
     tokens: tuple[str, ...]
-    """The special tokens of which it is made."""
+    """The special tokens that the form uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,35 +119,37 @@ class Family:
     """What a model's ``tool_parser`` calls it: the name that mlx-vlm has for it, if it has one."""
 
     calls: tuple[CallForm, ...] = ()
-    """The forms to look for in an answer. Empty only where ``answer`` says it all."""
+    """The forms to look for in an answer. It is empty only if ``answer`` describes everything."""
 
     grammar: CallGrammar | None = None
-    """What calls are held to. None: to JSON in ``<tool_call>``, which is read with every family."""
+    """The form of enforced calls. None: JSON in ``<tool_call>``, which is read with every
+    family."""
 
     older: tuple[str, CallGrammar] | None = None
     """A special token, and the grammar for vocabularies that don't have it."""
 
     read_bare: Reader | None = None
-    """Reads calls without any mark that an answer begins with, where the family writes such."""
+    """Reads calls without any mark at the beginning of an answer, if the family writes such
+    calls."""
 
     answer: AnswerForm | None = None
-    """How whole answers are written. None: as content, with reasoning and calls marked in it."""
+    """How whole answers are written. None: as content, with marked reasoning and calls in it."""
 
     template_marks: tuple[tuple[str, ...], ...] = ()
-    """Texts by which a chat template is the family's: all those of one group are in it. Empty for a
-    family that mlx-vlm's registry tells by its template."""
+    """Texts by which a chat template is recognised: all texts of one group must be in it. Empty for
+    a family that mlx-vlm's registry recognises by its template."""
 
     history: HistoryForm = PLAIN_HISTORY
-    """What its chat template wants of the messages of a conversation."""
+    """How its chat template wants the messages of a conversation."""
 
     efforts: Mapping[str, str] = field(default_factory=dict)
-    """Words for the reasoning effort that its template doesn't know, and what it calls them."""
+    """Words for the reasoning effort that its template doesn't know, and its own words for them."""
 
     remark: str = ""
-    """What people should know of how its calls are read or enforced."""
+    """What people should know about how its calls are read or enforced."""
 
     def grammar_for(self, special: SpecialTokens) -> CallGrammar | None:
-        """Return what calls are held to in a model with these special tokens."""
+        """Return the form of enforced calls for a model with these special tokens."""
         if self.older is not None and self.older[0] not in special.ids:
             return self.older[1]
         return self.grammar

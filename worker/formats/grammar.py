@@ -1,8 +1,8 @@
 """The grammar of tool calls, in the form of each family. Pure.
 
-A family's form is used for a tool whose arguments it can express and its parser reads back as
-they are. All other calls are written as JSON in ``<tool_call>``, which is read with every
-family; gpt-oss's are always in its own form.
+A family's own form is used for a tool whose arguments it can express and its parser reads back
+unchanged. All other calls are written as JSON in ``<tool_call>``, which is read with every family.
+gpt-oss's calls are always in its own form.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lmx.worker.schemas.grammar import Grammar
 def tools_grammar(
     tools: Sequence[Tool], family: Family, parallel: bool, special: SpecialTokens
 ) -> Grammar:
-    """Return the grammar of one call, with ``parallel`` of one or more where the family has such
+    """Return the grammar of one call; with ``parallel``, of one or more, if the family has such
     answers."""
     rules = Rules()
     form = family.grammar_for(special) or JSON_CALLS
     calls = [form.write(rules, tool, special) for tool in tools]
     if None in calls:
-        # Of calls in two forms one could come in the place of the other.
+        # With calls in two forms, one could come in the place of the other.
         rules = Rules()
         form = JSON_CALLS
         calls = [form.write(rules, tool, special) for tool in tools]
@@ -31,7 +31,7 @@ def tools_grammar(
     between, close = special.lark(form.between), special.lark(form.close)
     parallel = parallel and form.several
     if form.close == "" and between:
-        # Nothing encloses the calls: a line break is not yet the promise of another.
+        # Nothing encloses the calls, so a line break does not promise another call.
         between = f"({between})?"
         close = between if parallel else ""
     more = f" ({between} {call})*" if parallel else ""

@@ -1,4 +1,4 @@
-"""One answer's text, told apart into content, reasoning and tool calls as it arrives."""
+"""Separates one answer's text into content, reasoning and tool calls as it arrives."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ _BREAKS: Final = "\r\n"
 
 
 class OutputParser:
-    """Splits text that comes in pieces; the joined parts don't depend on how it is cut.
+    """Splits text that comes in pieces; the joined parts don't depend on how the text is cut.
 
-    Reasoning is what is between the model's two marks, wherever they are; without its end it
-    goes on to the end of the text. Line breaks right inside the marks, and between the last
-    mark and the content, are dropped: models write them around the marks, not for the reader.
-    A lone end mark is dropped.
+    Reasoning is the text between the model's two marks, wherever they are; without an end mark it
+    goes on to the end of the text. Line breaks right inside the marks, and between the last mark
+    and the content, are dropped: models write them around the marks, not for the reader. An end
+    mark without a start mark is dropped.
 
-    Calls are looked for only with ``tools``. Their arguments come in fragments where the form
-    allows it, else in one. White space before, after and between calls is dropped, but for what
-    separates them from further content. A call that is cut off by the end of the text is
-    dropped, but for what was given out of it. A call that is malformed or of an unknown tool
-    becomes content, marks and all; when its arguments go wrong only after the first of them was
-    given out, the rest follows as it is. Without ``parallel`` all that follows the first call is
-    dropped. Where the family writes such, content may also begin with calls without marks: JSON or
-    Python, bare or fenced, that names one of the tools. With ``calls_only``, as where a grammar
-    enforces a call, there is no content: what is neither reasoning nor a call is a call that was
-    cut off, or what an answer ended with, and dropped. ``either``: an answer is content or calls,
-    and what follows calls is dropped.
+    The parser looks for calls only with ``tools``. Arguments come in fragments if the form allows
+    it, otherwise whole. White space before, after and between calls is dropped, except before
+    further content. A call that the end of the text cuts off is dropped, except for the part that
+    was passed on already. A malformed call, or one of an unknown tool, becomes content, with its
+    marks; if its arguments go wrong only after their beginning was passed on, the rest follows as
+    it is. Without ``parallel`` everything after the first call is dropped. If the family writes
+    such calls, content may also begin with calls without marks: JSON or Python, bare or fenced,
+    that names one of the tools.
+
+    With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
+    is neither reasoning nor a call is a call that was cut off, or the end of the answer, and is
+    dropped. ``either`` means that an answer is content or calls, and that everything after calls is
+    dropped.
     """
 
     __slots__ = (
@@ -92,7 +94,8 @@ class OutputParser:
 
     @property
     def kind(self) -> DeltaKind:
-        """Where the text is now. What is held back and may still be content is that."""
+        """The kind of the text at the present place. Text that is held back and may still be
+        content counts as content."""
         if self._calls_only and self._sink.kind is DeltaKind.CONTENT:
             return DeltaKind.TOOL_CALL
         return self._sink.kind
@@ -104,7 +107,7 @@ class OutputParser:
 
     @property
     def satisfied(self) -> bool:
-        """Whether no more text is wanted: the only call that is allowed is whole."""
+        """Whether no more text is wanted: the only call that is allowed is complete."""
         return not self._parallel and self._sink.calls > 0 and self._sink.kind is DeltaKind.CONTENT
 
     def add(self, text: str) -> list[Part]:
@@ -116,7 +119,7 @@ class OutputParser:
         return self._parts()
 
     def finish(self) -> list[Part]:
-        """Return the rest; called once, at the end of the text."""
+        """Return the rest. Called once, at the end of the text."""
         self._feed.ended = True
         self._advance()
         return self._parts()
@@ -178,7 +181,7 @@ class OutputParser:
         self._trim = True
 
     def _bare_calls(self, read: Reader) -> Steps[None]:
-        """Read calls that content begins with, without any mark before them."""
+        """Read calls without any mark at the beginning of content."""
         self._feed.mark()
         if (yield from read(self._feed, self._sink)):
             self._read_bare = None
@@ -188,7 +191,7 @@ class OutputParser:
         self._calls_end()
 
     def _read_calls(self, form: CallForm) -> Steps[None]:
-        """Read from behind the form's start mark to behind its end."""
+        """Read from after the form's start mark until after its end mark."""
         feed, sink = self._feed, self._sink
         calls = sink.calls
         self._kept_end = ""
@@ -200,7 +203,7 @@ class OutputParser:
             self._space = ""
         self._calls_end()
         if not whole and feed.ended:
-            # Cut off, by a limit or a stop string: the text of a call is no content.
+            # A limit or a stop string has cut the text off: the text of a call is no content.
             log.debug("tool_call.cut_off", characters=len(rest))
             while (yield from feed.until((form.start,), lambda text: None)) is not None:
                 pass
@@ -217,7 +220,7 @@ class OutputParser:
             self._trim = not self._wrote
 
     def _write(self, text: str) -> None:
-        """Add content. White space at its end waits where a call may follow."""
+        """Add content. White space at its end is held back if a call may follow."""
         if self._trim:
             text = text.lstrip(_BREAKS)
             self._trim = not text

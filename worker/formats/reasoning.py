@@ -1,4 +1,4 @@
-"""How models mark their thinking, by family."""
+"""The marks with which families of models enclose their thinking."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from lmx.worker.formats.families import harmony
 
 
 class _Form(NamedTuple):
-    """``token``: the special token that ``start`` begins with; the whole of it where None."""
+    """The marks of a family."""
 
     start: str
     end: str
     token: str | None = None
+    """The special token with which ``start`` begins. None: it is all of ``start``."""
 
 
 _FORMS: Final = (
@@ -41,11 +42,11 @@ _FORMS: Final = (
 
 
 def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
-    """Return how the model marks its thinking, None when it doesn't think.
+    """Return the marks of the model's thinking; None if it doesn't think.
 
-    Both marks are single tokens, of which the chat template speaks or which were added to the
-    vocabulary on purpose. For gpt-oss and Gemma 4 ``start`` is longer than its token, and after
-    gpt-oss's ``end`` comes the header of another message, not the answer.
+    Both marks are single tokens that occur in the chat template or were added to the vocabulary on
+    purpose. For gpt-oss and Gemma 4 ``start`` is longer than its token, and after gpt-oss's ``end``
+    comes the header of another message, not the answer.
     """
     vocabulary = tokenizer.get_vocab()
     added = tokenizer.get_added_vocab()

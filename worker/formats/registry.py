@@ -15,7 +15,7 @@ _PREFIX: Final = "lmx_mlx_vlm_tools_"
 
 @functools.cache
 def family_registry() -> ModuleType:
-    """Return the table that tells a family by its chat template."""
+    """Return the table that recognises a family by its chat template."""
     return _load("registry")
 
 
@@ -26,14 +26,14 @@ def family_parser(name: str) -> ModuleType:
 
 
 def parse_call(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the calls in ``text``, which is what comes between the family's two markers.
+    """Return the calls in ``text``, the text between the family's two markers.
 
-    Their form is the parser's. Raises ``ValueError`` when it takes the text for no call.
+    Their form is the parser's. Raises ``ValueError`` if the parser finds no call in the text.
     """
     try:
         parsed = family_parser(name).parse_tool_call(text, tools)
     except Exception as error:
-        # They are written for whole, well-formed calls, and raise anything for others.
+        # The parsers are written for whole, well-formed calls, and raise anything for others.
         raise ValueError(f"not a call: {error}") from error
     return parsed if isinstance(parsed, list) else [parsed]
 
@@ -50,7 +50,7 @@ def _load(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their own module up.
+    # This is needed because dataclasses look their own module up.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

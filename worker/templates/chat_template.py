@@ -1,4 +1,5 @@
-"""A model's chat template: which one it is, and what it is given. As transformers has it."""
+"""A model's chat template: the choice of the right one, and its variables. It does what
+transformers does."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ _REASONING_NAMES: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """One tokenizer's template, rendered by ``renderer``, whose thread is the caller's.
+    """One tokenizer's template. ``renderer`` renders it, and must be used on the caller's thread.
 
-    A stand-in for ``tokenizer.apply_chat_template``; ``tests/engine/model/test_chat_template.py``
-    holds one against the other."""
+    It replaces ``tokenizer.apply_chat_template``; ``tests/engine/model/test_chat_template.py``
+    compares the two.
+    """
 
     def __init__(self, tokenizer: Any, renderer: Renderer, most_bytes: int) -> None:
-        """``most_bytes``: of text in UTF-8; more is not wanted whatever it says."""
+        """``most_bytes`` is the limit for the text in UTF-8: a longer text is not wanted, whatever
+        it says."""
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._most_bytes = most_bytes
@@ -34,9 +37,9 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text.
 
-        ``kwargs``: the template's own, ``add_generation_prompt`` among them or not, which is True.
-        No tools are none at all: templates ask in different ways. Raises what
-        :meth:`Renderer.render` raises.
+        ``kwargs`` are the template's own variables; ``add_generation_prompt`` is True if it is not
+        among them. An empty list of tools is passed as none, because templates test it in different
+        ways. Raises what :meth:`Renderer.render` raises.
         """
         if not messages:
             raise TemplateRefusedError("there are no messages")
@@ -52,7 +55,7 @@ class ChatTemplate:
         return self._renderer.render(self._source(shown), variables, self._most_bytes)
 
     def _source(self, tools: Sequence[Any] | None) -> str:
-        """Return the template's source, of a model that may have one for tools alone."""
+        """Return the template's source; a model may have a template for tools only."""
         templates = self._tokenizer.chat_template
         if not isinstance(templates, Mapping):
             return str(templates)
@@ -65,7 +68,8 @@ class ChatTemplate:
 
 
 def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without its nulls, its reasoning by the names that templates know."""
+    """Return a message without its nulls, with its reasoning under the names that templates
+    know."""
     shown = {key: value for key, value in message.items() if value is not None}
     reasoning = next((shown[name] for name in _REASONING_NAMES if name in shown), None)
     if reasoning is not None:

@@ -1,7 +1,8 @@
-"""Tools for templates that know none: put into words, in the form that Hermes began. Pure.
+"""Describes tools in words, for templates that know no tools, in the form that Hermes introduced.
+Pure.
 
-The words are ours, the form is the one that models most often have seen in training, and the
-one that the JSON form of :mod:`lmx.worker.formats.families.json.json_tools` reads.
+The words are lmx's own. The form is the one that most models have seen in training, and the one
+that the JSON form of :mod:`lmx.worker.formats.families.json.json_tools` reads.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from lmx.worker.templates.history import Message
 def with_tools_in_words(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Return the messages with calls and results as text, and the tools in the system message.
+    """Return the messages with calls and results as text, and with the tools in the system message.
 
-    The results of calls that stand one after the other are one message of the user's: many
-    templates want user and assistant to take turns.
+    The results of consecutive calls become one user message: many templates want user and assistant
+    to take turns.
     """
     result: list[Message] = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""A conversation in OpenAI's form, as chat templates want it. Pure."""
+"""Converts a conversation from OpenAI's form to the form that chat templates want. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Final, NamedTuple
 Message = dict[str, Any]
 
 CallId = Callable[[str, str, int], str]
-"""Makes the id of a call out of the one that it has, the function's name, and how many calls of the
-conversation are before it."""
+"""Makes the id of a call from the id that it has, the function's name, and how many calls of the
+conversation come before it."""
 
 
 class HistoryForm(NamedTuple):
-    """What the chat template of a family wants otherwise than most do."""
+    """How the chat template of a family differs from most others."""
 
     call_id: CallId | None = None
-    """Makes ids of calls such as the template insists on. None: it takes any."""
+    """Makes ids of calls in the form that the template requires. None: it takes any id."""
     thinking_without_content: bool = False
-    """Whether the template calls the reasoning ``thinking``, and takes it only where there is no
+    """Whether the template calls the reasoning ``thinking``, and takes it only if there is no
     content."""
 
 
@@ -29,8 +29,8 @@ PLAIN_HISTORY: Final = HistoryForm()
 def for_template(messages: Sequence[Mapping[str, Any]], form: HistoryForm) -> list[Message]:
     """Return the messages as a template takes them.
 
-    Fields that are null are left out, and content that is null is empty: templates print
-    "None". The arguments of calls are objects, not text.
+    Fields that are null are left out, and null content becomes empty, because templates would print
+    "None". The arguments of calls become objects, not text.
     """
     result = [_without_nulls(message) for message in messages]
     for message in result:
@@ -45,7 +45,7 @@ def for_template(messages: Sequence[Mapping[str, Any]], form: HistoryForm) -> li
 
 
 def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the arguments of calls as JSON text: some templates take it."""
+    """Return the messages with the arguments of calls as JSON text: some templates want that."""
     return [
         message | {"tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         if "tool_calls" in message

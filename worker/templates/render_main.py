@@ -1,8 +1,8 @@
-"""``python -m lmx.worker.templates.render_main``: renders chat templates for one worker, on
-stdin's socket.
+"""``python -m lmx.worker.templates.render_main``: renders chat templates for one worker, over the
+socket on stdin.
 
-A process of its own, because a template is code that came with a model: it may go on for ever or
-fill the memory, and nothing but the end of its process stops it then.
+It is a process of its own, because a template is code that came with a model: it may go on for ever
+or fill the memory, and then only the end of its process stops it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _LONGEST_REASON: Final = 2000
 
 
 def main() -> None:
-    """Answer until the worker is gone. One argument: how many bytes it may take."""
+    """Answer until the worker is gone. The one argument is how many bytes of memory the process may
+    take."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory(int(sys.argv[1]))
-    # Either says that the worker is gone.
+    # Both mean that the worker is gone.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve()
 
@@ -60,7 +61,7 @@ def _render(request: RenderRequest) -> tuple[Outcome, bytes]:
     except MemoryError:
         return Outcome.OUT_OF_MEMORY, b""
     except Exception as error:
-        # A template is code of the model's, fed with a stranger's values: it may raise anything.
+        # A template is the model's code with a stranger's values: it may raise anything.
         return Outcome.REFUSED, str(error)[:_LONGEST_REASON].encode(errors="replace")
     if len(data) > request.most_bytes:
         return Outcome.TOO_LONG, str(len(data)).encode()
@@ -77,8 +78,8 @@ def _encoded(text: str) -> bytes:
 
 
 def _limit_memory(most_bytes: int) -> None:
-    """Have what goes beyond fail at once. macOS takes such a limit and does not keep it: there the
-    worker looks after it."""
+    """Make allocations beyond the limit fail at once. macOS accepts such a limit and does not
+    enforce it: there the worker watches the process."""
     if sys.platform != "linux":
         return
     try:
@@ -90,7 +91,7 @@ def _limit_memory(most_bytes: int) -> None:
 
 
 def _read(worker: socket.socket, length: int) -> bytearray | None:
-    """Return so many bytes, None when the worker is gone."""
+    """Return ``length`` bytes; None if the worker is gone."""
     data = bytearray(length)
     rest = memoryview(data)
     while rest.nbytes:

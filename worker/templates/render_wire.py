@@ -1,8 +1,9 @@
-"""What a worker and its renderer say to each other: one request, one reply, over a socket.
+"""The messages between a worker and its renderer: one request, one reply, over a socket.
 
-A request is JSON as the standard library has it, because a template's variables are any values that
-clients send: halves of surrogate pairs, whole numbers beyond 64 bits, NaN. MessagePack has none of
-them. A reply is plain text: the worker parses nothing that a template may have made.
+A request is JSON as the standard library writes it, because a template's variables are any values
+that clients send: halves of surrogate pairs, whole numbers beyond 64 bits, NaN. MessagePack has
+none of them. A reply is plain text, so that the worker parses nothing that a template may have
+made.
 """
 
 from __future__ import annotations
@@ -13,40 +14,42 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 REQUEST_HEAD: Final = struct.Struct("<Q")
-"""The length of what follows."""
+"""The length of the rest."""
 
 REPLY_HEAD: Final = struct.Struct("<BQ")
-"""An :class:`Outcome` and the length of what follows."""
+"""An :class:`Outcome` and the length of the rest."""
 
 
 class RenderRequest(NamedTuple):
-    """A template's source and its variables. Text of more than ``most_bytes`` in UTF-8 is not sent.
-    After ``timeout_s`` the renderer ends, should nobody have ended it."""
+    """A template's source and its variables."""
 
     source: str
     variables: dict[str, Any]
     most_bytes: int
+    """A text with more bytes in UTF-8 is not sent."""
     timeout_s: float
+    """After this time the renderer ends, if nobody has ended it before."""
 
     def encode(self) -> bytes:
-        """Return what travels. Raises ``RecursionError`` for variables that are nested too deeply,
-        and ``ValueError`` for a number of more than 4,300 digits."""
+        """Return the request's bytes. Raises ``RecursionError`` for variables that are nested too
+        deeply, and ``ValueError`` for a number of more than 4,300 digits."""
         return json.dumps(self, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def decode_request(payload: bytes | bytearray) -> RenderRequest:
-    """Return what :meth:`RenderRequest.encode` was given; tuples come back as lists."""
+    """Return the request that :meth:`RenderRequest.encode` has encoded; tuples come back as
+    lists."""
     return RenderRequest(*json.loads(payload.decode("utf-8", "surrogatepass")))
 
 
 class Outcome(IntEnum):
-    """What a reply's bytes are."""
+    """The meaning of a reply's bytes."""
 
     TEXT = 0
     """The text, as UTF-8."""
     REFUSED = 1
-    """What the template raised, in its words."""
+    """The template's own words for an error that it raised."""
     TOO_LONG = 2
-    """The text's bytes, as a number in digits."""
+    """The number of the text's bytes, in digits."""
     OUT_OF_MEMORY = 3
     """Nothing."""

@@ -36,8 +36,8 @@ _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 def read_harmony(feed: TextFeed, sink: PartSink, thinking_open: bool) -> Steps[None]:
     """Read a whole answer. It begins in the header of its first message, or in the thinking.
 
-    The channel ``analysis`` is reasoning, ``commentary`` to a tool is a call, all else is
-    content. What is no call of a known tool is content as it is, header and all.
+    The channel ``analysis`` is reasoning, ``commentary`` to a tool is a call, and everything else
+    is content. A message to an unknown tool is content as it is, with its header.
     """
     sink.kind = DeltaKind.REASONING if thinking_open else DeltaKind.CONTENT
     if thinking_open and not (yield from feed.until(_ENDS, sink.reasoning)):
@@ -52,7 +52,8 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     feed.mark()
     header: list[str] = []
     if (yield from feed.until((MESSAGE, END, RETURN), header.append)) != MESSAGE:
-        # No message: an answer that doesn't keep to the form is content, not lost.
+        # There is no message: an answer that doesn't keep to the form becomes content and is not
+        # lost.
         text = feed.marked()
         for marker in TOKENS:
             text = text.replace(marker, "")
@@ -87,7 +88,7 @@ def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
 
 
 def _answer_grammar(special: SpecialTokens, answer: str) -> str:
-    """Return Lark for the message that an answer is in; ``answer`` is its grammar's name."""
+    """Return Lark for the message that has the answer; ``answer`` is the name of its grammar."""
     return f"%llguidance {{}}\nstart: {_header(special, 'final')} @{answer}"
 
 
@@ -108,6 +109,6 @@ HARMONY: Final = Family(
     grammar=CallGrammar(_call, several=False),
     answer=AnswerForm(read_harmony, _answer_grammar, TOKENS),
     history=HistoryForm(thinking_without_content=True),
-    # Its template puts any other word into the prompt as it is.
+    # The template puts any other word into the prompt unchanged.
     efforts={"none": "low", "minimal": "low", "xhigh": "high"},
 )

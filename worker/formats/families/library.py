@@ -1,4 +1,5 @@
-"""A family that mlx-vlm knows and lmx does not: a later release of the library may add one."""
+"""The fallback for families that mlx-vlm knows and lmx does not: a later release of the library may
+add one."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from lmx.worker.formats.registry import family_parser
 
 
 def library_family(name: str) -> Family:
-    """Return a family whose calls the parser of that name in mlx-vlm reads, each when it is whole.
+    """Return a family whose calls are read by mlx-vlm's parser of that name, each when it is
+    complete.
 
-    No grammar is known of it: calls that must be made are held to JSON. Where the library has no
-    such parser, or one that doesn't say how its calls begin and end, only JSON is read.
+    lmx has no grammar of it, so enforced calls are JSON. If the library has no such parser, or one
+    that doesn't say how its calls begin and end, only JSON is read.
     """
     try:
         parser = family_parser(name)

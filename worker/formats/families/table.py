@@ -1,4 +1,4 @@
-"""Which families there are, and which of them a model is of."""
+"""The table of all families, and the choice of a model's family."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from lmx.worker.formats.registry import family_registry
 
 log = structlog.get_logger()
 
-# Of those that tell themselves by the template, the first that fits counts: the particular ones
+# Of the families that lmx recognises by the template, the first match counts: particular ones
 # stand before the general ones.
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
@@ -82,16 +82,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
     )
 }
 
-# An added token " " or "name" is a part of some mark, and is none.
+# An added token " " or "name" is a part of some mark, but no mark itself.
 _MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
 
 
 def parser_for(chat_template: Any, override: str | None) -> str | None:
     """Return the name of the family that a chat template shows, or ``override``.
 
-    None when it shows none of them. The families that mlx-vlm's registry tells go before those
-    that tell themselves, and its general one in JSON behind them. Raises ``ValueError`` for an
-    unknown ``override``.
+    Returns None if it shows no family. The families that mlx-vlm's registry recognises come first;
+    then those that lmx recognises; and last the registry's general one in JSON. Raises
+    ``ValueError`` for an unknown ``override``.
     """
     specs = family_registry().SPECS
     if override is not None:
@@ -111,7 +111,7 @@ def parser_for(chat_template: Any, override: str | None) -> str | None:
 
 
 def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None) -> Family:
-    """Return the family of a model; that of JSON for a model whose template knows no tools.
+    """Return the family of a model; the JSON family for a model whose template knows no tools.
 
     A name that is not in the table is one of mlx-vlm's registry: see
     :func:`~lmx.worker.formats.families.library.library_family`.
@@ -122,8 +122,8 @@ def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None
 
 
 def call_forms(family: Family) -> tuple[CallForm, ...]:
-    """Return the forms to look for in an answer. The one in JSON is always among them: it is the
-    one that grammars fall back to. Not for a family that has a form for whole answers."""
+    """Return the forms to look for in an answer. The JSON form is always among them, because
+    grammars fall back to it. Not for a family that has a form for whole answers."""
     own = {form.start for form in family.calls}
     return (*family.calls, *(form for form in JSON_TOOLS.calls if form.start not in own))
 
@@ -131,9 +131,9 @@ def call_forms(family: Family) -> tuple[CallForm, ...]:
 def marker_ids(
     tokenizer: Any, tool_parser: str | None, reasoning: ReasoningMarkers | None
 ) -> frozenset[int]:
-    """Return the special tokens that must stay text, for an answer to be parsed by them.
+    """Return the special tokens that must stay text, so that an answer can be parsed.
 
-    Marks that are no token of their own may be made of several, so parts of marks count.
+    A mark that is not one token may consist of several, so parts of marks count too.
     """
     family = family_of(tool_parser, reasoning)
     texts: list[str] = []
@@ -159,7 +159,7 @@ def _unknown(name: str) -> Family:
 
 
 def _template_text(chat_template: Any) -> str:
-    """Return the template that is used with tools, of a tokenizer that may have several."""
+    """Return the template that is used with tools; a tokenizer may have several."""
     if isinstance(chat_template, dict):
         chat_template = chat_template.get("tool_use") or chat_template.get("default")
     return chat_template if isinstance(chat_template, str) else ""

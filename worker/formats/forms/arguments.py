@@ -1,8 +1,8 @@
-"""Grammars for a call's arguments between tags, and what the grammars of all forms but JSON share.
-Pure.
+"""Grammars for a call's arguments between tags, and what the grammars of all forms except JSON
+share. Pure.
 
-Each function returns None where its form can't say what the schema asks for, or where the
-family's parser would not read it back as that: the call is then written as JSON.
+Each function returns None if its form can't express what the schema requires, or if the family's
+parser would not read it back correctly: the call is then written as JSON.
 """
 
 from __future__ import annotations
@@ -59,21 +59,23 @@ PLAIN_NUMBER: Final = "/-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?/"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An argument: its name, what it may be, and whether it must be there."""
+    """An argument."""
 
     name: str
     schema: Schema
+    """The schema of its value."""
     required: bool
+    """Whether it must be present."""
 
 
 def members(parameters: Schema) -> list[Member] | None:
-    """Return the arguments of an object with properties alone, None for any other schema."""
+    """Return the arguments of an object with properties only; None for any other schema."""
     properties = parameters.get("properties")
     required = parameters.get("required", [])
     plain = parameters.get("type", "object") == "object" and _OBJECT.issuperset(parameters)
     if not plain or not isinstance(properties, dict) or not isinstance(required, list):
         return None
-    # Without properties of its own it is a map, whose keys are the model's to choose.
+    # An object without properties is a map, whose keys the model chooses.
     if not properties and isinstance(parameters.get("additionalProperties"), dict):
         return None
     if not properties.keys() >= set(required):
@@ -89,21 +91,21 @@ def members(parameters: Schema) -> list[Member] | None:
 
 @dataclass(frozen=True, slots=True)
 class TagForm:
-    """How a family writes an argument: ``open`` and ``close`` around its value, the name in
-    place of ``{}``.
-
-    ``closing``: the text at which the parser ends a value, wherever it is. ``strips``: it takes
-    white space around a value away. ``any_json``: what is no string is read as JSON, else only
-    by one of the plain types. ``open_json``: what stands before a value that is no string, where
-    that is not ``open``.
-    """
+    """How a family writes an argument."""
 
     open: str
+    """The text before a value, with ``{}`` in place of the name."""
     close: str
+    """The text after a value."""
     closing: str
+    """The text at which the parser ends a value, wherever it occurs."""
     strips: bool
+    """Whether the parser removes white space around a value."""
     any_json: bool
+    """Whether every value that is not a string is read as JSON; otherwise only one of a plain type
+    is."""
     open_json: str | None = None
+    """The text before a value that is not a string, if it differs from ``open``."""
 
 
 def tagged_arguments(
@@ -145,7 +147,7 @@ def _tagged_value(
 
 
 def _untagged(schema: Any) -> dict[str, Any] | None:
-    """Return a schema none of whose strings has an end tag in it: that would end the value."""
+    """Return a schema whose strings contain no end tag, because that would end the value."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -174,7 +176,7 @@ def _untagged(schema: Any) -> dict[str, Any] | None:
 def text_value(
     rules: Rules, schema: Schema, form: TagForm, text: Callable[[str], str]
 ) -> str | None:
-    """Return a string without quotes, and what closes it."""
+    """Return a string without quotes, and the text that closes it."""
     if not (_TEXT | {"$defs", "definitions"}).issuperset(schema):
         return None
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -185,7 +187,7 @@ def text_value(
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least and form.strips:
         return None
-    # A parser takes "null" for none even where a string is asked for.
+    # A parser takes "null" for None even if the schema wants a string.
     body = (
         f"/(?s:.{{{least},{most}}})/ & ~/(?s:.*){_escaped(form.closing)}(?s:.*)/"
         r" & ~/\s*[nN][uU][lL][lL]\s*/"
@@ -193,15 +195,15 @@ def text_value(
     content = rules.terminal(body)
     close = text(form.close)
     if not close.startswith('"'):
-        # A special token ends it, which is no text.
+        # A special token, which is no text, ends it.
         return f"{content} {close}"
-    # Up to a special token in it, if there is one: no terminal can have that.
+    # This is the text up to a special token in it, if there is one: no terminal can contain that.
     begins, special, rest = close.partition(" <[")
     if not special:
         return rules.rule(rules.terminal(f"{content} {close}"), "[lazy]")
     if least or most:
         return f"{rules.rule(rules.terminal(f'{content} {begins}'), '[lazy]')}{special}{rest}"
-    # Where the token does not follow, what looked like the end was text.
+    # If the token does not follow, the text that looked like the end was no end.
     part = rules.rule(rules.terminal(f"/(?s:.*)/ {begins}"), "[lazy]")
     return f"{part}+{special}{rest}"
 
@@ -222,7 +224,7 @@ def _escaped(text: str) -> str:
 
 
 def is_bare(schema: Schema) -> bool:
-    """Return whether a schema asks for a type and nothing else."""
+    """Return whether a schema restricts only the type."""
     return schema.keys() - ANNOTATIONS - {"$defs", "definitions"} == {"type"}
 
 

@@ -1,4 +1,5 @@
-"""Tool calls that are given out whole, when their end mark has come, by mlx-vlm's own parsers."""
+"""Tool calls that mlx-vlm's own parsers read. They are passed on whole, when their end mark has
+come."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from lmx.worker.text.feed import PartSink, Steps, TextFeed
 def read_block(
     feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str = ""
 ) -> Steps[bool]:
-    """Read up to and including ``end``, and parse it with ``prefix`` before it.
+    """Read up to and including ``end``, and parse the text with ``prefix`` before it.
 
-    Returns False when it is no call, or one of no known tool. A block without its end is no
-    call: some of the parsers would take what was cut off for the whole.
+    Returns False if it is no call, or a call of an unknown tool. A block without its end is no
+    call: some of the parsers would take the cut text for the whole.
     """
     text: list[str] = []
     if not (yield from feed.until((end,), text.append)):

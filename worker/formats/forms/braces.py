@@ -1,8 +1,8 @@
-"""Tool calls as Gemma 4 and FunctionGemma write them: ``call:name{key:value,...}``, with marks of
-their own around strings.
+"""Tool calls as Gemma 4 and FunctionGemma write them: ``call:name{key:value,...}``, with special
+marks around strings.
 
-Read here, not by mlx-vlm's parser: that one ends a call at the first brace that seems to match,
-also inside a string, and gives out what came before as if it were all.
+They are read here and not by mlx-vlm's parser: that one ends a call at the first brace that seems
+to match, even inside a string, and returns the text before it as if it were everything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 from lmx.worker.text.json_scan import read_json
 
-# The name begins with no space: else a long row of them took time that grows with its square.
+# The name begins with no space: otherwise a long row of spaces takes quadratic time.
 _NAME: Final = re.compile(r"(?:call)?:?\s*(\S.*)")
 _DEEPEST: Final = 100
 _SCALARS: Final = ("string", "integer", "number", "boolean", "null")
@@ -37,7 +37,7 @@ _Text = Callable[[str], str]
 
 
 class BraceForm(NamedTuple):
-    """What differs between the families with this form."""
+    """The marks in which the families with this form differ."""
 
     start: str
     """The mark before a call."""
@@ -48,8 +48,8 @@ class BraceForm(NamedTuple):
 
 
 def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bool]:
-    """Read one call up to and including its end mark. Arguments are given out as JSON, as they
-    come. The feed must be marked. Returns False when it is no call of a known tool."""
+    """Read one call up to and including its end mark. Arguments are passed on as JSON, as they
+    come. The feed must be marked. Returns False if it is no call of a known tool."""
     pieces: list[str] = []
     brace = yield from feed.until(("{", form.end), pieces.append)
     match = _NAME.fullmatch("".join(pieces).strip())
@@ -67,7 +67,7 @@ def read_brace_call(feed: TextFeed, sink: PartSink, form: BraceForm) -> Steps[bo
 
 
 def _read_value(feed: TextFeed, give: _Give, form: BraceForm, depth: int) -> Steps[bool]:
-    """Give the value that comes next; return whether it is whole and right."""
+    """Pass on the next value; return whether it is whole and right."""
     yield from feed.skip()
     char = yield from feed.char()
     if char in ("{", "["):
@@ -94,7 +94,7 @@ def _read_value(feed: TextFeed, give: _Give, form: BraceForm, depth: int) -> Ste
 
 
 def _read_members(feed: TextFeed, give: _Give, form: BraceForm, depth: int) -> Steps[bool]:
-    """Give an object or an array, whose first character is next."""
+    """Pass on an object or an array, whose first character is next."""
     opening = feed.take(1)
     closing = "}" if opening == "{" else "]"
     give(opening)
@@ -126,7 +126,7 @@ def _escaped(text: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """Return a number, true, false or null as it is, any other word as a string."""
+    """Return a number, true, false or null as it is, and any other word as a string."""
     try:
         json.loads(word, parse_constant=_no_constant)
     except (ValueError, RecursionError):

@@ -1,6 +1,5 @@
-"""Tool calls that are JSON: an object with a name and arguments, or an array of them; and the
-object of arguments alone, for families that write the name before it.
-"""
+"""Tool calls that are JSON: an object with a name and arguments, or an array of such objects; and
+the object of arguments alone, for families that write the name before it."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from lmx.worker.text.json_scan import read_json, read_json_text
 
 
 class CallKeys(NamedTuple):
-    """What a family calls the two members of a call."""
+    """A family's names for the two members of a call."""
 
     name: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -33,7 +32,7 @@ class CallKeys(NamedTuple):
 
 COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
 
-# What a bare object may have beside them: any other key, and it is somebody's JSON, not a call.
+# Other keys that a bare call may have. With any further key the object is data and not a call.
 _HARMLESS: Final = frozenset({"type", "id", "function"})
 
 _FENCE: Final = "```"
@@ -49,11 +48,11 @@ class _Outcome(Enum):
 def read_json_calls(
     feed: TextFeed, sink: PartSink, end: str, keys: CallKeys = COMMON_KEYS, bare: bool = False
 ) -> Steps[bool]:
-    """Read calls up to and including the marker ``end``; "": as far as there are calls.
+    """Read calls up to and including the marker ``end``; if it is "", as far as there are calls.
 
-    ``bare``: no marker came before, so that only what is certainly a call is one. The feed must
-    be marked; what is marked at the end is what turned out to be no call. Returns False when it
-    all is none.
+    ``bare`` means that no marker came before, so that only text that is certainly a call counts.
+    The feed must be marked; the text that is marked at the end turned out to be no call. Returns
+    False if no part of it is a call.
     """
     begun = sink.calls
     yield from feed.skip()
@@ -75,7 +74,7 @@ def read_json_calls(
         elif sink.calls == begun:
             return False
         elif char and char in ",;]}":
-            # Small models often close one brace too many.
+            # Small models often write one closing brace too many.
             feed.take(1)
             feed.mark()
         else:
@@ -84,7 +83,7 @@ def read_json_calls(
 
 
 def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read calls without any mark before them, in a fence of three backticks or in none."""
+    """Read calls without any mark before them, with or without a fence of three backticks."""
     yield from feed.skip()
     char = yield from feed.char()
     if not char or char not in "{[`":
@@ -103,7 +102,7 @@ def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
 
 def json_array(start: str, end: str) -> tuple[CallForm, CallGrammar]:
     """Return how calls are read and written as one array of objects with a name and arguments,
-    between two marks. ``end`` "": the array ends by itself."""
+    between two marks. If ``end`` is "", the array ends by itself."""
     call = json_call('{"name": $json_name, "arguments": ', "}")
     return (
         CallForm(start, end, partial(read_json_calls, end=end)),
@@ -128,8 +127,8 @@ def json_arguments(tool: Tool) -> str:
 
 
 def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps[bool]:
-    """Read the object of arguments of a call to ``name``, and what is wrong of it up to and
-    including ``end``. Returns False when it is no object or ``name`` no tool."""
+    """Read the object of arguments of a call to ``name``, and any wrong text after it, up to and
+    including ``end``. Returns False if it is no object or ``name`` is no tool."""
     yield from feed.skip()
     if name not in sink.names or (yield from feed.char()) != "{":
         return False
@@ -141,9 +140,9 @@ def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps
 
 
 def spill(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
-    """Read arguments that went wrong after their beginning was given out.
+    """Read arguments that went wrong after their beginning was passed on.
 
-    They can't be called back, so the rest goes the same way, as the model wrote it: a client
+    The beginning can't be taken back, so the rest is passed on as the model wrote it: the client
     finds that it is no JSON, and nothing is lost.
     """
     if end:
@@ -154,7 +153,7 @@ def spill(feed: TextFeed, sink: PartSink, end: str) -> Steps[None]:
 
 
 def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> Steps[_Outcome]:
-    """Read an object. Arguments are given out as they come if the name came before them."""
+    """Read an object. Arguments are passed on as they come if the name came before them."""
     feed.take(1)
     name: str | None = None
     members: dict[str, Any] = {}
@@ -218,7 +217,7 @@ def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[st
     """Return name and arguments of a whole object, given the text of each member."""
     function = json.loads(members.get("function", "null"))
     if isinstance(function, dict):
-        # The form that OpenAI's API has in its history.
+        # OpenAI's API has this form in its history.
         try:
             members = {key: json_text(value) for key, value in function.items()}
         except ValueError:
@@ -237,9 +236,9 @@ def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[st
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON that can be sent: half of a surrogate pair, which a model may write
-    as an escape, stays one. Raises ``ValueError`` for infinity, ``TypeError`` for what JSON
-    doesn't have."""
+    """Return a value as JSON that can be sent. Half of a surrogate pair, which a model may write as
+    an escape, stays an escape. Raises ``ValueError`` for infinity, ``TypeError`` for values that
+    JSON doesn't have."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -249,7 +248,7 @@ def json_text(value: Any) -> str:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a JSON text is, None when it is anything else."""
+    """Return the object of a JSON text; None if it is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tool calls as Python writes them: read when they are whole, and their grammar."""
+"""Tool calls as Python code: they are read when they are complete; and their grammar."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lmx.worker.formats.forms.json import json_text
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
-# Backslash and u stands for another character in Python, where it is half of a pair.
+# In Python a backslash and u means another character if it is half of a surrogate pair.
 _PYTHON_ESCAPES: Final = 'nrbtf\\"'
 
 _FENCE: Final = "```"
-# Models that are told of JSON write these for values.
+# Models that were shown JSON write these words as values.
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
@@ -34,8 +34,8 @@ _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
     """Read calls up to and including the mark ``end``: a list of them, or one after the other.
 
-    They are given out when all are there: what is cut off is no call. Returns False when it is
-    none, or one of no known tool.
+    They are passed on when all are complete: a call that is cut off is no call. Returns False if
+    there is no call, or one of an unknown tool.
     """
     text: list[str] = []
     if not (yield from feed.until((end,), text.append)):
@@ -60,8 +60,8 @@ def read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
 
 
 def _balanced(feed: TextFeed, awaited: list[str]) -> Steps[str | None]:
-    """Read up to and including the bracket that closes the first of those that are open, whose
-    closing ones are ``awaited``. None: there is none, or another comes in its place."""
+    """Read up to and including the bracket that closes the first open one; ``awaited`` are the
+    closing brackets of all open ones. Returns None if there is none, or a wrong one comes first."""
     text: list[str] = []
     while awaited:
         char = yield from feed.char()
@@ -104,9 +104,9 @@ def _give(text: str, sink: PartSink) -> bool:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Give the name and the arguments of each call. Raises for what is none."""
+    """Yield the name and the arguments of each call. Raises for text that is no call."""
     with warnings.catch_warnings():
-        # Of escapes that Python doesn't know: models write them.
+        # Python warns about escapes that it doesn't know. Models write them.
         warnings.simplefilter("ignore")
         lines = ast.parse(text.strip()).body
     for line in lines:
@@ -163,7 +163,7 @@ def _arguments(rules: Rules, parameters: Schema) -> str | None:
 
 
 def _same_in_python(schema: Any) -> bool:
-    """Return whether JSON of this schema is Python too: true, false and null are not."""
+    """Return whether JSON of this schema is also Python: true, false and null are not."""
     if not isinstance(schema, dict) or not NARROWING.issuperset(schema):
         return False
     match schema.get("type"):

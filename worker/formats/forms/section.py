@@ -1,6 +1,5 @@
-"""Tool calls in a section: each between marks of its own, its name before a JSON object that may be
-fenced with backticks.
-"""
+"""Tool calls in a section: each call is between marks, with its name before a JSON object, which
+may be fenced with backticks."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ class SectionForm(NamedTuple):
     call_end: str
     """The mark that ends a call."""
     separator: str = ""
-    """The mark behind the name, or behind the word "function" that stands before the name. "": a
-    line break is behind the name."""
+    """The mark after the name, or after the word "function" before the name. If it is "", a line
+    break follows the name."""
 
 
 def read_section_calls(feed: TextFeed, sink: PartSink, form: SectionForm) -> Steps[bool]:
-    """Read calls up to and including the section's end. The feed must be marked; what is marked at
-    the end is what turned out to be no call. Returns False when all of it is none."""
+    """Read calls up to and including the section's end. The feed must be marked; the text that is
+    marked at the end turned out to be no call. Returns False if no part of it is a call."""
     begun = sink.calls
     while True:
         yield from feed.skip()

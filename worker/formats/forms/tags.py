@@ -1,7 +1,7 @@
 """Tool calls that are tags with one parameter each.
 
-A parameter is text, whose type is in the tool's schema. Those that are strings are given out
-as they come, the others when they are whole, converted by the family's own parser.
+A parameter is text; its type is in the tool's schema. String parameters are passed on as they come.
+The others are converted by the family's own parser when they are complete.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ _TYPED: Final = re.compile(r'"([^"]*)"\s+string="(true|false)"')
 
 @dataclass(frozen=True, slots=True)
 class XmlForm:
-    """How a family writes a call. ``end`` is the marker after the last.
-
-    ``function``: what comes before the name, "" for nothing. ``key_end`` may be two tags with
-    white space between. ``function_end`` "": the call ends with ``end``. ``strip``: white
-    space around a value doesn't belong to it, else one line break on either side. ``like``: the
-    form that ``parser`` knows, where it is not this one. ``typed``: behind a parameter's name
-    stands whether its value is text (``string="true"``) or JSON, and ``parser`` is not asked.
-    """
+    """How a family writes a call."""
 
     parser: str
     end: str
+    """The marker after the last call."""
     function: str
+    """The text before the name; it may be ""."""
     name_end: str
     parameter: str
     key_end: tuple[str, ...]
+    """The text after a parameter's name. It may be two tags with white space between them."""
     parameter_end: str
     function_end: str
+    """The text that ends a call. If it is "", the call ends with ``end``."""
     strip: bool
+    """Whether white space around a value doesn't belong to it; otherwise only one line break on
+    either side doesn't."""
     like: XmlForm | None = None
+    """The form that ``parser`` knows, if it is not this one."""
     typed: bool = False
+    """Whether each parameter's name is followed by its type, text (``string="true"``) or JSON.
+    ``parser`` is not used then."""
 
     def example(self, name: str, key: str, value: str) -> str:
-        """Return a call with this one parameter, as the family's parser takes it."""
+        """Return a call with this one parameter, in the form of the family's parser."""
         key_end = "".join(self.key_end)
         return (
             f"{self.function}{name}{self.name_end}"
@@ -68,10 +70,10 @@ def tagged_call(before: str, form: TagForm, after: str) -> CallWriter:
 
 
 def read_xml_calls(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]:
-    """Read calls up to and including the end marker; JSON is read as such.
+    """Read calls up to and including the end marker; JSON calls are read too.
 
-    The feed must be marked; what is marked at the end is what turned out to be no call. Returns
-    False when it all is none.
+    The feed must be marked; the text that is marked at the end turned out to be no call. Returns
+    False if no part of it is a call.
     """
     begun = sink.calls
     yield from feed.skip()
@@ -106,11 +108,12 @@ def _read_name(feed: TextFeed, form: XmlForm) -> Steps[str]:
 
 
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:
-    """Read to the end of the call; return what ended it, None when the text did."""
+    """Read to the end of the call; return the text that ended it, None if the whole text ended
+    first."""
     tags = tuple(tag for tag in (form.parameter, form.function_end, form.end) if tag)
     separator = ""
     while True:
-        # What is between the parameters is no part of the call for the family's parser either.
+        # The family's parser ignores text between the parameters too.
         tag = yield from feed.until(tags, discard)
         if tag != form.parameter:
             return tag
@@ -150,7 +153,7 @@ class _Value:
         self._key = typed[1] if typed else _unquoted(key)
         self._streams = typed[2] == "true" if typed else _is_string(sink, name, self._key)
         if form.typed and self._streams:
-            # Text as it stands, also when it is empty or the word "null".
+            # The text stays as it is, even if it is empty or the word "null".
             self._open()
 
     def add(self, text: str) -> None:
@@ -184,7 +187,7 @@ class _Value:
             self._sink.arguments(f"{self._separator}{json_text(self._key)}: {value}")
 
     def _converted(self) -> str:
-        """Return the value as JSON: a string when the parser can't make anything else of it."""
+        """Return the value as JSON: a string if the parser can't make anything else of it."""
         example = (self._form.like or self._form).example(self._name, self._key, self._held)
         try:
             if self._form.typed:

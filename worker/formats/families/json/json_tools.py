@@ -1,5 +1,7 @@
-"""JSON in ``<tool_call>``, as Hermes began it: Qwen, EXAONE, SmolLM3 and most others. The form of
-grammars for all that a family can't say in its own, and of models whose template knows no tools.
+"""JSON in ``<tool_call>``, as Hermes introduced it: Qwen, EXAONE, SmolLM3 and most others.
+
+Grammars use this form for every call that a family's own form can't express, and for models whose
+template knows no tools.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _call(rules: Rules, tool: Tool, special: SpecialTokens) -> str:
 
 
 def _numbered(call_id: str, name: str, number: int) -> str:
-    """Kimi reads names of tools out of the ids."""
+    """Return the id in Kimi's form: its template reads the names of tools from the ids."""
     return call_id if _ID.fullmatch(call_id) else f"functions.{name}:{number}"
 
 

@@ -18,8 +18,8 @@ _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def _read(feed: TextFeed, sink: PartSink) -> Steps[bool]:
-    """Read what comes after ``[TOOL_CALLS]``: an array of calls as JSON (the older models), or
-    one call as ``name[CALL_ID]id[ARGS]{...}``, the id or both markers left out."""
+    """Read the text after ``[TOOL_CALLS]``: an array of calls as JSON (the older models), or one
+    call as ``name[CALL_ID]id[ARGS]{...}``, in which the id or both markers may be missing."""
     yield from feed.skip()
     if (yield from feed.char()) in ("[", "{"):
         return (yield from read_json_calls(feed, sink, ""))
@@ -33,7 +33,7 @@ def _read(feed: TextFeed, sink: PartSink) -> Steps[bool]:
 
 
 def _nine_characters(call_id: str, name: str, number: int) -> str:
-    """Mistral's templates raise for an id that isn't nine letters and digits."""
+    """Return an id of nine letters and digits: Mistral's templates raise for any other."""
     if _NINE.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
