@@ -91,9 +91,9 @@ class GrammarConstraint:
     """Keeps an answer to one of several forms. It begins with the answer's first token.
 
     A form that is complete allows only EOS. With an open end it allows any token; a token that does
-    not continue the form is dropped, and after it only EOS is allowed. Raises ``LmxError`` for a
-    token that no form allows; and if a grammar turns out to be too complex to go on, or to ask for
-    text that the model can't spell. If that shows early, it is found before the answer begins.
+    not continue the form ends the answer, and after it only EOS is allowed. Raises ``LmxError`` for
+    a token that no form allows; and if a grammar turns out to be too complex to go on, or to ask
+    for text that the model can't spell. If that shows early, it is found before the answer begins.
     """
 
     __slots__ = ("_ended", "_forms", "_mask", "_masks", "_more")

@@ -1,6 +1,6 @@
-"""The MLX engine of a model that writes: all its parts, behind the engine's interfaces.
+"""The MLX engine of a model that writes: it joins all its parts behind the engine's interfaces.
 
-All of MLX happens on the engine thread, in mlx-vlm's generation stream.
+All of MLX runs on the engine thread, in mlx-vlm's generation stream.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from lmx.worker.mlx.sampling.sampler import RowSampler
 from lmx.worker.templates.renderer import Renderer
 from lmx.worker.text.detokenize import IncrementalDetokenizer
 
-# Enough for the first chunks of the first prompt to be chosen well.
+# This is enough to choose the first chunks of the first prompt well.
 _WARM_UP_PROMPT_TOKENS: Final = 64
 _WARM_UP_TOKENS: Final = 3
 
 
 def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load a model that writes, then generate a few tokens, so that the first request doesn't
-    pay for it. See :class:`lmx.worker.engine.EngineFactory`."""
+    """Load a model that writes, then generate a few tokens, so that the first request is not slowed
+    down by that. See :class:`lmx.worker.engine.EngineFactory`."""
     with mx.stream(generation_stream):
         loaded = load_model(spec, advanced)
         generator = MlxGenerator(spec, loaded, advanced)
@@ -63,10 +63,11 @@ def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
 
 class MlxGenerator:
-    """A :class:`~lmx.worker.engine.Generator`, a :class:`~lmx.worker.engine.TaskEngine` for what
-    concerns tokens alone, and a :class:`~lmx.worker.engine.Resident`.
+    """A :class:`~lmx.worker.engine.Generator`, a :class:`~lmx.worker.engine.TaskEngine` for tasks
+    about tokens only, and a :class:`~lmx.worker.engine.Resident`.
 
-    What the prompt thread calls has a tokenizer that the engine thread doesn't touch.
+    The methods of the prompt thread have a tokenizer of their own, which the engine thread doesn't
+    touch.
     """
 
     def __init__(self, spec: WorkerSpec, loaded: LoadedModel, advanced: LoadReporter) -> None:
@@ -76,7 +77,7 @@ class MlxGenerator:
         self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
         self._renderer = Renderer(spec.render_timeout_s)
         if tokenizer.chat_template:
-            # So that the first request doesn't wait for it.
+            # This is done now, so that the first request doesn't wait for it.
             self._renderer.start()
         self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
         self._token_tasks = TokenTasks(
@@ -108,7 +109,7 @@ class MlxGenerator:
         return self._constraints.compile(source)
 
     def plan(self, task: Task) -> TaskReply:
-        """Answer what concerns tokens alone; refuse all else."""
+        """Answer tasks about tokens; refuse all others."""
         if isinstance(task, TokenTask):
             return self._token_tasks.reply(task)
         raise wrong_kind(ModelKind.CHAT)
@@ -124,8 +125,8 @@ class MlxGenerator:
         return self._text.token_bytes(token)
 
     def can_admit(self) -> bool:
-        """Return whether a row may begin: always, or, of a model that can't batch, when no other
-        lives."""
+        """Return whether a row may begin: always; but if the model can't batch, only while no other
+        row lives."""
         return self._rows.can_admit()
 
     def admit(self, row: RowRequest) -> None:
@@ -134,12 +135,12 @@ class MlxGenerator:
             self._rows.admit(row)
 
     def step(self) -> StepOutput:
-        """One token or more for decoding rows, or one chunk of a prompt."""
+        """Make at least one token for each decoding row, or prefill one chunk of a prompt."""
         with mx.stream(generation_stream):
             return self._rows.step()
 
     def remove(self, row_id: int) -> None:
-        """Take the row out of wherever it is."""
+        """Remove the row, wherever it is."""
         with mx.stream(generation_stream):
             self._rows.remove(row_id)
 
@@ -149,14 +150,15 @@ class MlxGenerator:
             return self._rows.preempt(row_id)
 
     def rest(self) -> None:
-        """Give the buffers of ended rows back."""
+        """Give back the buffers of ended rows."""
         if self._prefixes is not None:
             self._prefixes.rest()
         gc.collect()
         mx.clear_cache()
 
     def shrink(self) -> None:
-        """Give up half of the computed prompts in memory, and all buffers kept for reuse."""
+        """Give up half of the computed prompts in memory, and all buffers that are kept for
+        reuse."""
         if self._prefixes is not None:
             self._prefixes.shrink()
         gc.collect()
@@ -168,17 +170,17 @@ class MlxGenerator:
             self._prefixes.regrow()
 
     def close(self) -> None:
-        """Write what is to survive to disk."""
+        """Write the prefixes that are to survive to disk."""
         if self._prefixes is not None:
             self._prefixes.close()
         self._renderer.kill()
 
     def memory_bytes(self) -> int:
-        """MLX's own count: buffers in use and buffers kept for reuse."""
+        """Return MLX's own count: buffers in use and buffers kept for reuse."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
 
     def peak_memory_bytes(self) -> int:
-        """MLX's own count, of buffers in use."""
+        """Return MLX's own count of buffers in use."""
         return int(mx.get_peak_memory())
 
 
@@ -202,10 +204,10 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
 
 
 def _wire_share(limit_bytes: int) -> None:
-    """Let this worker's share of the memory be wired, and no more: every worker does so."""
+    """Let this worker's share of the memory be wired, and no more. Every worker does so."""
     if mx.metal.is_available():
         most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
-        # Weights that are not wired would be paged in at every step.
+        # Otherwise the weights would be paged in at every step.
         share_bytes = max(limit_bytes, int(mx.get_active_memory()))
         mx.set_wired_limit(min(share_bytes, most_bytes))
 

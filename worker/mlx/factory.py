@@ -1,6 +1,6 @@
 """The factory of the MLX engines: ``engine="lmx.worker.mlx.factory:create"`` in a worker's spec.
 
-``estimate`` says what a model takes before it is loaded (:mod:`lmx.protocol.models.engine`). For
+``estimate`` returns what a model takes before it is loaded (:mod:`lmx.protocol.models.engine`). For
 its sake nothing of MLX is imported before ``create`` is called.
 """
 
@@ -12,7 +12,7 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.estimate import estimate
 
 if TYPE_CHECKING:
-    # They would be half of what an estimate imports.
+    # These imports would be half of what an estimate imports.
     from lmx.protocol.messages.specs import WorkerSpec
     from lmx.worker.engine import Engine, LoadReporter
 
@@ -20,9 +20,9 @@ __all__ = ["create", "estimate"]
 
 
 def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load the model as what its kind says. See :class:`lmx.worker.engine.EngineFactory`.
+    """Load the model with the engine for its kind. See :class:`lmx.worker.engine.EngineFactory`.
 
-    Imports MLX: that takes seconds. ``engine_options`` holds nothing for these.
+    This imports MLX, which takes seconds. These engines have no ``engine_options``.
     """
     from lmx.worker.mlx.model.guard import prefer_openblas
 

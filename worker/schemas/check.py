@@ -1,7 +1,8 @@
-"""Whether an answer that is whole satisfies a schema: for what its grammar doesn't enforce. Pure.
+"""Checks whether a complete answer satisfies a schema, for the parts that its grammar doesn't
+enforce. Pure.
 
-Not one of the packages for it: they take exponential time for some schemas and expressions, and a
-server is given both by strangers. Here each schema sees each value once.
+No package for this is used: they take exponential time for some schemas and expressions, and a
+server gets both from strangers. Here each schema looks at each value once.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _NO_CIRCLE: Final = 1 << 30
 
 
 class SchemaCheck:
-    """Checks answers. ``checked``: what of the schema needs it, in words."""
+    """Checks answers. ``checked`` names the parts of the schema that need it, in words."""
 
     __slots__ = ("_checked", "_patterns", "_source")
 
     def __init__(self, source: Standalone, checked: tuple[str, ...]) -> None:
-        """Raises ``ValueError`` for an expression that is none."""
+        """Raises ``ValueError`` for an invalid expression."""
         self._source = source
         self._checked = checked
         self._patterns: dict[str, Any] = {}
         self._compile(source.schema)
 
     def __call__(self, text: str) -> str | None:
-        """Return why an answer doesn't satisfy the schema, None when it does."""
+        """Return why an answer doesn't satisfy the schema; None if it does."""
         try:
             value = json.loads(text, parse_float=_number)
             if _Evaluation(self._source, self._patterns).of(self._source.schema, value, False):
@@ -50,7 +51,7 @@ class SchemaCheck:
         return f"it does not satisfy the schema, of which this is checked: {_list(self._checked)}"
 
     def _compile(self, schema: Any) -> None:
-        # Values too: what is no schema there does no harm.
+        # This also finds values that are no schemas; they do no harm here.
         if isinstance(schema, list):
             for one in schema:
                 self._compile(one)
@@ -87,27 +88,28 @@ _NOTHING: Final = _Seen()
 
 
 class _Evaluation:
-    """Of one value, which must live as long: parts of it are known by their identity."""
+    """The evaluation of one value. The value must live as long, because its parts are known by
+    identity."""
 
     def __init__(self, source: Standalone, patterns: Mapping[str, Any]) -> None:
         self._source = source
         self._patterns = patterns
         self._steps = 0
         self._known: dict[tuple[int, int, bool], _Seen | None] = {}
-        # What is under way, by how far down; and how far up it was looked at since.
+        # The depth of each evaluation under way; and the highest one that was looked at since.
         self._open: dict[tuple[int, int, bool], int] = {}
         self._highest = _NO_CIRCLE
 
     def of(self, schema: Schema, value: Any, exact: bool) -> _Seen | None:
-        """Return what ``schema`` has looked at, None when the value does not satisfy it. Where
-        it is not ``exact``, one schema or more of ``oneOf`` are enough."""
+        """Return what ``schema`` has looked at; None if the value does not satisfy it. If it is not
+        ``exact``, one or more schemas of ``oneOf`` are enough."""
         if isinstance(schema, bool):
             return _NOTHING if schema else None
         key = (id(schema), id(value), exact)
         if key in self._known:
             return self._known[key]
         if key in self._open:
-            # What leads back to itself is satisfied by something else, or not at all.
+            # A reference that leads back to itself is satisfied by something else, or not at all.
             self._highest = min(self._highest, self._open[key])
             return None
         self._steps += 1
@@ -118,7 +120,7 @@ class _Evaluation:
         self._open[key] = depth
         found = self._keywords(schema, value, exact)
         del self._open[key]
-        # What failed for something that is still under way may hold elsewhere.
+        # A result that depends on an evaluation still under way may differ elsewhere.
         if found is not None or self._highest >= depth:
             self._known[key] = found
         if self._highest >= depth:
@@ -269,7 +271,7 @@ _RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMaximum": _of_number(lambda value, limit: bool(value < limit)),
     "multipleOf": _of_number(lambda value, limit: bool(value % limit == 0)),
 }
-"""Keywords that concern a value alone."""
+"""Keywords that concern only the value itself."""
 
 
 def _number(text: str) -> Decimal:

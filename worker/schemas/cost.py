@@ -1,7 +1,7 @@
 """Which JSON schemas can be compiled in bounded time. Pure.
 
-llguidance has limits of its own; these are for what it can be slow at within them. The figures
-are from one core of a Linux server.
+llguidance has limits of its own; these are for schemas that are slow within them. The figures are
+from one core of a Linux server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 MOST_SCHEMA_CHARS: Final = 65_536
 # An intersection of n regular expressions costs 2^n: 0.2 s for 16, 3 s for 20.
 MOST_INTERSECTIONS: Final = 16
-# Each is compared with each other: 3 s for 300.
+# Each one is compared with every other: 3 s for 300.
 _MOST_PATTERN_PROPERTIES: Final = 64
 # A state for each remainder: 0.5 s for 100,000.
 _MOST_REMAINDERS: Final = 100_000
@@ -31,8 +31,8 @@ _NO_CONSTRAINTS: Final = frozenset(
 def too_costly(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema, without its descriptions, would take too long; None if it doesn't.
 
-    Nothing is resolved, so that some harmless ones are refused too: many patterns beside an
-    ``allOf`` that is about something else.
+    References are not resolved, so some harmless schemas are refused too: those with many patterns
+    beside an ``allOf`` about something else.
     """
     if len(json.dumps(schema)) > MOST_SCHEMA_CHARS:
         return f"the schema has more than {MOST_SCHEMA_CHARS} characters without descriptions"
@@ -57,7 +57,7 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
             yield from _parts(one)
     elif isinstance(schema, dict):
         yield schema
-        # Values too: a property may be called "const".
+        # This looks at values too, because a property may be called "const".
         for value in schema.values():
             yield from _parts(value)
 
@@ -72,7 +72,8 @@ def _intersects(part: Mapping[str, Any]) -> bool:
 
 
 def _remainders(multiple: Any) -> int:
-    """Return how many remainders there are: as whole numbers, 0.25 is 25."""
+    """Return how many remainders there are. The number is scaled to a whole one: 0.25 becomes
+    25."""
     if isinstance(multiple, bool) or not isinstance(multiple, int | float):
         return 0
     _, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()

@@ -1,6 +1,7 @@
-"""JSON schemas of any draft as one that stands alone, in the words of draft 2020-12. Pure.
+"""Rewrites JSON schemas of any draft as one that stands alone, in draft 2020-12. Pure.
 
-What a schema says of answers is not changed here; what can't be read is refused, with its place.
+The meaning of a schema is not changed; a schema that can't be read is refused, with the place of
+the fault.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _OLD_DRAFTS: Final = ("draft-04", "draft-06", "draft-07")
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
-"""Keywords with schemas of the same value."""
+"""Keywords with schemas for the same value."""
 _IN_PLACE_ONE: Final = ("not", "if", "then", "else")
 
-# Those that llguidance enforces. To JSON Schema any other one is a remark, and pydantic writes
+# The formats that llguidance enforces. In JSON Schema any other is a remark, and pydantic writes
 # such ("password", "binary").
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -31,7 +32,7 @@ _SHORT: Final = 60
 
 
 class SchemaFault(Exception):
-    """A schema can't be used: ``place`` is where, as a JSON pointer."""
+    """A schema can't be used. ``place`` is the place of the fault, as a JSON pointer."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{reason}, at {place}")
@@ -39,29 +40,30 @@ class SchemaFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """A schema in nothing but draft 2020-12's assertions. All that is referred to is in
-    ``$defs``, and every reference points there or to the root. ``places``: where its objects
-    were, as JSON pointers by their identity."""
+    """A schema with only the assertions of draft 2020-12. Every reference points into its ``$defs``
+    or to the root."""
 
     schema: dict[str, Any]
     places: Mapping[int, str]
+    """Where its objects were in the original, as JSON pointers by their identity."""
 
     def resolve(self, ref: str) -> Schema:
-        """Return what a reference points to."""
+        """Return the schema to which a reference points."""
         definitions: Mapping[str, Schema] = self.schema.get("$defs", {})
         return self.schema if ref == ROOT else definitions[ref.rpartition("/")[2]]
 
 
 def standalone(schema: Mapping[str, Any]) -> Standalone:
-    """Return a schema that says the same and stands alone.
+    """Return a schema with the same meaning that stands alone.
 
-    Raises :class:`SchemaFault` for what no draft knows, and for what lies in other documents.
+    Raises :class:`SchemaFault` for content that no draft knows, and for references to other
+    documents.
     """
     return _Reader(schema).read()
 
 
 def in_place(schema: Schema) -> Iterator[Schema]:
-    """Yield the schemas that a schema has for the same value, but for its reference."""
+    """Yield the schemas that a schema has for the same value, except its reference."""
     if isinstance(schema, dict):
         for key in IN_PLACE:
             yield from schema.get(key, ())
@@ -84,7 +86,7 @@ class _Reader:
         self._anchors: dict[tuple[str, str], list[tuple[Any, str]]] = {}
         self._dynamic: dict[str, int] = {}
         self._find_names(schema, "", True)
-        # What is referred to, by its identity in the document.
+        # The targets of references, by their identity in the document.
         self._names: dict[int, str] = {}
         self._places: dict[int, str] = {}
         self._waiting: list[tuple[Any, str, str]] = []
@@ -138,8 +140,8 @@ class _Reader:
                 self._find_names(value, base, False)
 
     def _reference(self, ref: Any, place: str, base: str) -> str | bool:
-        """Return a reference to the same schema in the document that is made, or the schema
-        itself where it is true or false."""
+        """Return a reference to the same schema in the new document, or the schema itself if it is
+        true or false."""
         if not isinstance(ref, str):
             raise SchemaFault(place, "a reference is a string")
         document, fragment = urldefrag(urljoin(base, ref) if not ref.startswith("#") else base)
@@ -168,7 +170,7 @@ class _Reader:
         return f"#/$defs/{name}"
 
     def _moves(self, ref: Any) -> bool:
-        """Return whether what a dynamic reference means depends on how it is reached."""
+        """Return whether the meaning of a dynamic reference depends on how it is reached."""
         anchor = urldefrag(ref)[1] if isinstance(ref, str) else ""
         return self._dynamic.get(anchor, 0) > 1
 
@@ -209,7 +211,7 @@ class _Reader:
                 if found is not True:
                     made["$ref"] = found
                 if self._old and key == "$ref":
-                    # There everything beside a reference counts for nothing.
+                    # In those drafts everything beside a reference is ignored.
                     return made
         for key, value in node.items():
             read = _READERS.get(key)
@@ -218,7 +220,7 @@ class _Reader:
         if isinstance(node.get("items"), list) and "additionalItems" in node:
             made["items"] = self._schema(node["additionalItems"], f"{place}/additionalItems", base)
         for key, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            # As draft 4 had it: a word about the other limit.
+            # In draft 4 this is a boolean about the other limit.
             if node.get(key) is True and limit in made:
                 made[key] = made.pop(limit)
         return made
@@ -358,12 +360,13 @@ _READERS: Final[Mapping[str, _Read]] = {
     "const": _Reader._any,
     "uniqueItems": _Reader._flag,
 }
-"""How the value of each keyword is read. All others hold an answer to nothing."""
+"""How the value of each keyword is read. Any other keyword does not restrict an answer."""
 
 
 def ecma(pattern: str) -> str:
-    """Return a regular expression that means to other engines what it means in ECMAScript, where
-    digits and word characters are ASCII, and characters beyond 16 bits are two escapes."""
+    """Return a regular expression that has its ECMAScript meaning in other engines too. In
+    ECMAScript digits and word characters are ASCII, and characters beyond 16 bits are two
+    escapes."""
     made: list[str] = []
     inside = was_class = False
     # Whether a range may begin with the atom before, or ends with this one.
@@ -377,7 +380,7 @@ def ecma(pattern: str) -> str:
         # No range begins or ends with a class.
         literal = was_class or not begins or following in _CLASSES
         if inside and (atom in _SET_SIGNS or (atom == "-" and literal)):
-            # Others read `[`, `&&`, `~~` and `--` as operators.
+            # Other engines read `[`, `&&`, `~~` and `--` as operators.
             made.append(f"\\{atom}")
             begins, ends, was_class = not ends, False, False
             continue
@@ -409,12 +412,12 @@ _NOT_ASCII: Final = {r"\D": "[^0-9]", r"\W": "[^A-Za-z0-9_]"}
 
 
 def pointer_step(name: str) -> str:
-    """Return a name as it is written in a JSON pointer."""
+    """Return a name in the form of a step of a JSON pointer."""
     return short(name).replace("~", "~0").replace("/", "~1")
 
 
 def short(value: object) -> str:
-    """Return a value as it is shown in an error."""
+    """Return a value in the form in which errors show it."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
 
@@ -429,7 +432,7 @@ def _names(value: Any, place: str) -> None:
 
 
 def _refuse_circles(made: Standalone) -> None:
-    """Refuse a schema that leads back to itself for the same value: it says nothing."""
+    """Refuse a schema that leads back to itself for the same value, because it has no meaning."""
     done: set[str] = set()
 
     def visit(ref: str, above: tuple[str, ...]) -> None:
@@ -450,6 +453,6 @@ def _references_in_place(schema: Schema) -> Iterator[str]:
         if "$ref" in schema:
             yield schema["$ref"]
         for one in in_place(schema):
-            # Of alternatives another one may end it.
+            # If there are alternatives, another one may end it.
             if not any(one is other for key in ("anyOf", "oneOf") for other in schema.get(key, ())):
                 yield from _references_in_place(one)

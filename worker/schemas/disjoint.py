@@ -1,4 +1,5 @@
-"""Whether no value can satisfy two schemas at once, as far as that is easily seen. Pure."""
+"""Finds out whether no value can satisfy two schemas at once, as far as that is easy to see.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _MOST_STEPS: Final = 20_000
 
 
 class Lookup:
-    """What references point to, and how much is looked at in all: about 0.1 s."""
+    """The targets of references, and a limit for the whole search: about 0.1 s."""
 
     def __init__(self, source: Standalone) -> None:
         self.resolve = source.resolve
@@ -33,8 +34,8 @@ _SINGLE: Final = frozenset(TYPES - {"integer"})
 def disjoint(
     one: Schema, other: Schema, look: Lookup, around: Schema = True, depth: int = 0
 ) -> bool:
-    """Return whether the schemas provably have no value in common that also satisfies
-    ``around``. False is no proof of the opposite."""
+    """Return whether the schemas provably have no value in common that also satisfies ``around``.
+    False does not prove the opposite."""
     if one is False or other is False:
         return True
     if one is True or other is True or depth > _DEEPEST or not look.spend():
@@ -101,7 +102,7 @@ def type_of(value: Any) -> str:
 
 
 def values_of(schema: Schema) -> Sequence[Any] | None:
-    """Return the only values that a schema can have, None where it doesn't list them."""
+    """Return the only values that a schema can have; None if it doesn't list them."""
     if isinstance(schema, dict):
         if "const" in schema:
             return [schema["const"]]
@@ -112,7 +113,7 @@ def values_of(schema: Schema) -> Sequence[Any] | None:
 
 
 def property_of(schema: dict[str, Any], name: str) -> Schema:
-    """Return what a schema itself says of a property; True where that is not clear."""
+    """Return what a schema itself requires of a property; True if that is not clear."""
     properties: dict[str, Schema] = schema.get("properties", {})
     if name in properties:
         return properties[name]
@@ -121,7 +122,8 @@ def property_of(schema: dict[str, Any], name: str) -> Schema:
 
 
 def equal_text(value: Any) -> str:
-    """Return a text that two values share when they are equal to a schema: 1 is 1.0, not true."""
+    """Return a text that is the same for two values that are equal in a schema: 1 equals 1.0, but
+    not true."""
     return json.dumps(_whole(value), sort_keys=True)
 
 

@@ -1,4 +1,5 @@
-"""From a JSON schema to what llguidance enforces of it, and what is left to check. Pure."""
+"""Splits a JSON schema into the part that llguidance enforces and the part that is checked later.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +16,24 @@ from lmx.worker.schemas.rewrite import Takes, rewrite
 
 @dataclass(frozen=True, slots=True)
 class SchemaForm:
-    """``schema``: what is enforced. ``check``: for an answer that is whole, None where the
-    schema is enforced as it is. ``checked`` and ``remarks``: in words, with their places."""
+    """A schema in the form in which it is enforced."""
 
     schema: dict[str, Any]
+    """The part that is enforced."""
     check: AnswerCheck | None
+    """Checks a complete answer. None if the schema is enforced exactly."""
     checked: tuple[str, ...]
+    """The parts that are checked, in words, with their places."""
     remarks: tuple[str, ...]
+    """What is enforced differently, in words, with the places."""
 
 
 def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm]:
-    """Yield what may be enforced of a schema: first as much as can be, then less and simpler.
+    """Yield the possible forms of a schema: first the one that enforces the most, then simpler
+    ones.
 
-    Raises :class:`SchemaFault` for what is no schema, would take too long, or can neither be
-    enforced nor checked.
+    Raises :class:`SchemaFault` for a value that is no schema, would take too long, or can neither
+    be enforced nor checked.
     """
     source = standalone(schema)
     if reason := too_costly(source.schema):

@@ -38,13 +38,13 @@ _PROSE: Final = frozenset({"description", "title", "$comment"})
 # of a request count for nothing.
 _UNFORCED: Final = '%llguidance {"no_forcing": true}'
 _OPTIONS: Final = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)
-# What is between quotes or slashes in Lark.
+# The text between quotes or slashes in Lark.
 _LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
 
 
 def structure_grammar(structure: Structure) -> Grammar:
-    """Return the grammar of a form. Raises ``RequestError`` for what can't be read or is too
-    large; whether llguidance takes the grammar is not checked."""
+    """Return the grammar of a form. Raises ``RequestError`` for a form that can't be read or is too
+    large. It does not check whether llguidance accepts the grammar."""
     match structure.kind:
         case StructureKind.JSON_OBJECT:
             return schema_grammar({"type": "object"}, space(structure))
@@ -60,17 +60,17 @@ def structure_grammar(structure: Structure) -> Grammar:
 
 
 def schema_grammar(schema: Mapping[str, Any], space: str) -> Grammar:
-    """Return the grammar of a JSON schema; ``space`` as in :func:`guided`."""
+    """Return the grammar of a JSON schema. ``space`` is described at :func:`guided`."""
     return {"json_schema": guided(schema, space)}
 
 
 def guided(
     schema: Mapping[str, Any], space: str = ONE_LINE_SPACE, escapes: str | None = None
 ) -> dict[str, Any]:
-    """Return a schema with llguidance's own options set; those of a request count for nothing.
+    """Return a schema with llguidance's own options set; a request can't set them.
 
-    ``space`` is a regular expression for one stretch of white space, ``escapes`` the letters
-    that may follow a backslash (None: all).
+    ``space`` is a regular expression for one stretch of white space, ``escapes`` the letters that
+    may follow a backslash (None: all).
     """
     options = {"whitespace_pattern": space}
     if escapes is not None:
@@ -79,18 +79,18 @@ def guided(
 
 
 def without_prose(schema: Any) -> Any:
-    """Return a schema without what holds an answer to nothing: often nine tenths of it."""
+    """Return a schema without the parts that don't restrict an answer: often nine tenths of it."""
     if isinstance(schema, list):
         return [without_prose(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("format") in _CLOCKS:
-        # Of the second 60, which llguidance allows in every minute, no reader knows what to make.
+        # llguidance allows the second 60 in every minute, but hardly any reader accepts it.
         schema = {"pattern": _SECOND_BELOW_60, **schema}
     return {
         key: value if key in VALUES else without_prose(value)
         for key, value in schema.items()
-        # A property may have such a name; its schema is no string.
+        # A property may have such a name; but its schema is no string.
         if not (isinstance(value, str) and (key in _PROSE or _is_remark(key, value)))
     }
 
@@ -100,7 +100,7 @@ def _is_remark(key: str, value: str) -> bool:
 
 
 def read_schema(structure: Structure) -> dict[str, Any]:
-    """Return the schema of a form. Raises ``RequestError`` for what is none."""
+    """Return the schema of a form. Raises ``RequestError`` if it is none."""
     try:
         schema = json.loads(structure.text)
     except ValueError as error:
@@ -119,12 +119,12 @@ def space(structure: Structure) -> str:
 
 def _choice(structure: Structure) -> Grammar:
     choices = choices_of(structure)
-    # One terminal, since a rule of so many alternatives is slow.
+    # This is one terminal, because a rule with so many alternatives is slow.
     return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}"}
 
 
 def choices_of(structure: Structure) -> list[str]:
-    """Return what there is to choose from. Raises ``RequestError``."""
+    """Return the choices of a form. Raises ``RequestError``."""
     text = _at_most(structure, _MOST_PATTERN_CHARS)
     try:
         choices = json.loads(text)
@@ -140,7 +140,7 @@ def choices_of(structure: Structure) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal of Lark's."""
+    """Return a text as a literal in Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -168,7 +168,7 @@ def _at_most(structure: Structure, most_chars: int) -> str:
 
 
 def _unanchored(pattern: str) -> str:
-    """Return a pattern without the anchors at its ends, which say what holds anyhow."""
+    """Return a pattern without the anchors at its ends, which have no effect here."""
     if pattern.startswith("^"):
         pattern = pattern[1:]
     backslashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))

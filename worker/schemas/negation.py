@@ -1,4 +1,4 @@
-"""What satisfies a schema's opposite, as a schema without ``not``, where there is one. Pure."""
+"""Turns the opposite of a schema into a schema without ``not``, if there is one. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmx.worker.schemas.disjoint import (
 
 _DEEPEST: Final = 6
 _MOST_VALUES: Final = 64
-# Where `true` forbids nothing.
+# Keywords whose value `true` forbids nothing.
 _FREE: Final = ("additionalProperties", "items", "propertyNames")
 _TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 # The keyword for the opposite, the type that it is about, and what is added to its limit.
@@ -36,10 +36,10 @@ _OPPOSITES: Final = {
 
 
 def opposite(schema: Schema, around: Schema, look: Lookup, depth: int = 0) -> Schema | None:
-    """Return a schema for what does not satisfy ``schema``, None when there is no such one.
+    """Return a schema for the values that don't satisfy ``schema``; None if there is none.
 
-    ``around`` is satisfied in any case, which makes the opposite of a value known where only a
-    few are possible.
+    ``around`` is satisfied in any case. This makes the opposite of a value known if only a few
+    values are possible.
     """
     if isinstance(schema, bool):
         return not schema
@@ -56,7 +56,7 @@ def opposite(schema: Schema, around: Schema, look: Lookup, depth: int = 0) -> Sc
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """Return a schema that is satisfied by what satisfies one of ``options``."""
+    """Return a schema for the values that satisfy any of ``options``."""
     kept = [one for one in options if one is not False]
     if not kept:
         return False
@@ -66,7 +66,7 @@ def any_of(options: Iterable[Schema]) -> Schema:
 
 
 def all_of(parts: Iterable[Schema]) -> Schema:
-    """Return a schema that is satisfied by what satisfies all of ``parts``."""
+    """Return a schema for the values that satisfy all of ``parts``."""
     kept = [one for one in parts if one is not True and one != {}]
     if any(one is False for one in kept):
         return False
@@ -76,21 +76,22 @@ def all_of(parts: Iterable[Schema]) -> Schema:
 
 
 def without(name: str) -> Schema:
-    """Return a schema for objects, and what is none, without a property."""
+    """Return a schema for objects without a property, and for all values that are no objects."""
     return {"properties": {name: False}}
 
 
 def _opposite_of(
     key: str, value: Any, schema: dict[str, Any], around: Schema, look: Lookup, depth: int
 ) -> list[Schema] | None:
-    """Return what does not satisfy one keyword, None when that can't be said."""
+    """Return schemas for the values that don't satisfy one keyword; None if that can't be
+    expressed."""
     match key:
         case "type":
             types = value if isinstance(value, list) else [value]
             if {"integer", "number"} & set(types) == {"integer"} and (
                 "number" in types_of(around, look)
             ):
-                # Of numbers that are no integers there is no schema.
+                # There is no schema for numbers that are no integers.
                 return None
             return [_other_types(types)]
         case "required":
@@ -141,7 +142,7 @@ def _other_properties(
 
 
 def _other_values(excluded: Sequence[Any], around: Schema) -> Schema | None:
-    """Return a schema for all values but some, None where that can't be said."""
+    """Return a schema for all values except some; None if that can't be expressed."""
     possible = values_of(around)
     if possible is not None:
         texts = {equal_text(one) for one in excluded}
@@ -177,7 +178,7 @@ def _other_numbers(excluded: Sequence[float]) -> list[Schema]:
 
 
 def _unlike(texts: Sequence[str]) -> str:
-    """Return a regular expression for every text but these."""
+    """Return a regular expression for every text except these."""
     heads: dict[str, list[str]] = {}
     for text in texts:
         if text:

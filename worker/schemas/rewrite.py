@@ -1,8 +1,8 @@
-"""JSON schemas in the words that llguidance enforces. Pure.
+"""Rewrites JSON schemas with the keywords that llguidance enforces. Pure.
 
-What it does not know is said in other words where they mean the same, else left out and checked
-when the answer is whole (:mod:`lmx.worker.schemas.check`). So the grammar of what comes out allows
-every answer that satisfies the schema, but for the order of properties.
+Keywords that it does not know are expressed by others with the same meaning, or left out and
+checked when the answer is complete (:mod:`lmx.worker.schemas.check`). So the resulting grammar
+allows every answer that satisfies the schema, except for the order of properties.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmx.worker.schemas.disjoint import Lookup, disjoint, type_of, types_of, val
 from lmx.worker.schemas.negation import all_of, any_of, opposite, without
 
 Takes = Callable[[Mapping[str, Any]], bool]
-"""Returns whether llguidance takes a small schema."""
+"""Returns whether llguidance accepts a small schema."""
 
 # Each alternative is combined with every other one beside it.
 _MOST_ALTERNATIVES: Final = 96
@@ -34,20 +34,23 @@ _FORMAT_INSIDE: Final = re.compile(r'"format": "(?:' + "|".join(sorted(FORMATS))
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """``remarks``: what is enforced otherwise than it is written, and ``checked``: what is not
-    enforced, in words with their places. ``expanded``: something became alternatives."""
+    """A schema that llguidance can read."""
 
     schema: dict[str, Any]
     remarks: tuple[str, ...]
+    """What is enforced differently than it is written, in words, with the places."""
     checked: tuple[str, ...]
+    """What is not enforced, in words, with the places."""
     expanded: bool
+    """Whether something became alternatives."""
 
 
 def rewrite(source: Standalone, takes: Takes, *, expand: bool = True) -> Rewritten:
-    """Return a schema that llguidance knows all keywords of. It may refuse it all the same.
+    """Return a schema of which llguidance knows all keywords. llguidance may refuse it all the
+    same.
 
     Without ``expand`` nothing becomes alternatives, which may be too many together. Raises
-    :class:`SchemaFault` for what can neither be enforced nor checked.
+    :class:`SchemaFault` for a schema that can neither be enforced nor checked.
     """
     return _Rewriter(source, takes, expand).whole()
 
@@ -78,7 +81,7 @@ class _Rewriter:
         return self._source.places.get(id(node), ROOT)
 
     def _leave(self, node: Mapping[str, Any], key: str) -> None:
-        """Leave a keyword out of the grammar, and have it checked."""
+        """Leave a keyword out of the grammar, and let it be checked later."""
         inside = json.dumps(node[key])
         if key not in ("pattern", "format") and _FORMAT_INSIDE.search(inside):
             reason = f"`{key}` has a `format` in it, which can't be checked"
@@ -314,7 +317,7 @@ class _Rewriter:
                 self._leave(node, key)
 
     def _evaluated(self, node: Schema, depth: int = 0) -> list[str] | None:
-        """Return the names of all properties that a schema may evaluate, None for any."""
+        """Return the names of all properties that a schema may evaluate; None for any name."""
         if isinstance(node, bool):
             return []
         if (
@@ -339,7 +342,7 @@ class _Rewriter:
         return None if made is None else self._schema(made)
 
     def _alternatives(self, node: dict[str, Any]) -> Iterable[_Alternatives]:
-        """Yield what is said by alternatives beside the rest of a schema."""
+        """Yield the keywords of a schema that are alternatives, beside the rest of the schema."""
         around = {key: value for key, value in node.items() if key in _AROUND}
         if "not" in node:
             made = self._opposite(node["not"], around)
@@ -398,8 +401,8 @@ class _Rewriter:
     def _exactly_one(
         self, options: Sequence[Schema], meets: Sequence[Sequence[int]], around: Schema
     ) -> list[Schema] | None:
-        """Return each option without what it has in common with another, None where that can't
-        be said shortly."""
+        """Return each option without the values that it shares with another one; None if that has
+        no short form."""
         if sum(map(len, meets)) > self._left:
             return None
         opposites: dict[int, Schema] = {}
@@ -437,7 +440,7 @@ def _allows_no_name(names: Schema) -> bool:
 
 
 def _all_values(schema: Schema) -> Sequence[Any] | None:
-    """Return the values that satisfy a schema, None where it doesn't just list them."""
+    """Return the values that satisfy a schema; None if it doesn't just list them."""
     if not isinstance(schema, dict):
         return None
     if schema == {"type": "boolean"}:
@@ -457,13 +460,14 @@ def _type_of(value: Any) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Alternatives:
-    """``options`` None: it can't be said."""
+    """A keyword with alternatives."""
 
     key: str
     options: Sequence[Schema] | None
+    """None: they can't be expressed."""
 
     def __len__(self) -> int:
-        # More than any number that is allowed.
+        # This is more than any number that is allowed.
         return _MOST_ALTERNATIVES + 1 if self.options is None else max(1, len(self.options))
 
     @property
@@ -479,7 +483,7 @@ def _options(schema: Schema) -> Sequence[Schema]:
 
 
 def _joined(parts: Sequence[Schema]) -> Schema:
-    """Return the first of ``parts``, which is an object, with all others."""
+    """Return the first of ``parts``, which is an object, combined with all others."""
     first = parts[0]
     others = [one for one in parts[1:] if one is not True]
     if any(one is False for one in others):
@@ -491,7 +495,8 @@ def _joined(parts: Sequence[Schema]) -> Schema:
 
 
 def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None:
-    """Return schemas for at least, or at most, so many of some names; None: too many."""
+    """Return schemas for at least, or at most, ``count`` of some names; None if they are too
+    many."""
     if key == "minProperties":
         chosen = itertools.islice(itertools.combinations(names, count), _MOST_BESIDE + 1)
         options: list[Schema] = [{"required": list(one)} for one in chosen]
@@ -503,7 +508,7 @@ def _of_count(key: str, names: Sequence[str], count: int) -> list[Schema] | None
 
 
 def _pieces(pattern: str) -> list[str]:
-    """Return a pattern that begins by looking ahead as several that must all match."""
+    """Split a pattern that begins with lookaheads into several that must all match."""
     pieces = []
     while _AHEAD.match(pattern):
         end = _closing(pattern, 1)

@@ -1,7 +1,9 @@
-"""The worker's end of its renderer: a process that a bad chat template can't take the worker with.
+"""The worker's end of its renderer: a process of its own, so that a bad chat template can't end the
+worker.
 
-What renders too long or takes too much memory is killed, for the one request that it was for. The
-next one gets a new process, which is there in about a tenth of a second.
+A process that renders for too long or takes too much memory is killed, and only the request that it
+rendered for fails. The next request gets a new process, which is ready in about a tenth of a
+second.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from lmx.worker.templates.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, 
 log = structlog.get_logger()
 
 MOST_BYTES: Final = 1 << 30
-"""What rendering may take. The largest body that a router takes, with its copies in Python and its
-text, is a quarter of it."""
+"""The most memory that rendering may take. The largest body that a router accepts, with its copies
+in Python and its text, is a quarter of it."""
 
 _FIRST_LOOK_S: Final = 0.05
-"""Renderings that take no longer are never looked at: that is all but the broken ones."""
+"""Renderings that take no longer are never checked: only broken ones take longer."""
 
 _LOOK_INTERVAL_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
@@ -34,7 +36,7 @@ _ALARM_GRACE_S: Final = 2.0
 
 
 class TemplateRefusedError(Exception):
-    """The template raised; its words are the message."""
+    """The template raised an error; its words are the message."""
 
 
 class TextTooLongError(Exception):
@@ -46,13 +48,13 @@ class TextTooLongError(Exception):
 
 
 class RenderingEndedError(Exception):
-    """The template took more than it may have, and its process was ended. The message goes on after
-    "The template"."""
+    """The template took more time or memory than it may, and its process was ended. The message
+    continues a sentence that begins with "The template"."""
 
 
 class Renderer:
-    """Renders one template at a time; for one thread. Holds at most one process, which ends with
-    this one."""
+    """Renders one template at a time, for one thread. It has at most one process, which ends with
+    this process."""
 
     def __init__(self, timeout_s: float, most_memory_bytes: int = MOST_BYTES) -> None:
         self._timeout_s = timeout_s
@@ -62,7 +64,7 @@ class Renderer:
 
     @property
     def pid(self) -> int | None:
-        """The process that renders, None while there is none."""
+        """The process that renders; None while there is none."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
@@ -89,9 +91,9 @@ class Renderer:
     def render(self, source: str, variables: Mapping[str, Any], most_bytes: int) -> str:
         """Return the text that a template makes, at most ``most_bytes`` of UTF-8.
 
-        ``variables`` are of Python's own types. Blocks, for the time-out at most. Raises
-        :class:`TemplateRefusedError`, also for variables that are nested too deeply,
-        :class:`TextTooLongError`, :class:`RenderingEndedError`, and ``OSError`` when no process can
+        ``variables`` are values of Python's own types. Blocks, but no longer than the time-out.
+        Raises :class:`TemplateRefusedError`, also for variables that are nested too deeply,
+        :class:`TextTooLongError`, :class:`RenderingEndedError`, and ``OSError`` if no process can
         be started.
         """
         request = RenderRequest(
@@ -111,7 +113,7 @@ class Renderer:
             self.close()
             raise
         except BaseException:
-            # A reply that was not read must not answer the next request.
+            # Otherwise a reply that was not read would answer the next request.
             self.close()
             raise
         match outcome:
@@ -122,19 +124,19 @@ class Renderer:
             case Outcome.TOO_LONG:
                 raise TextTooLongError(int(data))
             case Outcome.OUT_OF_MEMORY:
-                # What is left of its memory may be in pieces.
+                # Its memory may be fragmented by now.
                 self.close()
                 log.warning("template.ended", reason="it took too much memory")
                 raise self._too_large()
 
     def kill(self) -> None:
-        """End the process, from any thread: what renders just now fails."""
+        """End the process, from any thread. A rendering that is under way fails."""
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process, whatever it does, and wait for that."""
+        """End the process, whatever it does, and wait for its end."""
         process, self._process = self._process, None
         if self._socket is not None:
             self._socket.close()

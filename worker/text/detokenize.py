@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time, in whole characters."""
+"""Turns tokens into text, one at a time, in whole characters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _LONGEST_WAIT_TOKENS: Final = 16
 
 
 class IncrementalDetokenizer:
-    """Decodes a window of the last tokens and gives out what is new in it.
+    """Decodes a window of the last tokens and returns the new part of the text.
 
-    A tokenizer may join tokens differently at the start of a text (SentencePiece drops the
-    first space), so new tokens are decoded together with the ones before them, whose text is
-    then cut off. Text that ends in U+FFFD is an incomplete character and is held back.
-    ``skip`` are the special tokens: they are no text. ``after`` are tokens that come before,
-    and are no part of the text.
+    A tokenizer may join tokens differently at the start of a text (SentencePiece drops the first
+    space), so new tokens are decoded together with the ones before them, whose text is then cut
+    off. Text that ends in U+FFFD is an incomplete character and is held back.
+
+    ``skip`` are the special tokens, which are no text. ``after`` are tokens that come before, and
+    are no part of the text.
     """
 
     __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
@@ -45,7 +46,7 @@ class IncrementalDetokenizer:
         return self._emit(text)
 
     def flush(self) -> str:
-        """Return what is held back, with U+FFFD where the last character is incomplete."""
+        """Return the text that is held back, with U+FFFD if the last character is incomplete."""
         return self._emit(self._decode(self._context + self._new)) if self._new else ""
 
     def _emit(self, text: str) -> str:

@@ -1,6 +1,6 @@
-"""Text that arrives in pieces, for parsers that are written as if it were all there.
+"""Text that arrives in pieces, for parsers that are written as if all of it was there.
 
-The parts of one answer: what is content, what is reasoning, what is a tool call.
+The parsers' output is the parts of one answer: content, reasoning, and tool calls.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from lmx.protocol.states import DeltaKind
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Yields when it needs more text than has come; returns its result."""
+"""Yields if it needs more text than has come; returns its result."""
 
 
 def discard(_: str) -> None:
-    """Take text that nobody wants."""
+    """Ignore text that nobody wants."""
 
 
 class TextFeed:
     """A buffer that is read from its front; every reader is a generator (:data:`Steps`).
 
-    No reader gives out anything before it is certain, so that results don't depend on how the
-    text is cut. After ``mark`` the text that is read is kept, to be had again by ``marked``.
+    A reader passes nothing on before it is certain, so that results don't depend on how the text is
+    cut. After ``mark`` the text that is read is kept; ``marked`` returns it.
     """
 
     __slots__ = ("_at", "_mark", "_text", "ended")
@@ -38,7 +38,7 @@ class TextFeed:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """Add to the end."""
+        """Add text at the end."""
         keep = self._at if self._mark is None else self._mark
         self._text = self._text[keep:] + text
         self._at -= keep
@@ -47,33 +47,35 @@ class TextFeed:
 
     @property
     def rest(self) -> str:
-        """What has come and is not read yet."""
+        """The text that has come and is not read yet."""
         return self._text[self._at :]
 
     def take(self, length: int) -> str:
-        """Read so many characters, which must have come."""
+        """Read ``length`` characters, which must have come."""
         self._at += length
         return self._text[self._at - length : self._at]
 
     def untake(self, length: int) -> None:
-        """Put back the marker that was read last, which is all that certainly is still here."""
+        """Put back the marker that was read last. Only that is certainly still in the buffer."""
         self._at -= length
 
     def mark(self, length: int = 0) -> None:
-        """Keep from here, or from ``length`` characters before, which were just read."""
+        """Keep the text from here on, or from ``length`` characters before, which were just
+        read."""
         self._mark = self._at - length
 
     def unmark(self) -> None:
-        """Keep nothing any more."""
+        """Keep no text any more."""
         self._mark = None
 
     def marked(self) -> str:
-        """Return the text that was read since ``mark``, and keep it no longer; "" unmarked."""
+        """Return the text that was read since ``mark``, and keep it no longer; "" if there is no
+        mark."""
         start, self._mark = self._mark, None
         return "" if start is None else self._text[start : self._at]
 
     def rewind(self) -> None:
-        """Go back to where it was marked, and keep nothing any more."""
+        """Go back to the mark, and keep no text any more."""
         if self._mark is not None:
             self._at, self._mark = self._mark, None
 
@@ -95,7 +97,7 @@ class TextFeed:
             yield
 
     def starts(self, markers: Sequence[str]) -> Steps[str | None]:
-        """Read and return the marker that comes next, None for anything else."""
+        """Read and return the marker that comes next; None if other text comes next."""
         while True:
             rest = self.rest
             for marker in markers:
@@ -109,12 +111,13 @@ class TextFeed:
     def until(
         self, markers: Sequence[str], give: Callable[[str], Any], whole: bool = True
     ) -> Steps[str | None]:
-        """Give the text before the first marker, piece by piece; read and return the marker.
+        """Pass the text before the first marker to ``give``, piece by piece; read and return the
+        marker.
 
-        None: the text ended. Of markers that begin in one place the longest counts. Without
-        ``whole`` the beginning of a marker with which the text ends is not given.
+        Returns None if the text ended. If several markers begin in one place, the longest counts.
+        Without ``whole`` the beginning of a marker with which the text ends is not passed on.
         """
-        # Most text has none of the markers' first characters.
+        # Most text contains none of the markers' first characters.
         heads = re.compile("[" + re.escape("".join({marker[0] for marker in markers})) + "]")
         while True:
             end, marker = len(self._text), ""
@@ -156,19 +159,20 @@ def _beginning(text: str, start: int, marker: str) -> int:
 
 
 class Part(NamedTuple):
-    """Text of one kind. ``call`` says which tool call the text is an argument fragment of."""
+    """Text of one kind."""
 
     kind: DeltaKind
     text: str
     call: ToolCallPart | None = None
+    """The tool call of which the text is an argument fragment."""
 
 
 class PartSink:
-    """Collects the parts of one answer and numbers its calls.
+    """Collects the parts of one answer and numbers its calls. It does not know how text is parsed.
 
-    ``kind`` is where the text is now: text that is held back because it may still be content
-    (a JSON object that may be a call) counts as content. Without ``parallel`` all is dropped
-    that comes after the first call. Not concerned with how text is parsed.
+    ``kind`` is the kind of the text at the present place: text that is held back because it may
+    still be content (a JSON object that may be a call) counts as content. Without ``parallel``
+    everything after the first call is dropped.
     """
 
     __slots__ = ("_dropping", "_index", "_parallel", "_parts", "kind", "names", "tools")
@@ -188,15 +192,15 @@ class PartSink:
         return self._index + 1
 
     def content(self, text: str) -> None:
-        """Add text that is for the reader."""
+        """Add text for the reader."""
         self._add(Part(DeltaKind.CONTENT, text))
 
     def reasoning(self, text: str) -> None:
-        """Add text that the model thinks."""
+        """Add text of the model's thinking."""
         self._add(Part(DeltaKind.REASONING, text))
 
     def begin_call(self, name: str) -> None:
-        """Begin the next call; ``arguments`` follow."""
+        """Begin the next call; its arguments follow by :meth:`arguments`."""
         self.kind = DeltaKind.TOOL_CALL
         if self._index >= 0 and not self._parallel:
             self._dropping = True
@@ -230,8 +234,9 @@ def _index(part: Part) -> int | None:
 
 
 def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tool with what the family parsers read, which not all take for optional. What
-    is no schema (``"properties": [1]``) tells them nothing: it is checked only for enforcing."""
+    """Return the tool with the fields that the family parsers read; not all parsers treat them as
+    optional. A value that is no schema (``"properties": [1]``) is left out: it is checked only when
+    it is enforced."""
     function = tool["function"]
     parameters = dict(function.get("parameters") or {})
     properties = parameters.get("properties")

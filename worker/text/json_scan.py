@@ -1,4 +1,5 @@
-"""One JSON value in text that arrives in pieces: where it ends, and whether it is right."""
+"""Follows one JSON value through text that arrives in pieces: where it ends, and whether it is
+valid."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]+")
 _WORD: Final = re.compile(r"[-+.0-9A-Za-z]+")
 _VALID_WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
-# What is deeper, or has more digits, Python's own parser refuses to read.
+# Python's own parser refuses values that are deeper, or have more digits.
 _DEEPEST: Final = 200
 _LONGEST_WORD: Final = 400
 _ESCAPES: Final = frozenset('"\\/bfnrt')
@@ -55,9 +56,9 @@ class JsonScanner:
         self.failed = False
 
     def scan(self, text: str) -> tuple[str, int]:
-        """Return what belongs to the value, mended, and how many characters were read.
+        """Return the text that belongs to the value, mended, and how many characters were read.
 
-        Fewer than all: the value is ``done`` or has ``failed`` there.
+        If not all characters were read, the value is ``done`` or has ``failed`` there.
         """
         out: list[str] = []
         at = 0
@@ -171,7 +172,7 @@ class JsonScanner:
 
 
 def read_json(feed: TextFeed, give: Callable[[str], Any]) -> Steps[bool]:
-    """Give the JSON value that comes next, piece by piece; return whether it is whole."""
+    """Pass on the next JSON value, piece by piece; return whether it is complete."""
     scanner = JsonScanner()
     while True:
         text, length = scanner.scan(feed.rest)
@@ -184,7 +185,7 @@ def read_json(feed: TextFeed, give: Callable[[str], Any]) -> Steps[bool]:
 
 
 def read_json_text(feed: TextFeed) -> Steps[str | None]:
-    """Return the JSON value that comes next as text, None when it isn't whole."""
+    """Return the next JSON value as text; None if it isn't complete."""
     pieces: list[str] = []
     whole = yield from read_json(feed, pieces.append)
     return "".join(pieces) if whole else None

@@ -30,8 +30,8 @@ from lmx.worker.mlx.model.token_text import check_tokens
 
 
 def load_embedder(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load an embedding model, and do one small piece, so that what can't be served fails here.
-    See :class:`lmx.worker.engine.EngineFactory`."""
+    """Load an embedding model, and compute one small piece, so that a model that can't be served
+    fails here. See :class:`lmx.worker.engine.EngineFactory`."""
     encoder = load_encoder(spec, advanced, _read_model)
     advanced(LoadPhase.WARMUP, None, "")
     return Engine(encoder.facts, resident=EncoderMemory(), tasks=MlxEmbedder(encoder))
@@ -54,17 +54,18 @@ class EmbedPiece:
 
 
 class MlxEmbedder:
-    """A :class:`lmx.worker.engine.TaskEngine`. Pools and normalizes as the model's files say.
+    """A :class:`lmx.worker.engine.TaskEngine`. It pools and normalizes as the model's files say.
 
-    An input's vector does not depend on what it was computed together with, but for rounding.
+    An input's vector does not depend on the inputs that were computed with it, except for rounding.
     """
 
     def __init__(self, encoder: LoadedEncoder) -> None:
-        """Do one small piece. Raises :class:`OperationError` for a model that has another use."""
+        """Compute one small piece. Raises :class:`OperationError` for a model with another
+        purpose."""
         self._encoder = encoder
         self._settings = encoder.settings
         self._inputs = EncoderInputs(encoder)
-        # Layers after the pooling are the model's own, and so is what they end with.
+        # Layers after the pooling are the model's own, and they decide how its vectors end.
         self._pools = not self._settings.normalize and not hasattr(encoder.model, "dense")
         vectors = self._embed([[0, 1]])
         if vectors.ndim != 2:
@@ -120,7 +121,7 @@ class MlxEmbedder:
     def _rows(self, task: Embed) -> Sequence[Sequence[int]]:
         rows: Sequence[Sequence[int]] = task.tokens
         if task.texts:
-            # Without truncation: some tokenizers' own files would have it.
+            # Truncation is switched off, because the files of some tokenizers switch it on.
             encoded = self._encoder.tokenizer(
                 list(task.texts), truncation=False, padding=False, verbose=False
             )

@@ -1,6 +1,7 @@
-"""What embedding and rerank models have in common: one forward pass, no rows, no cache.
+"""The common part of embedding and rerank models: one forward pass, without rows and without a
+cache.
 
-Cutting many sequences into batches for one forward pass each. Pure.
+It also cuts many sequences into batches, one for each forward pass.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
 
 CPU_PIECE_TOKENS: Final = 256
 METAL_PIECE_TOKENS: Final = 8192
-"""Of one forward pass, padding included: about a second of a small model's time, in which nobody
-else's piece moves. Measured with MiniLM and the reference BLAS on one core: 180 tokens a second."""
+"""The most tokens of one forward pass, padding included: about a second of a small model's time, in
+which no other piece is computed. Measured with MiniLM and the reference BLAS on one core: 180
+tokens a second."""
 
 ReadModel = Callable[[Path, EncoderSettings], Any]
-"""Returns mlx-vlm's model of a folder, its weights not read yet."""
+"""Returns mlx-vlm's model of a folder, with its weights not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
 
 
 class EncoderInputs:
-    """The side of an encoder that has to do with tokens."""
+    """The part of an encoder that handles tokens."""
 
     def __init__(self, encoder: LoadedEncoder) -> None:
         self._context_tokens = encoder.facts.context_tokens
@@ -83,7 +85,7 @@ class EncoderInputs:
         )
 
     def reply(self, task: TokenTask) -> TaskReply:
-        """Answer with the tokenizer. Prompt thread. Raises ``RequestError``."""
+        """Answer a task with the tokenizer. Prompt thread. Raises ``RequestError``."""
         return self._token_tasks.reply(task)
 
     def check_length(self, tokens: int, param: str) -> None:
@@ -109,28 +111,28 @@ class EncoderInputs:
 
 
 class EncoderMemory:
-    """A :class:`lmx.worker.engine.Resident` that has no cache but mlx's own."""
+    """A :class:`lmx.worker.engine.Resident` whose only cache is mlx's own."""
 
     def rest(self) -> None:
-        """Give back what the last pieces took."""
+        """Give back the buffers of the last pieces."""
         mx.clear_cache()
 
     def shrink(self) -> None:
-        """Give back what the last pieces took."""
+        """Give back the buffers of the last pieces."""
         mx.clear_cache()
 
     def regrow(self) -> None:
-        """There is nothing to grow."""
+        """Do nothing: no cache can grow."""
 
     def close(self) -> None:
-        """There is nothing to keep."""
+        """Do nothing: nothing is kept on disk."""
 
     def memory_bytes(self) -> int:
-        """What mlx holds."""
+        """Return what mlx holds."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
 
     def peak_memory_bytes(self) -> int:
-        """What mlx had in use at most."""
+        """Return the most that mlx had in use."""
         return int(mx.get_peak_memory())
 
 
@@ -143,18 +145,21 @@ def _refuse_messages(source: PromptSource) -> NoReturn:
 
 
 def _context(settings: EncoderSettings, configured: int | None) -> int:
-    """Return the longest input to take: as configured, else as the model was trained."""
+    """Return the longest input that is accepted: the configured length, else that of the
+    training."""
     return effective_context(settings.position_tokens, configured or settings.context_tokens)
 
 
 def cut(lengths: Sequence[int], limit_tokens: int) -> list[list[int]]:
     """Return the indexes of sequences, in batches of at most ``limit_tokens``, padding included.
+    Pure.
 
-    Alike lengths go together, the shortest first. One that is longer than the limit goes alone.
+    Sequences of similar length go together, the shortest first. One that is longer than the limit
+    goes alone.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # Sorted, so that this one is as long as the whole batch becomes.
+        # The sequences are sorted, so the whole batch becomes as long as this one.
         if not batches or (len(batches[-1]) + 1) * lengths[index] > limit_tokens:
             batches.append([])
         batches[-1].append(index)

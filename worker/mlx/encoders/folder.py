@@ -1,4 +1,4 @@
-"""What an embedding or rerank model's files say of how it is used. Reads a few small files."""
+"""What the files of an embedding or rerank model say about its use. Reads a few small files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lmx.protocol.models.checkpoint import (
 )
 
 _COUNTS_FROM_PADDING: Final = frozenset({"camembert", "roberta", "xlm_roberta"})
-"""Their first position is the padding token's id + 1: of 514 positions 512 can be used."""
+"""The first position of these models is the padding token's id + 1: of 514 positions 512 can be
+used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +25,19 @@ class EncoderSettings:
     """How an encoder is to be used."""
 
     position_tokens: int | None
-    """The longest input that the weights allow. None: it isn't said."""
+    """The longest input that the weights allow. None: the files don't say."""
 
     context_tokens: int | None
-    """The longest input that the model was trained for. None: it isn't said."""
+    """The longest input that the model was trained for. None: the files don't say."""
 
     pooling: dict[str, Any] | None
-    """As in 1_Pooling; None: the architecture's own."""
+    """The content of 1_Pooling's file. None: the architecture's own pooling."""
 
     normalize: bool
     """Whether vectors are scaled to length 1."""
 
     sigmoid: bool
-    """Whether scores are squeezed into 0 to 1."""
+    """Whether a sigmoid maps scores to the range 0 to 1."""
 
 
 def read_encoder_settings(folder: Path) -> EncoderSettings:
@@ -65,7 +66,7 @@ def _positions(config: CheckpointConfig) -> int | None:
 
 
 def _normalizes(modules: Any) -> bool:
-    """Whether vectors have length 1; where no list of modules says, they do."""
+    """Return whether vectors have length 1. They do if there is no list of modules."""
     if not isinstance(modules, list):
         return True
     kinds = [str(module.get("type", "")) for module in modules if isinstance(module, dict)]
@@ -73,8 +74,8 @@ def _normalizes(modules: Any) -> bool:
 
 
 def _activation(config: Section) -> str:
-    """Return the name of the function that the scores go through, after sentence-transformers'
-    newer key or its older one; one label without either: a sigmoid."""
+    """Return the name of the function that is applied to the scores, from sentence-transformers'
+    newer key or its older one. A model with one label and neither key has a sigmoid."""
     newer = config.get("sentence_transformers")
     name = newer.get("activation_fn") if isinstance(newer, dict) else None
     name = name or config.get("sbert_ce_default_activation_function") or "Sigmoid"

@@ -43,20 +43,21 @@ _AFTER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class RerankPiece:
-    """Some of a Rerank's documents, each together with the query, as tokens. ``types`` says to
-    which of the two a token belongs; None for a model that doesn't ask."""
+    """Some of a Rerank's documents, each together with the query, as tokens."""
 
     stream_id: int
     indexes: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
     types: tuple[tuple[int, ...], ...] | None
+    """Says for each token whether it belongs to the query or to the document. None for a model that
+    doesn't need it."""
 
 
 class _Form(Protocol):
-    """How a model is asked for a score, and gives it."""
+    """How a model is asked for a score, and how the score is read."""
 
     sigmoid: bool
-    """Whether scores are squeezed into 0 to 1."""
+    """Whether a sigmoid maps scores to the range 0 to 1."""
 
     def pairs(
         self, queries: Sequence[str], documents: Sequence[str]
@@ -64,12 +65,12 @@ class _Form(Protocol):
         """Return each query with its document as tokens, and their types. Prompt thread."""
 
     def score(self, piece: RerankPiece) -> mx.array:
-        """Return a score for each row, before they are squeezed. Engine thread."""
+        """Return a score for each row, before the sigmoid. Engine thread."""
 
 
 def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-    """Load a rerank model, and do one small piece, so that what can't be served fails here.
-    See :class:`lmx.worker.engine.EngineFactory`."""
+    """Load a rerank model, and compute one small piece, so that a model that can't be served fails
+    here. See :class:`lmx.worker.engine.EngineFactory`."""
     encoder = load_encoder(spec, advanced, _read_model)
     advanced(LoadPhase.WARMUP, None, "")
     is_judge = _is_judge(Path(spec.model_path))
@@ -92,7 +93,7 @@ class MlxReranker:
     """A :class:`lmx.worker.engine.TaskEngine` that scores pairs of query and document."""
 
     def __init__(self, encoder: LoadedEncoder, form: _Form) -> None:
-        """Do one small piece."""
+        """Compute one small piece."""
         self._inputs = EncoderInputs(encoder)
         self._piece_tokens = encoder.piece_tokens
         self._form = form
@@ -143,7 +144,7 @@ class _CrossEncoder:
         self._model = encoder.model
         self._tokenizer = encoder.tokenizer
         self._inputs = EncoderInputs(encoder)
-        # Not every tokenizer tells the two texts apart unasked.
+        # Not every tokenizer returns the types unless it is asked to.
         self._has_types = getattr(encoder.model.config, "type_vocab_size", 1) > 1
 
     def pairs(
@@ -170,8 +171,8 @@ class _CrossEncoder:
 
 
 class _Judge:
-    """Qwen3's form: a model that writes, and is asked whether a document answers the query. The
-    score is how much likelier "yes" is than "no"."""
+    """Qwen3's form: a model that writes is asked whether a document answers the query. The score is
+    how much likelier "yes" is than "no"."""
 
     sigmoid = True
 

@@ -1,5 +1,7 @@
-"""What a worker with an MLX engine takes in memory. The constants are measured
-(``docs/memory.md``, written by ``make bench-memory``)."""
+"""Estimates what a worker with an MLX engine takes in memory.
+
+The constants are measured (``docs/memory.md``, written by ``make bench-memory``).
+"""
 
 from __future__ import annotations
 
@@ -21,40 +23,40 @@ _PROCESS_BYTES: Final = {
     ModelKind.EMBEDDING: 76 * _MIB,
     ModelKind.RERANK: 76 * _MIB,
 }
-"""Python, mlx, mlx-vlm and transformers, resident once a model is loaded, without its tokenizer."""
+"""Python, mlx, mlx-vlm and transformers in memory once a model is loaded, without its tokenizer."""
 
 _TOKEN_BYTES: Final = 1650
-"""Of a tokenizer, for each token of the vocabulary, in each of the two that a worker has: byte
-pair encodings of 49 and 152 thousand tokens took 77 and 245 MiB."""
+"""What each token of the vocabulary takes in each of a worker's two tokenizers: byte pair encodings
+of 49 and 152 thousand tokens took 77 and 245 MiB."""
 
 _CHUNK_TOKENS: Final = 256
 _METAL_CHUNK_TOKENS: Final = 2048
-"""Of a prompt or of encoders' texts computed at a time. On a CPU a chunk takes a second, which is
-some hundred tokens of a small model and fewer of a large one."""
+"""How much of a prompt, or of encoders' texts, is computed at a time. On a CPU a chunk takes a
+second, which is some hundred tokens of a small model and fewer of a large one."""
 
 _DEPTH_TOKENS: Final = 4096
-"""Behind so many tokens a chunk on a CPU is half as long, for it takes as much time."""
+"""After this many tokens a chunk on a CPU is half as long, because it takes the same time."""
 
 _METAL_PIECE_TOKENS: Final = 8192
 
 _HIDDEN_COPIES: Final = 4
 _INNER_COPIES: Final = 3
 _SCORE_COPIES: Final = 2
-"""Of a layer's intermediate results so many are there at once: of the hidden size, of the inner
-one, and, where attention isn't one kernel as on Metal, scores before and after their softmax."""
+"""How many of a layer's intermediate results exist at once: of the hidden size, of the inner size,
+and, if attention isn't one kernel as on Metal, scores before and after their softmax."""
 
 _LOGIT_COPIES: Final = 6
-"""In float32: of each row in a step, with filters and probabilities."""
+"""How many copies of each row's logits a step has in float32, with filters and probabilities."""
 
 
 _LEAST_BUFFERS_BYTES: Final = 64 * _MIB
-"""Without any, each step would allocate all its buffers anew."""
+"""Without any buffers, each step would allocate all of them anew."""
 
 _MOST_BUFFERS_BYTES: Final = 1024 * _MIB
-"""On Metal mlx's own limit is that of all memory."""
+"""A limit is needed because mlx's own limit on Metal is the whole memory."""
 
 _BUFFERS_SHARE: Final = 16
-"""Of the weights one part in so many: larger models have larger buffers."""
+"""The buffers' share of the weights is one part in this many: larger models have larger buffers."""
 
 
 def estimate(
@@ -100,7 +102,7 @@ def activations(
         chunk_tokens = _METAL_PIECE_TOKENS if metal else _CHUNK_TOKENS
     return Activations(
         chunk_tokens=chunk_tokens,
-        # A text for an encoder that is longer than a piece is computed alone, in one piece.
+        # An encoder's text that is longer than a piece is computed alone, in one piece.
         whole_texts=not writes,
         token_bytes=numbers * element_bytes,
         pair_bytes=scores * element_bytes,
@@ -110,12 +112,13 @@ def activations(
 
 
 def buffers_bytes(weights_bytes: int) -> int:
-    """Return how much of freed memory mlx may keep for reuse, beside weights of that size."""
+    """Return how much freed memory mlx may keep for reuse with weights of that size."""
     return max(_LEAST_BUFFERS_BYTES, min(weights_bytes // _BUFFERS_SHARE, _MOST_BUFFERS_BYTES))
 
 
 def _inner_size(config: CheckpointConfig) -> int:
-    """Return how many numbers a feed-forward layer makes of a token, of all experts together."""
+    """Return how many numbers a feed-forward layer computes for a token, of all experts
+    together."""
     text = config.text
     experts = count(text, "num_experts_per_tok", "moe_topk", "num_experts_per_token")
     routed = experts * count(text, "moe_intermediate_size", "expert_dim")

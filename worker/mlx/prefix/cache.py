@@ -1,14 +1,16 @@
-"""Prompts that were computed before, so that one that begins alike begins where they agree.
+"""Stores the KV caches of prompts, so that a prompt with the same beginning starts where they
+differ.
 
-A tree of token runs (:mod:`lmx.worker.mlx.prefix.tree`): what two prompts share is stored once, a
-conversation's next turn adds what is new. Keys and values are cut anywhere. Sliding windows and
-recurrent states can't be cut: they are kept as they were after certain tokens.
+It is a tree of token runs (:mod:`lmx.worker.mlx.prefix.tree`): the shared part of two prompts is
+stored once, and a conversation's next turn adds only its new part. Keys and values can be cut
+anywhere. Sliding windows and recurrent states can't be cut: they are kept as they were after
+certain tokens.
 
-Why not ``mlx_vlm.apc`` (0.7.10, tried): a file whose tail was lost gave wrong keys and values,
-the engine waits for the disk at every prefill, and ``close`` without end; its hashes have 64
-bits, by default Python's own, which anyone can collide; queued writes are not within the memory
-budget; the disk budget is each model's own; at most two states are kept. Its cache classes'
-snapshots are used.
+Why not ``mlx_vlm.apc`` (0.7.10, tried): a file whose tail was lost gave wrong keys and values; the
+engine waits for the disk at every prefill, and ``close`` waits without a limit; its hashes have 64
+bits, by default Python's own, for which anyone can make collisions; queued writes are not within
+the memory budget; each model has a disk budget of its own; at most two states are kept. Its cache
+classes' snapshots are used.
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ from lmx.worker.mlx.prefix.tree import Hit, Tokens, usable
 
 log = structlog.get_logger()
 
-# Fewer aren't worth the copying: prefill takes them in one go with the rest.
+# Fewer tokens aren't worth the copying: prefill takes them in one go with the rest.
 _LEAST_TOKENS: Final = 16
-# A run is at most so long, so that memory and disk are given up, and read, in pieces.
+# The longest run. So memory and disk space are given up, and files read, in pieces.
 _RUN_TOKENS: Final = 512
 # States are kept after so many tokens, and after twice as many, and so on: at least half of
 # what two prompts share is found, at the price of a few states for each prompt.
 _FIRST_STATE_TOKENS: Final = 256
-# Where a prompt branches off from a stored one, a state is worth its price from here on.
+# If a prompt branches off from a stored one after this many tokens, a state is worth its price.
 _LEAST_BRANCH_TOKENS: Final = 64
 # Before a prompt's end: the next turn's prompt may lack what opens the answer ("<think>").
 _OPENING_TOKENS: Final = 8
-# What mlx-vlm's caches grow by.
+# mlx-vlm's caches grow by this many tokens.
 _CAPACITY_STEP: Final = 256
-# For how long a lookup waits for the disk.
+# How long a lookup waits for the disk.
 _READ_WAIT_S: Final = 0.5
 _CLOSE_S: Final = 3.0
 
@@ -58,13 +60,13 @@ class WarmPrefix(NamedTuple):
 class PrefixCache:
     """What one worker has stored, in memory and on disk. Engine thread.
 
-    Prompts with another salt never meet. ``namespace`` stands for the model's files
-    (:func:`lmx.worker.mlx.prefix.folder.prefix_namespace`). Memory stays within the spec's
-    budget, which doesn't count the caches that ``lookup`` gives; the disk's budget is for all
-    models that share the folder. Files are written and read by another thread, which doesn't
-    touch MLX.
+    Prompts with different salts never share anything. ``namespace`` stands for the model's files
+    (:func:`lmx.worker.mlx.prefix.folder.prefix_namespace`). Memory stays within the spec's budget,
+    which doesn't count the caches that ``lookup`` returns; the disk's budget is for all models that
+    share the folder. Another thread, which doesn't touch MLX, writes and reads the files.
 
-    ``stored_bytes``: all that was ever stored. ``hit_tokens``: all that lookups gave.
+    ``stored_bytes`` counts all that was ever stored, ``hit_tokens`` all tokens that lookups
+    returned.
     """
 
     def __init__(self, model: Any, spec: PrefixCacheSpec, namespace: str) -> None:
@@ -85,7 +87,7 @@ class PrefixCache:
 
     @property
     def disk_bytes(self) -> int:
-        """The files of all models that share the folder; 0 without one."""
+        """The size of the files of all models that share the folder; 0 without a folder."""
         return self._store.disk_bytes
 
     def bytes_held(self) -> int:
@@ -93,10 +95,10 @@ class PrefixCache:
         return self._store.bytes_held
 
     def lookup(self, tokens: TokenIds, salt: str, *, wait: bool = True) -> WarmPrefix | None:
-        """Return the longest stored beginning of ``tokens``, never all of them.
+        """Return the cache of the longest stored beginning of ``tokens``, but never of all of them.
 
-        Nothing stored is aliased. Waits for the disk up to half a second, or not at all, and
-        gives what has come: :meth:`fetch` before saves that.
+        The result shares no array with the store. Waits for the disk up to half a second, or not at
+        all, and returns what has been read by then: an earlier :meth:`fetch` saves that wait.
         """
         self.lookups += 1
         deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
@@ -114,21 +116,21 @@ class PrefixCache:
         return WarmPrefix(self._restore(hit, capacity), hit.length)
 
     def found(self, tokens: TokenIds, salt: str) -> int:
-        """Return how many tokens ``lookup`` would give, with what is on disk."""
+        """Return how many tokens ``lookup`` would find, including those on disk."""
         prompt = np.asarray(tokens, np.int32)
         hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
         return 0 if hit is None else hit.length
 
     def fetch(self, tokens: TokenIds, salt: str) -> bool:
-        """Begin to read from disk what ``lookup`` would give; True: there is nothing to wait
-        for. Never blocks."""
+        """Begin to read from disk what ``lookup`` would return. True: there is nothing to wait for.
+        Never blocks."""
         return self._fetch(np.asarray(tokens, np.int32), salt)
 
     def checkpoints(self, tokens: TokenIds, cached_tokens: int, salt: str = "") -> Sequence[int]:
         """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
 
-        None for a model whose caches can be cut anywhere. Where a prompt branches off from a
-        stored one (of ``salt``'s), more are likely to: the next one begins right there.
+        None for a model whose caches can be cut anywhere. If a prompt branches off from a stored
+        one (with the same ``salt``), more prompts are likely to: the next one begins right there.
         """
         if self._layout.cuttable or not self._enabled:
             return ()
@@ -150,13 +152,13 @@ class PrefixCache:
         salt: str,
         row: int | None = None,
     ) -> None:
-        """Keep what ``prompt_cache`` holds of a row: exactly these tokens, or, for a model
-        without :meth:`checkpoints`, at least these.
+        """Keep what ``prompt_cache`` holds of a row: exactly these tokens, or, for a model without
+        :meth:`checkpoints`, at least these.
 
-        ``row`` None: the cache is a single row's. To be called at the checkpoints, when a
-        prompt is through and when a row ends. Copies what is new and waits for that; the cache
-        can be used on. Keeps less, or nothing, where the budget is small, and nothing where only
-        a few tokens are new.
+        ``row`` None means that the cache is a single row's. Call this at the checkpoints, at the
+        end of a prompt's prefill, and when a row ends. It copies the new part and waits for that;
+        the cache can be used on. It keeps less, or nothing, if the budget is small, and nothing if
+        only a few tokens are new.
         """
         if not self._enabled or len(tokens) < _LEAST_TOKENS:
             return
@@ -183,11 +185,11 @@ class PrefixCache:
         self.stored_bytes += sum(segment.nbytes for segment in added)
 
     def rest(self) -> None:
-        """Use a pause: let go of what has been written."""
+        """Use a pause: free the segments that have been written."""
         self._store.settle()
 
     def shrink(self) -> None:
-        """Give up half of what is in memory, and take no more than the other half."""
+        """Give up half of the memory in use, and take no more than the other half."""
         self._store.shrink()
 
     def regrow(self) -> None:
@@ -195,11 +197,11 @@ class PrefixCache:
         self._store.regrow()
 
     def close(self) -> None:
-        """Wait a few seconds at most for what is still to be written."""
+        """Wait, a few seconds at most, until everything has been written."""
         self._store.close(_CLOSE_S)
 
     def _best(self, prompt: Tokens, salt: str, limit: int, *, resident: bool) -> Hit | None:
-        """Return the most of a prompt, at most ``limit`` tokens, that can be restored."""
+        """Return the longest part of a prompt, at most ``limit`` tokens, that can be restored."""
         hits = [
             usable(way, limit, cuttable=self._layout.cuttable, resident=resident)
             for way in self._store.tree.match(prompt, salt)
@@ -228,7 +230,7 @@ class PrefixCache:
     def _capture(
         self, tokens: Tokens, start: int, prompt_cache: Sequence[Any], row: int | None
     ) -> Iterator[tuple[int, Tokens, Payload]]:
-        """Give what is new of a cache, lazily: runs, and the state after them."""
+        """Yield the new part of a cache, lazily: runs, and the state after them."""
         for begin in range(start, len(tokens), _RUN_TOKENS):
             run = tokens[begin : begin + _RUN_TOKENS]
             arrays = self._layout.run(prompt_cache, row, begin, begin + len(run))

@@ -29,13 +29,15 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """A job that is done. ``held`` is what a write was given, so that its last reference goes
-    where the caller wants it to; ``record`` and ``data`` are what was read."""
+    """A job that is done."""
 
     outcome: Outcome
     segment_id: bytes
     held: Any = None
+    """The object that was passed to a write, so that its last reference is dropped where the caller
+    wants it."""
     record: SegmentRecord | None = None
+    """What a read has found; so is ``data``."""
     data: Sequence[memoryview] = ()
 
 
@@ -53,10 +55,8 @@ class _Touch:
 
 
 class PrefixDisk:
-    """Orders never wait; ``take`` gives what has finished. All methods for one caller's thread.
-
-    What is queued is the caller's to bound: it can cancel.
-    """
+    """Calls never wait for the disk; ``take`` returns what has finished. All methods are for one
+    caller's thread. The caller limits the queue: it can cancel writes."""
 
     def __init__(self, root: Path, namespace: str, limit_bytes: int) -> None:
         """Raises ``OSError`` for a folder that can't be made or read."""
@@ -74,26 +74,27 @@ class PrefixDisk:
 
     @property
     def disk_bytes(self) -> int:
-        """The files of all namespaces."""
+        """The size of the files of all namespaces."""
         return self._folder.total_bytes
 
     def write(self, record: SegmentRecord, data: Sequence[memoryview], held: Any) -> None:
-        """Write a segment some time; ends with WRITTEN or NOT_WRITTEN, unless cancelled."""
+        """Queue a segment to be written. It ends with WRITTEN or NOT_WRITTEN, unless it is
+        cancelled."""
         self._submit(_Write(record.segment_id, record, data, held))
 
     def touch(self, segment_ids: Sequence[bytes]) -> None:
-        """Note that they were used: each one with those that it grows from before it."""
+        """Note that segments were used, each with the segments before it from which it grows."""
         self._submit(_Touch(segment_ids))
 
     def read(self, segment_id: bytes) -> bool:
-        """Read a segment before anything is written; ends with READ or LOST. False: closed."""
+        """Read a segment before anything is written. It ends with READ or LOST. False: closed."""
         with self._changed:
             self._reads.append(segment_id)
             self._changed.notify_all()
             return not self._closed
 
     def cancel(self, segment_id: bytes) -> bool:
-        """Give a write up that hasn't begun; False when it has."""
+        """Cancel a write that hasn't begun; return False if it has."""
         with self._changed:
             for job in self._writes:
                 if isinstance(job, _Write) and job.segment_id == segment_id:
@@ -102,7 +103,7 @@ class PrefixDisk:
         return False
 
     def take(self) -> list[Finished]:
-        """Return what finished since the last call."""
+        """Return the jobs that have finished since the last call."""
         with self._changed:
             finished, self._finished = self._finished, []
         return finished
@@ -113,12 +114,12 @@ class PrefixDisk:
             self._changed.wait_for(lambda: self._finished or self._closed, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until nothing is queued; returns whether it came so far."""
+        """Wait until nothing is queued; return False if that takes longer than ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(self._idle, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, as far as the time goes; then end."""
+        """Write the queued segments as far as the time allows; then end."""
         if not self.settle(timeout_s):
             log.warning("prefix_cache.unsaved", segments=len(self._writes))
         with self._changed:
@@ -137,7 +138,7 @@ class PrefixDisk:
         try:
             while (job := self._next()) is not None:
                 finished = self._do(job)
-                # The next job may be long in coming, and this one holds buffers.
+                # It may take long until the next job comes, and this one holds buffers.
                 del job
                 with self._changed:
                     self._finished.extend(finished)
@@ -146,7 +147,7 @@ class PrefixDisk:
                 del finished
         finally:
             with self._changed:
-                # Also when a bug ends it: nobody is to wait for it.
+                # This also happens if a bug ends the thread: nobody must wait for it then.
                 self._closed, self._busy = True, False
                 self._changed.notify_all()
 

@@ -1,7 +1,7 @@
-"""One segment of the prefix cache as a file: safetensors, with a checksum over all of it.
+"""One segment of the prefix cache as a file: safetensors, with a checksum over the whole file.
 
-A file that is damaged, cut short or made by another version is recognised as such, and never
-read as anything else. The tokens are in it, as its first tensor.
+A file that is damaged, cut short or made by another version is recognised as such, and never used.
+The tokens are its first tensor.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ class DamagedSegmentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where an array lies in a segment's data. ``dtype`` by safetensors' names."""
+    """Where an array lies in a segment's data."""
 
     name: str
     dtype: str
+    """The type's name in safetensors."""
     shape: tuple[int, ...]
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """What a segment is, but for its data. ``structure``: whatever JSON the caller needs to put
-    its arrays together again."""
+    """The description of a segment, without its data."""
 
     parent_id: bytes
     start: int
     tokens: Tokens
     tensors: tuple[Tensor, ...]
     structure: Any = None
+    """JSON of the caller, with which it puts its arrays together again."""
 
     @property
     def segment_id(self) -> bytes:
-        """The identity that follows from the tokens."""
+        """The segment's identity, which follows from the tokens."""
         return segment_id(self.parent_id, self.start, self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arrays."""
+        """The size of the arrays."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def write_segment(path: Path, record: SegmentRecord, data: Sequence[memoryview]) -> int:
-    """Write a file that isn't there yet, readable by its owner alone; return its bytes. Raises
-    ``OSError``.
+    """Write a new file that only its owner can read; return its size. Raises ``OSError``.
 
-    ``data``: the arrays' bytes, in the order of ``record.tensors``. The checksum stands for
-    what other programs get from fsync: a file that the machine lost a part of is not read.
+    ``data`` are the arrays' bytes, in the order of ``record.tensors``. There is no fsync; the
+    checksum takes its place: a file of which the machine has lost a part is not used.
     """
     parts = [memoryview(record.tokens.astype("<i4").tobytes()), *data]
     metadata = {
@@ -91,7 +91,7 @@ def write_segment(path: Path, record: SegmentRecord, data: Sequence[memoryview])
 
 
 def read_record(path: Path) -> SegmentRecord:
-    """Return what a file says that it holds; its data is not checked. Raises ``OSError`` and
+    """Return the description in a file, without checking its data. Raises ``OSError`` and
     :class:`DamagedSegmentError`."""
     with io.FileIO(path) as file:
         header, _ = _read_header(file)
@@ -99,8 +99,8 @@ def read_record(path: Path) -> SegmentRecord:
 
 
 def read_segment(path: Path) -> tuple[SegmentRecord, list[memoryview]]:
-    """Return a segment whose every byte was checked, with each array's bytes. Raises ``OSError``
-    and :class:`DamagedSegmentError`."""
+    """Return a segment and each array's bytes, after checking every byte. Raises ``OSError`` and
+    :class:`DamagedSegmentError`."""
     with io.FileIO(path) as file:
         header, length = _read_header(file)
         data = memoryview(_read(file, length))
@@ -137,8 +137,8 @@ def _dump(header: dict[str, Any]) -> bytes:
 
 
 def _read_header(file: io.FileIO) -> tuple[dict[str, Any], int]:
-    """Return the header and the length of the data. Its fields have the right types, and its
-    tensors fill the data."""
+    """Return the header and the length of the data. The header's fields have the right types, and
+    its tensors fill the data."""
     length = int.from_bytes(_read(file, 8), "little")
     if length > _MOST_HEADER_BYTES:
         raise DamagedSegmentError("its header is too long")
@@ -189,7 +189,7 @@ def _record(header: dict[str, Any], tokens: bytes) -> SegmentRecord:
 
 
 def _read(file: io.FileIO, length: int) -> bytearray:
-    """Read so many bytes; less is damage."""
+    """Read ``length`` bytes; fewer mean damage."""
     data = bytearray(length)
     rest = memoryview(data)
     while rest.nbytes:

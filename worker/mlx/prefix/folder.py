@@ -1,14 +1,16 @@
-"""The prefix cache's folder: one file for each segment, the least recently used deleted first.
+"""The prefix cache's folder: one file for each segment. The least recently used is deleted first.
 
-Below ``root`` each namespace has its folder, and the limit holds for all of them together: what
-a model left behind makes room for those in use. Several processes may share the root, and even
-a namespace: names are hashes of what a file holds, and any file may vanish at any time.
+Below ``root`` each namespace has its folder, and the limit holds for all of them together: the
+files of a model that is not used any more make room for those in use. Several processes may share
+the root, and even a namespace: names are hashes of a file's content, and any file may vanish at any
+time.
 
-What is there is listed when the folder is opened and known from then on, so that a write costs the
-same however many files there are. What other processes write shows when it is listed again, each
-time a tenth of the limit was written here: so much each of them may be above the limit.
+The files are listed when the folder is opened and remembered from then on, so that a write costs
+the same however many files there are. The files of other processes are found when the folder is
+listed again, each time a tenth of the limit was written here. So each process may exceed the limit
+by that much.
 
-Which model a stored prefix belongs to: the same files, read by the same code.
+The namespace says which model a stored prefix belongs to: the same files, read by the same code.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ from lmx.worker.mlx.prefix.index import PrefixIndex, Use
 log = structlog.get_logger()
 
 _UNFINISHED_SUFFIX: Final = ".part"
-# A write takes seconds at most; what is older was left by a process that died.
+# A write takes seconds at most; an older unfinished file was left by a process that died.
 _UNFINISHED_AGE_S: Final = 600.0
-# Nothing else is ever deleted: the root may turn out to be a folder of other things.
+# No other file is ever deleted: the root may turn out to be a folder with other things.
 _OURS: Final = re.compile(r"[0-9a-f]{64}(\.safetensors|\.\d+\.part)")
-# Between the times of use of a segment and of what it grows from, so that this one stays longer.
+# A segment's parent gets a time of use that is later by this, so that the parent stays longer.
 _STEP_NS: Final = 10_000
 _LISTED_AGAIN_PART: Final = 10
 
 
 class PrefixFolder:
-    """One namespace's files, and what is known of the others'."""
+    """One namespace's files, and what is known of the other namespaces' files."""
 
     def __init__(self, root: Path, namespace: str, limit_bytes: int) -> None:
         """Raises ``OSError`` for a folder that can't be made or read."""
@@ -67,9 +69,10 @@ class PrefixFolder:
         return self._index.total_bytes
 
     def scan(self) -> list[SegmentRecord]:
-        """Return what is stored, each after what it grows from; deletes what can't be read.
+        """Return the stored segments, each after the one from which it grows; delete files that
+        can't be read.
 
-        Reads headers and tokens alone: about 0.1 ms a file.
+        It reads only headers and tokens: about 0.1 ms a file.
         """
         stored = []
         for path in [path for path in self._index.paths() if path.parent == self._folder]:
@@ -85,10 +88,11 @@ class PrefixFolder:
         return sorted(stored, key=lambda record: (record.start, not len(record.tokens)))
 
     def write(self, record: SegmentRecord, data: Sequence[memoryview]) -> list[bytes]:
-        """Write a segment, unless it is there; returns those of this namespace that made room.
+        """Write a segment, unless it is there; return the segments of this namespace that were
+        deleted to make room.
 
-        A process that dies meanwhile leaves no file by a segment's name. Raises ``OSError``,
-        also where the segment alone is more than the limit.
+        A process that dies meanwhile leaves no file under a segment's name. Raises ``OSError``,
+        also if the segment alone exceeds the limit.
         """
         path = self._path(record.segment_id)
         if (found := _look(path)) is not None:
@@ -108,12 +112,12 @@ class PrefixFolder:
             raise
         self._index.put(path, Use(time.time_ns(), written_bytes))
         self._unlisted_bytes += written_bytes
-        # With its header it may be a little too much.
+        # With its header the file may be a little too large.
         return lost + self._make_room(0)
 
     def read(self, segment_id: bytes) -> tuple[SegmentRecord, Sequence[memoryview]] | None:
-        """Return a segment, every byte of it checked; None when there is none, or none any more
-        because it is damaged."""
+        """Return a segment, after checking every byte; None if there is none, or if it was damaged
+        and so is deleted."""
         path = self._path(segment_id)
         try:
             record, data = read_segment(path)
@@ -127,7 +131,7 @@ class PrefixFolder:
         return record, data
 
     def touch(self, segment_ids: Sequence[bytes]) -> None:
-        """Note that they were used: each one with those that it grows from before it."""
+        """Note that segments were used, each with the segments before it from which it grows."""
         now_ns = time.time_ns()
         for back, segment_id in enumerate(segment_ids):
             stamp_ns = now_ns - back * _STEP_NS
@@ -161,7 +165,8 @@ class PrefixFolder:
         return lost
 
     def _list_again(self) -> list[bytes]:
-        """Look what there is, when it is time to; returns those of this namespace that are gone."""
+        """List the files again when that is due; return the segments of this namespace that are
+        gone."""
         if self._unlisted_bytes * _LISTED_AGAIN_PART <= self._limit_bytes:
             return []
         self._unlisted_bytes = 0
@@ -170,7 +175,7 @@ class PrefixFolder:
         return [bytes.fromhex(path.stem) for path in before if path not in self._index]
 
     def _files(self) -> Iterator[tuple[Path, Use]]:
-        """Give the segments of all namespaces. Clears up."""
+        """Yield the segments of all namespaces. Deletes leftovers."""
         for path in self._root.glob("*/*"):
             if not _OURS.fullmatch(path.name):
                 continue
@@ -213,10 +218,10 @@ _DECISIVE: Final = ("config.json", "adapter_config.json", "model.safetensors.ind
 
 
 def prefix_namespace(folder: Path, versions: Sequence[str]) -> str:
-    """Return a name for what a model's prefixes are kept under: letters and digits.
+    """Return the name under which a model's prefixes are kept: letters and digits.
 
-    Weights count by path, size and time of change: reading them takes as long as loading.
-    ``versions``: of whatever else decides, such as the engine. Raises ``OSError``.
+    Weights count by path, size and time of change, because reading them takes as long as loading.
+    ``versions`` are those of everything else that matters, such as the engine. Raises ``OSError``.
     """
     folder = folder.resolve()
     weights = [

@@ -1,4 +1,4 @@
-"""Which files the prefix cache has, how large they are and when they were used last. Pure."""
+"""Knows which files the prefix cache has, how large they are and when they were used last. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _MOST_STALE: Final = 64
-"""So many entries of the queue more than twice the files may be out of date."""
+"""The queue may have this many outdated entries, on top of twice the number of files."""
 
 
 class Use(NamedTuple):
@@ -19,13 +19,14 @@ class Use(NamedTuple):
 
 
 class PrefixIndex:
-    """What is known of the files, without a look at the disk. A change costs no more when there are
-    more of them; :meth:`oldest` grows with the logarithm."""
+    """What is known of the files, without a look at the disk. A change costs the same however many
+    files there are; the cost of :meth:`oldest` grows with their logarithm."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
         self._uses: dict[Path, Use] = {}
-        # By time of use as it was when the entry was made. It only ever becomes later, so that the
+        # Sorted by the time of use when the entry was made. That time only ever becomes later, so
+        # the
         # first entry is put right when it comes up, and not at each use.
         self._queue: list[tuple[int, Path]] = []
 
@@ -36,17 +37,17 @@ class PrefixIndex:
         return path in self._uses
 
     def paths(self) -> Iterator[Path]:
-        """Give all files, in no order."""
+        """Yield all files, in no particular order."""
         return iter(self._uses)
 
     def replace(self, found: Iterable[tuple[Path, Use]]) -> None:
-        """Forget all that is known, for what was found."""
+        """Replace everything with ``found``."""
         self._uses = dict(found)
         self.total_bytes = sum(use.nbytes for use in self._uses.values())
         self._rebuild()
 
     def put(self, path: Path, use: Use) -> None:
-        """Enter a file, or what is known better of it."""
+        """Add a file, or update what is known of it."""
         known = self._uses.get(path)
         self._uses[path] = use
         self.total_bytes += use.nbytes - (known.nbytes if known else 0)
@@ -68,7 +69,7 @@ class PrefixIndex:
             self.total_bytes -= known.nbytes
 
     def oldest(self) -> tuple[Path, Use] | None:
-        """Return the file that was not used for longest, None when there is none."""
+        """Return the least recently used file; None if there are no files."""
         while self._queue:
             used_ns, path = self._queue[0]
             known = self._uses.get(path)

@@ -1,7 +1,8 @@
-"""What a prompt cache holds, taken out of it and put back: any of mlx-vlm's cache classes.
+"""Takes the content of a prompt cache out of it and puts it back, for any of mlx-vlm's cache
+classes.
 
-Written for mlx-vlm 0.7.10: ``prefix_cache_snapshot`` and ``prefix_cache_restore`` of its caches,
-and the fields of its plain ones.
+Written for mlx-vlm 0.7.10: it uses ``prefix_cache_snapshot`` and ``prefix_cache_restore`` of its
+caches, and the fields of its plain ones.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ _DTYPE_OF: Final = {name: dtype for dtype, name in _DTYPES.items()}
 
 class CacheLayout:
     """Which of a model's caches hold a key and a value for each token, so that they can be cut
-    anywhere, and which have a state that is right after its last token alone.
+    anywhere, and which have a state that is right only after its last token.
 
-    ``cuttable``: all are of the first kind. ``restorable``: a cache can be put together again.
+    ``cuttable`` means that all are of the first kind; ``restorable``, that a cache can be put
+    together again.
     """
 
     def __init__(self, model: Any) -> None:
@@ -61,7 +63,7 @@ class CacheLayout:
         Raises ``TypeError`` for caches that aren't the model's own, of one row or of a batch.
         """
         leaves = list(_leaves(prompt_cache))
-        # All at once: a device that is asked for one after the other takes a while for each.
+        # All are evaluated at once: a device takes a while for each array that is requested alone.
         mx.eval([getattr(leaves[n], "left_padding", ()) for n in self._runs])
         arrays = {}
         for n in self._runs:
@@ -72,7 +74,7 @@ class CacheLayout:
             rows = slice(None) if row is None else slice(row, row + 1)
             if end > span:
                 raise TypeError(f"cache {n} holds {span} tokens of {end}")
-            # Keys alone would keep all of the live cache in memory.
+            # A view of the keys would keep all of the live cache in memory.
             for name, whole in (("k", leaf.keys), ("v", leaf.values)):
                 part = whole[rows, :, first + start : first + end]
                 arrays[f"{name}{n}"] = mx.contiguous(part)
@@ -89,13 +91,13 @@ class CacheLayout:
         for n in self._states:
             leaf = leaves[n] if row is None else _extract(leaves[n], row)
             if type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None:
-                # After a prefill it holds a whole chunk more than its window.
+                # After a prefill the cache holds a whole chunk more than its window.
                 leaf = leaf.merge([leaf]).extract(0)
             structure.append(_take_apart(leaf.prefix_cache_snapshot(), arrays))
         return structure, arrays
 
     def fits(self, record: SegmentRecord) -> bool:
-        """Return whether what was stored has the form that ``run`` and ``state`` give."""
+        """Return whether a stored record has the form that ``run`` and ``state`` return."""
         names = {f"{kind}{n}" for n in self._runs for kind in "kv"}
         if len(record.tokens):
             return all(
@@ -112,10 +114,10 @@ class CacheLayout:
         state: tuple[list[Any], Arrays] | None,
         capacity_tokens: int,
     ) -> list[Any]:
-        """Return a single row's cache of runs, of each its first tokens, and a state.
+        """Return a single row's cache, made of the first tokens of each run, and of a state.
 
-        It has room for ``capacity_tokens``. Nothing that is given is part of it: an update in
-        place can't change what is stored.
+        It has room for ``capacity_tokens``. It shares no array with the arguments: an update in
+        place can't change the store.
         """
         prompt_cache = self._fresh()
         leaves = list(_leaves(prompt_cache))
@@ -136,7 +138,7 @@ class CacheLayout:
 
 
 def describe(arrays: Arrays) -> tuple[Tensor, ...]:
-    """Return what arrays are as a file says it."""
+    """Return the description of arrays for a file."""
     return tuple(
         Tensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes)
         for name, array in arrays.items()
@@ -144,8 +146,8 @@ def describe(arrays: Arrays) -> tuple[Tensor, ...]:
 
 
 def expose(arrays: Arrays) -> tuple[list[memoryview], list[mx.array]]:
-    """Return the arrays' bytes, without copying them, and what is to be kept while they are
-    read. The arrays are evaluated; reading the bytes needs no MLX."""
+    """Return the arrays' bytes, without copying them, and the objects that must be kept while they
+    are read. The arrays are evaluated; reading the bytes needs no MLX."""
     views = [array.reshape(-1).view(mx.uint8) for array in arrays.values()]
     mx.eval(views)
     buffers: list[Any] = [view if view.size else b"" for view in views]
@@ -153,7 +155,7 @@ def expose(arrays: Arrays) -> tuple[list[memoryview], list[mx.array]]:
 
 
 def arrays_of(tensors: Sequence[Tensor], data: Sequence[memoryview]) -> dict[str, mx.array]:
-    """Return arrays made of bytes that ``expose`` gave, evaluated."""
+    """Return arrays made of the bytes of ``expose``, evaluated."""
     arrays = {}
     for tensor, part in zip(tensors, data, strict=True):
         raw = mx.array(np.frombuffer(part, np.uint8))
@@ -166,7 +168,7 @@ def arrays_of(tensors: Sequence[Tensor], data: Sequence[memoryview]) -> dict[str
 
 
 def _leaves(caches: Any) -> Iterator[Any]:
-    """Give the caches that consist of no others."""
+    """Yield the caches that consist of no others."""
     for cache in caches:
         parts = cache if isinstance(cache, list | tuple) else getattr(cache, "caches", None)
         if parts is None:
@@ -195,7 +197,7 @@ def _join(runs: Sequence[tuple[Arrays, int]], name: str, capacity_tokens: int) -
     parts = [arrays[name][:, :, :count] for arrays, count in runs]
     rows, heads, _, width = parts[0].shape
     spare = capacity_tokens - sum(count for _, count in runs)
-    # A single part and no room would be the stored array itself.
+    # With a single part and no spare room, the result would be the stored array itself.
     spare = max(1, spare)
     return mx.concatenate([*parts, mx.zeros((rows, heads, spare, width), parts[0].dtype)], axis=2)
 
@@ -218,7 +220,7 @@ def _take_apart(tree: Any, arrays: dict[str, mx.array]) -> Any:
 def _put_together(tree: Any, arrays: Arrays) -> Any:
     ((kind, value),) = tree.items()
     if kind == "array":
-        # Another object on the same buffer: assigning to a part of it makes a copy first.
+        # This is another object on the same buffer: assigning to a part of it makes a copy first.
         return arrays[value][...]
     if kind == "dict":
         return {key: _put_together(part, arrays) for key, part in value.items()}

@@ -1,4 +1,4 @@
-"""What the prefix cache holds: segments in memory within a budget, and their files."""
+"""The content of the prefix cache: segments in memory within a budget, and their files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a segment holds in memory. ``structure``: of a state, None for a run."""
+    """What a segment holds in memory."""
 
     arrays: dict[str, mx.array]
     structure: Any = None
+    """The structure of a state; None for a run."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arrays; known before they are evaluated."""
+        """The size of the arrays; it is known before they are evaluated."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
 class PrefixStore:
-    """Engine thread. What memory has no room for stays on disk, if it got there; what is in
-    neither is gone from ``tree``."""
+    """Keeps segments in memory and on disk. Engine thread.
+
+    Segments for which memory has no room stay on disk, if they were written; a segment that is in
+    neither is removed from ``tree``.
+    """
 
     def __init__(self, layout: CacheLayout, spec: PrefixCacheSpec, namespace: str) -> None:
         self.tree = PrefixTree()
@@ -43,7 +47,7 @@ class PrefixStore:
         self._limit_bytes = spec.memory_bytes
         self._held_bytes = 0
         self._reading: set[bytes] = set()
-        # Given up, but just being written.
+        # Segments that were given up, but are still being written.
         self._leaving: dict[bytes, int] = {}
         self._disk = self._open_disk(spec, namespace)
 
@@ -54,7 +58,7 @@ class PrefixStore:
 
     @property
     def disk_bytes(self) -> int:
-        """The files of all models; 0 without a disk."""
+        """The size of the files of all models; 0 without a disk."""
         return self._disk.disk_bytes if self._disk else 0
 
     def add(
@@ -63,8 +67,8 @@ class PrefixStore:
         captured: Sequence[tuple[int, Tokens, Payload]],
         keep: Collection[Segment],
     ) -> list[Segment]:
-        """Add segments, each one to the one before, and evaluate them; returns those that the
-        budget has room for besides what is to be kept."""
+        """Add segments, each as the child of the one before, and evaluate them; return those for
+        which the budget has room besides ``keep``."""
         added: list[Segment] = []
         for start, tokens, payload in captured:
             if not self.make_room(payload.nbytes, [*keep, *added]):
@@ -72,20 +76,21 @@ class PrefixStore:
             parent = self.tree.add(parent, start, tokens)
             self._hold(parent, payload)
             added.append(parent)
-        # Not lazily: a graph would hold the live cache.
+        # They are evaluated now: a lazy graph would hold the live cache.
         mx.eval([list(payload_of(segment).arrays.values()) for segment in added])
         for segment in added:
             self._write(segment)
         return added
 
     def touch(self, segments: Sequence[Segment]) -> None:
-        """Note that they are in use: each one with all that it grows from before it."""
+        """Note that segments are in use, each with all segments before it from which it grows."""
         self.tree.touch(segments)
         if self._disk is not None and segments:
             self._disk.touch([segment.segment_id for segment in segments])
 
     def bring(self, hit: Hit) -> bool:
-        """Begin to read what isn't in memory and has room there; True: nothing is to come."""
+        """Begin to read the segments that aren't in memory and have room there. True: there is
+        nothing to wait for."""
         sizes = [segment.nbytes for segment in hit.segments]
         if self._disk is None or (hit.state is not None and sum(sizes) > self._limit_bytes):
             return True
@@ -109,7 +114,8 @@ class PrefixStore:
             self._disk.wait(timeout_s)
 
     def settle(self, keep: Collection[Segment] = ()) -> None:
-        """Take note of what the disk has done; what is read makes room, but not of ``keep``."""
+        """Take in what the disk has done. Segments that were read may displace others, but not
+        those of ``keep``."""
         for finished in self._disk.take() if self._disk else ():
             segment = self.tree.get(finished.segment_id)
             self._leaving.pop(finished.segment_id, None)
@@ -125,12 +131,13 @@ class PrefixStore:
                 self._reading.discard(finished.segment_id)
 
     def close(self, timeout_s: float) -> None:
-        """Wait so long for what is still to be written."""
+        """Wait up to ``timeout_s`` until everything has been written."""
         if self._disk is not None:
             self._disk.close(timeout_s)
 
     def make_room(self, size: int, keep: Collection[Segment]) -> bool:
-        """Give up the coldest until so many bytes fit; False: they can't."""
+        """Give up the least recently used segments until ``size`` bytes fit; return False if they
+        can't."""
         if self.bytes_held + size <= self._limit_bytes:
             return True
         kept = {segment.segment_id for segment in keep}
@@ -146,8 +153,9 @@ class PrefixStore:
         return False
 
     def shrink(self) -> None:
-        """Give up half of what is in memory, first what is on disk too, and hold no more than
-        the rest from now on; what is being written leaves when it is."""
+        """Give up half of the segments in memory, first those that are also on disk, and hold no
+        more than the rest from now on. A segment that is being written leaves once it is
+        written."""
         self.settle()
         self._limit_bytes = self.bytes_held // 2
         for segment in self.tree.coldest():
@@ -170,7 +178,7 @@ class PrefixStore:
             log.warning("prefix_cache.no_disk", path=spec.disk_path, reason=str(error))
             return None
         for record in disk.stored:
-            # One whose parent is gone is of no use, and will go, too.
+            # A segment whose parent is gone is useless, and will be removed too.
             segment = self.tree.adopt(record.parent_id, record.start, record.tokens)
             if segment is not None:
                 segment.on_disk = True

@@ -1,6 +1,7 @@
-"""What is stored of prompts: a tree of token runs, shared by all prompts that begin alike.
+"""The index of stored prompts: a tree of token runs, shared by all prompts with the same beginning.
 
-Pure bookkeeping: what a segment holds is opaque here, and nothing is read, written or freed.
+It only keeps the books: it does not look into segments, and it reads, writes and frees nothing.
+Pure.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ Tokens = NDArray[np.int32]
 class Segment:
     """A run of tokens from ``start`` on, or, without tokens, a state of the model at ``start``.
 
-    A segment begins within its parent's run or right after it; what the parent has beyond that
-    point belongs to other prompts. ``payload`` None: it isn't in memory. A segment in the tree
-    is in memory, on disk, or on its way there. ``used`` is when it was used last, in touches of
-    the tree; a parent's is never below its child's.
+    A segment begins within its parent's run or right after it; the parent's tokens after that point
+    belong to other prompts. A segment in the tree is in memory, on disk, or on its way there.
     """
 
     segment_id: bytes
@@ -31,9 +30,12 @@ class Segment:
     start: int
     tokens: Tokens
     payload: Any | None = None
+    """Its content; None if it isn't in memory."""
     nbytes: int = 0
     on_disk: bool = False
     used: int = 0
+    """When it was used last, counted in touches of the tree. A parent's number is never below its
+    child's."""
     children: Children = field(default_factory=lambda: Children())
     depth: int = 0
 
@@ -44,8 +46,8 @@ class Segment:
 
 
 class Children:
-    """What grows from a segment: found by where it begins and by its first token, because a long
-    conversation's beginning may have thousands of others branch off from it."""
+    """The segments that grow from a segment. They are found by their start and their first token,
+    because thousands of others may branch off from the beginning of a long conversation."""
 
     __slots__ = ("_runs", "states")
 
@@ -72,7 +74,7 @@ class Children:
             )
 
     def remove(self, child: Segment) -> None:
-        """Take one out that is there."""
+        """Remove a child."""
         if child.is_state:
             self.states.remove(child)
             return
@@ -85,31 +87,32 @@ class Children:
             del self._runs[child.start]
 
     def along(self, tokens: Tokens, length: int) -> Iterator[Segment]:
-        """Give the runs that begin with the right one of ``tokens``, after ``length`` of them at
-        most."""
+        """Yield the runs that begin with the right one of ``tokens``, after at most ``length`` of
+        them."""
         for start, runs in self._runs.items():
             if start <= length and start < len(tokens):
                 yield from runs.get(int(tokens[start]), ())
 
 
 class Match(NamedTuple):
-    """The segments along which some tokens run, and how many tokens agree."""
+    """The segments that agree with some tokens, and how many tokens agree."""
 
     path: tuple[Segment, ...]
     length: int
 
 
 class Hit(NamedTuple):
-    """What ``length`` tokens can be restored from: each segment's run up to where the next one
-    begins, and the state, None for a model whose caches can be cut anywhere."""
+    """The segments from which ``length`` tokens can be restored: each segment's run is used up to
+    the beginning of the next one."""
 
     path: tuple[Segment, ...]
     length: int
     state: Segment | None
+    """The state; None for a model whose caches can be cut anywhere."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All of it, in the order in which it is needed."""
+        """All segments, in the order in which they are needed."""
         return self.path if self.state is None else (*self.path, self.state)
 
 
@@ -127,9 +130,9 @@ class PrefixTree:
         return self._segments.get(segment_id)
 
     def match(self, tokens: Tokens, salt: str) -> list[Match]:
-        """Return the ways along which ``tokens`` run, the longest first; not one that is empty.
+        """Return the paths that agree with ``tokens``, the longest first; none of them is empty.
 
-        More than one only where two workers have cut the same prompt in different places.
+        There is more than one only if two workers have cut the same prompt in different places.
         """
         root = self._roots.get(root_id(salt))
         found: list[Match] = []
@@ -147,8 +150,8 @@ class PrefixTree:
         return sorted(found, key=lambda way: -way.length)
 
     def add(self, parent: Segment, start: int, tokens: Tokens) -> Segment:
-        """Add a run, or, of no tokens, a state; ``start`` lies within the parent's run or at its
-        end. Returns the one that is there if there is one."""
+        """Add a run, or, without tokens, a state; ``start`` lies within the parent's run or at its
+        end. Returns the existing one if there is one."""
         identity = segment_id(parent.segment_id, start, tokens)
         known = self._segments.get(identity)
         if known is not None:
@@ -161,7 +164,7 @@ class PrefixTree:
         return added
 
     def adopt(self, parent_id: bytes, start: int, tokens: Tokens) -> Segment | None:
-        """Add a segment that was stored before; None when its parent isn't there.
+        """Add a segment that was stored before; return None if its parent isn't there.
 
         A run that begins at 0 has no parent but its salt's root.
         """
@@ -171,11 +174,11 @@ class PrefixTree:
         return self.add(parent, start, tokens)
 
     def root(self, salt: str) -> Segment:
-        """Return the segment that all runs of a salt grow from."""
+        """Return the segment from which all runs of a salt grow."""
         return self._root(root_id(salt))
 
     def remove(self, segment: Segment) -> list[Segment]:
-        """Take a segment out, with all that grows from it; return those."""
+        """Remove a segment with all that grow from it; return them."""
         parent = segment.parent
         if parent is not None:
             parent.children.remove(segment)
@@ -192,7 +195,7 @@ class PrefixTree:
         return removed
 
     def touch(self, segments: Sequence[Segment]) -> None:
-        """Note that they are in use; every segment comes with those that it grows from."""
+        """Note that segments are in use, each with all segments from which it grows."""
         self._clock += 1
         for segment in segments:
             segment.used = self._clock
@@ -203,14 +206,14 @@ class PrefixTree:
         self._resident[segment.segment_id] = segment
 
     def release(self, segment: Segment) -> None:
-        """Note that it isn't any more."""
+        """Note that a segment is not in memory any more."""
         segment.payload = None
         self._resident.pop(segment.segment_id, None)
 
     def coldest(self) -> Iterator[Segment]:
-        """Give the segments in memory, the least recently used first, children before parents.
+        """Yield the segments in memory, the least recently used first, children before parents.
 
-        What it costs depends on those alone, not on how many are on disk.
+        The cost depends only on those, and not on how many are on disk.
         """
         resident = self._resident.values()
         return iter(sorted(resident, key=lambda each: (each.used, -each.depth)))
@@ -221,9 +224,9 @@ class PrefixTree:
 
 
 def usable(match: Match, limit: int, *, cuttable: bool, resident: bool) -> Hit | None:
-    """Return the most that can be restored along a match: at most ``limit`` tokens.
+    """Return the longest part of a match, at most ``limit`` tokens, that can be restored.
 
-    ``resident``: of what is in memory alone. A model that is not ``cuttable`` needs a state.
+    ``resident`` means: from memory only. A model that is not ``cuttable`` needs a state.
     """
     bounds = [segment.start for segment in match.path[1:]] + [match.length]
     path: list[Segment] = []
@@ -253,8 +256,8 @@ def root_id(salt: str) -> bytes:
 
 
 def segment_id(parent_id: bytes, start: int, tokens: Tokens) -> bytes:
-    """A cryptographic hash over the salt and all tokens up to the segment's end: no tenant can
-    make up a prompt that meets another one's."""
+    """Return a cryptographic hash over the salt and all tokens up to the segment's end. So no
+    tenant can construct a prompt that collides with another tenant's."""
     digest = hashlib.blake2b(parent_id, digest_size=32, person=b"lmx prefix run")
     digest.update(start.to_bytes(8, "little"))
     digest.update(tokens.astype("<i4").tobytes())

@@ -1,12 +1,10 @@
-"""Drawing a batch of logits by each row's own temperature and filters, in as few operations
-as there are kinds of rows.
+"""Draws one token for each row, by each row's own temperature and filters, in as few operations as
+there are kinds of rows.
 
-Drawing one token a row from weights, by numbers that depend on seed and position alone.
-
-Not a noise array over the vocabulary, as in Gumbel sampling: two numbers a row, which the host
-makes for all rows at once. So a draw needs no random state that could depend on the company a
-row is in, and rounding in the logits changes a token only where it falls on the very border of
-two.
+A draw uses numbers that depend only on seed and position. It needs no array of noise over the
+vocabulary, as Gumbel sampling does, but two numbers a row, which the host makes for all rows at
+once. So a draw needs no random state that could depend on the other rows of the batch, and rounding
+in the logits changes a token only if the draw falls on the very border of two.
 """
 
 from __future__ import annotations
@@ -56,9 +54,9 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: Sequence[int]) -> npt.NDA
 def draw(weights: mx.array, numbers: mx.array) -> mx.array:
     """Return a column for each row, with chances in proportion to the weights; [rows, 1].
 
-    A column of weight 0 is never drawn; each row has one that is above. Of a whole vocabulary,
-    which has a multiple of LANES columns, first a lane is drawn and then one of its columns:
-    one running sum of so many float32 would lose the unlikely ones.
+    A column of weight 0 is never drawn; each row must have a weight above 0. In a whole vocabulary,
+    which has a multiple of LANES columns, first a lane is drawn and then one of its columns: a
+    single running sum of so many float32 would lose the unlikely ones.
     """
     first, second = numbers[:, :1], numbers[:, 1:]
     if weights.shape[-1] <= LANES or weights.shape[-1] % LANES:
@@ -70,9 +68,9 @@ def draw(weights: mx.array, numbers: mx.array) -> mx.array:
 
 
 def _first_beyond(weights: mx.array, number: mx.array) -> mx.array:
-    """Return the first column whose sum of weights up to it goes beyond ``number`` of all.
+    """Return the first column whose sum of weights up to it is beyond ``number`` of the total.
 
-    Rounding can leave none where sums are made in parallel: then it is the heaviest.
+    If sums are made in parallel, rounding can leave none: then it is the heaviest column.
     """
     sums = mx.cumsum(weights, axis=-1)
     beyond = (sums > number * sums[:, -1:]) & (weights > 0)
@@ -90,24 +88,24 @@ _FEWEST_CANDIDATES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What decides by which operations a row is drawn; it depends on the row alone.
-
-    ``candidates``: from how many tokens; 0: from all. ``filters``: which of the costly ones it
-    has.
-    """
+    """Decides by which operations a row is drawn. It depends only on the row itself."""
 
     greedy: bool
     candidates: int = 0
+    """From how many tokens the row draws; 0: from all."""
     filters: tuple[bool, ...] = ()
+    """Which of the costly filters it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows of one kind, in order. ``places`` are their indices; ``indices`` too, None: all."""
+    """Rows of one kind, in order."""
 
     kind: _Kind
     places: Sequence[int]
+    """The rows' indices in the batch."""
     indices: mx.array | None
+    """The same as an array; None: all rows."""
     temperature: mx.array
     top_k: mx.array
     filters: Filters
@@ -124,7 +122,7 @@ class DrawGroups:
         self._greedy = set(kinds) == {_Kind(greedy=True)}
         self._groups = [_make_group(kind, rows, places) for kind, places in kinds.items()]
         order = [index for places in kinds.values() for index in places]
-        # Puts what the groups drew into the rows' order; None: it is in that order.
+        # Puts the groups' tokens into the order of the rows; None: they are in that order already.
         self._back: mx.array | None = None
         if order != sorted(order):
             self._back = mx.array(sorted(range(len(order)), key=order.__getitem__))

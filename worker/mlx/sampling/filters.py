@@ -27,7 +27,8 @@ _LOWEST: Final = (0x3F80_0000 >> 16) - (2 * _LEVELS_BIT - 1)
 
 
 class Filters(NamedTuple):
-    """The parameters of some rows, each [rows, 1], shares below 1; None where no row has it."""
+    """The parameters of some rows, each [rows, 1], all shares below 1. None means that no row has
+    it."""
 
     typical_p: mx.array | None
     top_p: mx.array | None
@@ -48,7 +49,7 @@ class Filters(NamedTuple):
 
 
 def costly_filters(row: RowSampling) -> tuple[bool, ...]:
-    """Return which of the filters a row has that cost more than one operation: rows without one
+    """Return which filters a row has that cost more than one operation. Rows without such a filter
     must not pay for it because others have it."""
     return row.typical_p < 1, row.top_p < 1
 
@@ -61,7 +62,8 @@ def weigh(logits: mx.array, temperature: mx.array) -> mx.array:
 
 
 def pad_to_lanes(logits: mx.array) -> mx.array:
-    """Return rows with as many columns as :data:`LANES` goes into, by tokens of no weight."""
+    """Return rows whose number of columns is a multiple of :data:`LANES`, padded by tokens of no
+    weight."""
     missing = -logits.shape[-1] % LANES
     if missing == 0:
         return logits
@@ -71,7 +73,7 @@ def pad_to_lanes(logits: mx.array) -> mx.array:
 def candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """Return the ``count`` largest logits of each row, largest first, and their tokens.
 
-    Which of equal ones come last or are left out is unspecified, but always the same.
+    Which of several equal ones come last or are left out is unspecified, but always the same.
     """
     count = min(count, logits.shape[-1])
     tokens = mx.argpartition(-logits, kth=count - 1, axis=-1)[:, :count]
@@ -84,7 +86,8 @@ def candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
 
 
 def filter_sorted(weights: mx.array, top_k: mx.array, filters: Filters) -> mx.array:
-    """Filter rows of few weights, the largest first; each filter sees what the last one left."""
+    """Filter rows of few weights, the largest first. Each filter sees the weights that the last one
+    left."""
     kept = mx.where(mx.arange(weights.shape[-1]) < top_k, weights, 0)
     if filters.typical_p is not None:
         order = mx.argsort(-_typicality(kept), axis=-1)
@@ -96,10 +99,8 @@ def filter_sorted(weights: mx.array, top_k: mx.array, filters: Filters) -> mx.ar
 
 
 def filter_all(weights: mx.array, filters: Filters) -> mx.array:
-    """Filter rows of a whole vocabulary, in the order of its tokens; the same but for top_k.
-
-    Their columns are a multiple of :data:`LANES`.
-    """
+    """Filter rows of a whole vocabulary, in the order of its tokens, by all filters except top_k.
+    Their number of columns is a multiple of :data:`LANES`."""
     if filters.typical_p is not None:
         weights = _keep_best(weights, _typicality(weights), filters.typical_p)
     if filters.top_p is not None:
@@ -132,7 +133,7 @@ def _typicality(weights: mx.array) -> mx.array:
 
 
 def _target(weights: mx.array, share: mx.array) -> mx.array:
-    # Never 0, so that the first token is always kept, whatever the share.
+    # The value is never 0, so that the first token is always kept, whatever the share.
     return mx.maximum(share, 1e-12) * _row_sums(weights)
 
 

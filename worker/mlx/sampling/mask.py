@@ -1,6 +1,6 @@
-"""Bit masks over the vocabulary, as grammars give them, applied to logits.
+"""Applies grammars' bit masks over the vocabulary to logits.
 
-With plain array operations: the same on a CPU and on Metal.
+It uses plain array operations, which are the same on a CPU and on Metal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ALL: Final = 0xFFFF_FFFF
 def fit_mask(mask: npt.NDArray[np.uint32], vocabulary: int) -> npt.NDArray[np.uint32]:
     """Return a copy with exactly the bits of ``vocabulary``: [ceil(vocabulary / 32)].
 
-    Tokens that the mask doesn't reach (a model may have more logits than its tokenizer has
-    tokens) are not allowed. Raises ValueError for what is no packed mask.
+    Tokens that the mask doesn't cover (a model may have more logits than its tokenizer has tokens)
+    are not allowed. Raises ValueError for a value that is no packed mask.
     """
     if mask.ndim != 1 or mask.dtype != np.uint32:
         raise ValueError(f"a mask must be a row of uint32, not {mask.dtype} {mask.shape}")
@@ -44,7 +44,7 @@ def allows_other_than(words: npt.NDArray[np.uint32], tokens: frozenset[int]) -> 
 def mask_rows(logits: mx.array, masks: Mapping[int, npt.NDArray[np.uint32]]) -> mx.array:
     """Return logits [rows, vocabulary] that are -inf where a row's fitted mask has no bit.
 
-    ``masks`` are by row; rows without one stay as they are.
+    ``masks`` maps rows to masks; rows without one stay as they are.
     """
     rows, vocabulary = logits.shape
     words = np.full((rows, -(-vocabulary // _BITS)), _ALL, np.uint32)
@@ -52,6 +52,6 @@ def mask_rows(logits: mx.array, masks: Mapping[int, npt.NDArray[np.uint32]]) -> 
         words[row] = mask
     bits = mx.left_shift(mx.array(1, mx.uint32), mx.arange(_BITS, dtype=mx.uint32))
     allowed = (mx.array(words)[:, :, None] & bits) != 0
-    # All rows at once, though they may be masked by nothing: that takes less time than to
+    # All rows are masked at once, even those without a mask: that takes less time than to
     # take a few rows out and to put them back.
     return mx.where(allowed.reshape(rows, -1)[:, :vocabulary], logits, -mx.inf)

@@ -1,7 +1,7 @@
-"""What a row changes in single logits: penalties, biases, and ends that come too early.
+"""The changes of a row to single logits: penalties, biases, and bans of early ends.
 
-All of them are one edit for each token concerned: a factor and an offset. Only those tokens
-are touched, a few hundred of a vocabulary; a row's edits grow by one token at a time.
+All of them are one edit for each token concerned: a factor and an offset. Only those tokens are
+touched, a few hundred of a vocabulary; a row's edits grow by one token at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LogitEdits:
         self._banned = False
         repeated = prompt if sampling.repetition_penalty != 1 else ()
         edited = np.unique(np.array([*repeated, *self._bias, *self._end_ids], np.int32))
-        # Token 0 comes first, edited or not: it is what rows are padded with.
+        # Token 0 comes first, edited or not, because rows are padded with it.
         tokens = np.concatenate([np.zeros(1, np.int32), edited[edited != 0]])
         self._tokens = tokens
         self._size = len(tokens)
@@ -63,7 +63,7 @@ class LogitEdits:
         )
 
     def fork(self) -> LogitEdits:
-        """Return one in the same state that goes its own way: for the beams of a search."""
+        """Return a copy in the same state that develops on its own: for the beams of a search."""
         forked = copy.copy(self)
         forked._times, forked._slots = self._times.copy(), self._slots.copy()
         forked._tokens, forked._factors, forked._offsets = (
@@ -106,7 +106,8 @@ class LogitEdits:
         factors: npt.NDArray[np.float32],
         offsets: npt.NDArray[np.float32],
     ) -> None:
-        """Write the edits into rows of at least ``size`` columns, token 0's in the rest."""
+        """Write the edits into rows of at least ``size`` columns, and those of token 0 into the
+        rest."""
         for row, own in (
             (tokens, self._tokens),
             (factors, self._factors),
@@ -142,14 +143,14 @@ class LogitEdits:
 def apply_edits(
     logits: mx.array, rows: Sequence[int], edits: Sequence[LogitEdits], bans: Sequence[bool]
 ) -> mx.array:
-    """Return float32 logits, in which ``rows`` are edited; ``bans``: whose end is forbidden.
+    """Return float32 logits, in which ``rows`` are edited. ``bans`` says whose end tokens are
+    forbidden.
 
-    One row's edits may come up several times. Those of tokens that the logits don't have mean
-    nothing, and are left out.
+    A row's edits may occur several times. Edits of tokens that the logits don't have are left out.
     """
     logits = logits.astype(mx.float32)
     widest = max(row.size for row in edits)
-    # In powers of two, so that few shapes of array come up as rows grow.
+    # The sizes are powers of two, so that few shapes of array occur as rows grow.
     width = max(_NARROWEST, 1 << (widest - 1).bit_length())
     tokens = np.empty((len(edits), width), np.int32)
     factors = np.empty((len(edits), width), np.float32)

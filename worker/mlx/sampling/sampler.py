@@ -43,6 +43,8 @@ _MOST_PLANS: Final = 64
 
 @dataclass(slots=True)
 class _Row:
+    """How one row samples."""
+
     sampling: RowSampling
     top_logprobs: int | None
     edits: LogitEdits | None
@@ -55,7 +57,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a batch of certain rows needs, worked out once. The numbers are rows' indices."""
+    """What a batch of certain rows needs, worked out once. The numbers are indices of rows."""
 
     draws: DrawGroups
     needs_tokens: bool
@@ -95,8 +97,8 @@ class RowSampler:
         self._rows.pop(row_id, None)
 
     def needs_tokens(self, row_ids: Sequence[int]) -> bool:
-        """Return whether some row's next draw depends on the tokens it has made: ``accept``
-        must have had them all before ``sample``."""
+        """Return whether some row's next draw depends on the tokens it has made: ``accept`` must
+        have got all of them before ``sample``."""
         return self._plan(row_ids).needs_tokens
 
     def accept(self, row_id: int, token: int) -> None:
@@ -115,8 +117,8 @@ class RowSampler:
     ) -> mx.array:
         """Return one token for each row of raw ``logits`` [rows, vocabulary]; not evaluated.
 
-        ``positions``: how many tokens a row has made so far. A row may come up several times,
-        at several positions, unless it needs tokens.
+        ``positions`` says how many tokens a row has made so far. A row may occur several times, at
+        several positions, unless it needs tokens.
         """
         plan = self._plan(row_ids)
         masks: dict[int, npt.NDArray[np.uint32]] = {}
@@ -131,8 +133,8 @@ class RowSampler:
     def scores(
         self, logits: mx.array, tokens: mx.array, row_ids: Sequence[int]
     ) -> PendingScores | None:
-        """Return the scores of ``tokens`` [rows] by raw ``logits``, for the rows that asked;
-        None when there are none. Not evaluated."""
+        """Return the scores of ``tokens`` [rows] by raw ``logits``, for the rows that want them;
+        None if no row does. Not evaluated."""
         scored = self._plan(row_ids).scored
         if not scored:
             return None
@@ -199,7 +201,7 @@ class RowSampler:
             assert row.edits is not None
             sampling = row.sampling
             banned = positions[index] < sampling.min_tokens and (
-                # Where a constraint leaves the end alone, that is so: the answer is complete.
+                # If a constraint allows only the end, then the answer is complete.
                 index not in masks or allows_other_than(masks[index], sampling.end_ids)
             )
             if banned or not row.edits.idle:

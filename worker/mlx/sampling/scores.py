@@ -12,12 +12,12 @@ from lmx.worker.mlx.sampling.filters import candidates
 
 _MOST_TOP: Final = 20
 _PROMPT_ROWS: Final = 64
-"""A chunk of a prompt may have 2048 positions: in float32 and with a copy of them, that is
-gigabytes for a large vocabulary."""
+"""How many positions of a prompt are scored at a time. A chunk may have 2048 positions: in float32
+and with a copy of them, that is gigabytes for a large vocabulary."""
 
 
 class PendingScores(NamedTuple):
-    """The scores of some rows' tokens, maybe not evaluated yet."""
+    """The scores of some rows' tokens; they may not be evaluated yet."""
 
     row_ids: Sequence[int]
     tops: Sequence[int]
@@ -27,7 +27,7 @@ class PendingScores(NamedTuple):
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be evaluated."""
+        """Return the arrays that must be evaluated."""
         arrays = (self.logprobs, self.top_tokens, self.top_logprobs)
         return [array for array in arrays if array is not None]
 
@@ -57,21 +57,22 @@ def score(
     logits: mx.array, tokens: mx.array, row_ids: Sequence[int], tops: Sequence[int]
 ) -> PendingScores:
     """Score ``tokens`` [rows] by raw ``logits`` [rows, vocabulary], with ``tops`` alternatives
-    each: those are the likeliest, whether the token is one of them or not. Not evaluated."""
+    each: the likeliest tokens, whether the token is one of them or not. Not evaluated."""
     logits = logits.astype(mx.float32)
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if not any(tops):
         return PendingScores(row_ids, tops, chosen[:, 0], None, None)
-    # As many for every row, so that a row's don't depend on the company.
+    # Every row gets the same number, so that its result doesn't depend on the other rows.
     values, top_tokens = candidates(logits, _MOST_TOP)
     return PendingScores(row_ids, tops, chosen[:, 0], top_tokens, values - total)
 
 
 def prompt_scores(logits: mx.array, next_tokens: mx.array, top: int) -> list[TokenScores]:
-    """Return the scores of a prompt's tokens, ``top`` alternatives each. Blocks.
+    """Return the scores of a prompt's tokens, with ``top`` alternatives each. Blocks.
 
-    ``logits`` [tokens, vocabulary] are raw, and ``next_tokens`` [tokens] what came after each.
+    ``logits`` [tokens, vocabulary] are raw, and ``next_tokens`` [tokens] are the tokens that came
+    after each.
     """
     scores: list[TokenScores] = []
     for start in range(0, len(next_tokens), _PROMPT_ROWS):
