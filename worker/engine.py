@@ -1,17 +1,17 @@
-"""What a worker asks of an engine: the interfaces, and the values that cross them.
+"""What a worker needs of an engine: the interfaces, and the values that cross them.
 
-An engine comes into being loaded: a *factory*, named by a worker's spec, loads a model and returns
-an :class:`Engine`, which says what can be asked of it. There are three things to ask for:
+An engine is always loaded: a *factory*, named by a worker's spec, loads a model and returns an
+:class:`Engine`, which says what can be asked of it. There are three interfaces:
 
-- :class:`Resident`: every engine. It is in memory, and gives some of that back.
+- :class:`Resident`: every engine. It is in memory, and can give some of that back.
 - :class:`TaskEngine`: every engine. It answers requests that are no generation.
 - :class:`Generator`: an engine of a model that writes. It decodes a batch of rows.
 
-Two threads call an engine, and an engine needs no lock as long as those two touch nothing that the
-other calls write:
+Two threads call an engine. An engine needs no lock as long as the calls of one thread touch nothing
+that the calls of the other write:
 
 - The *prompt thread* calls ``Generator.encode``, ``Generator.constrain`` and ``TaskEngine.plan``,
-  also while a step runs.
+  even while a step runs.
 - The *engine thread* calls the factory and everything else, one call after the other.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What a model writes before and after its thinking."""
+    """The marks that a model writes before and after its thinking."""
 
     start: str
     """The text that begins it."""
@@ -60,12 +60,12 @@ class ModelFacts:
     vocabulary_size: int
     """Its tokens are the numbers from 0 to one less."""
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
-    """What its generation_config.json says."""
+    """The parameters in its generation_config.json."""
     reasoning: ReasoningMarkers | None = None
     """None for a model that does not think."""
     tool_parser: str | None = None
-    """The family whose form its calls of tools have (:mod:`lmx.worker.formats.families`). None when
-    its template knows no tools."""
+    """The family whose form its tool calls have (:mod:`lmx.worker.formats.families`). None if its
+    template knows no tools."""
     converses: bool = False
     """Whether it has a template for messages."""
     grammars: bool = False
@@ -75,9 +75,9 @@ class ModelFacts:
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:
     """Return what requests may ask of a model, in words for clients.
 
-    ``tools``: it can be given functions; those that must be called are enforced where there is
-    ``structured_outputs`` too, which is a form of the answer. ``native_tools``: its template
-    knows functions; to others they are described in words.
+    ``tools`` means that it accepts functions. Calls that must be made are enforced only with
+    ``structured_outputs``, which means that answers can be held to a form. ``native_tools`` means
+    that its template knows functions; for other models they are described in words.
     """
     has = {
         "tools": facts.converses,
@@ -99,7 +99,7 @@ _WRONG_KIND: Final[Mapping[ModelKind, str]] = {
 
 
 def wrong_kind(kind: ModelKind) -> RequestError:
-    """Return the error for a request that no model of this kind can meet."""
+    """Return the error for a request that a model of this kind can't answer."""
     return RequestError(ErrorCode.UNSUPPORTED_VALUE, _WRONG_KIND[kind], param="model")
 
 
@@ -108,7 +108,7 @@ def wrong_kind(kind: ModelKind) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What a prompt is made of: exactly one of ``messages``, ``text`` and ``tokens``."""
+    """The source of a prompt: exactly one of ``messages``, ``text`` and ``tokens``."""
 
     messages: Sequence[Mapping[str, object]] | None = None
     """A conversation in OpenAI's form."""
@@ -117,14 +117,14 @@ class PromptSource:
     tokens: Sequence[int] | None = None
     """The prompt itself, as the model's own tokens."""
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    """What the chat template is called with besides."""
+    """Further variables for the chat template."""
     tool_use: ToolUse | None = None
     """The functions that the template shows to the model."""
     thinking: Thinking = field(default_factory=Thinking)
     """Whether and how much the model is to think."""
     add_generation_prompt: bool = True
-    """Whether the prompt ends where an answer begins; else it ends with the last message, as it is
-    wanted for counting."""
+    """Whether the prompt ends where an answer begins; otherwise it ends with the last message,
+    which is useful for counting."""
     continue_final_message: bool = False
     """Whether the prompt ends with the text of the last message, which the answer goes on with."""
 
@@ -136,35 +136,35 @@ class EncodedPrompt:
     tokens: Sequence[int]
     """At least one."""
     thinking_open: bool = False
-    """The prompt ends inside the model's thinking, so that the answer begins there."""
+    """Whether the prompt ends inside the model's thinking, so that the answer begins there."""
 
 
 # --- What an answer must keep to ------------------------------------------------------------------
 
 
 class Constraint(Protocol):
-    """Which tokens a row may take next. There is one for each row. Engine thread.
+    """Decides which tokens a row may take next. There is one for each row. Engine thread.
 
-    An exception out of any method fails its row, and no other.
+    An exception from any method fails only its row.
     """
 
     def mask(self) -> npt.NDArray[np.uint32] | None:
-        """Return the allowed tokens as packed bits, None when all are allowed.
+        """Return the allowed tokens as packed bits; None if all are allowed.
 
         The array is [ceil(vocabulary / 32)]; token i is bit i % 32 of word i // 32. It is valid
-        until the next call of any method. Where the answer is complete, EOS alone is allowed.
+        until the next call of any method. If the answer is complete, only EOS is allowed.
         """
 
     def accept(self, token: int) -> None:
-        """Take the token that the row took."""
+        """Take the token that the row got."""
 
     def fork(self) -> Constraint:
-        """Return one in the same state that goes its own way: for the beams of a search."""
+        """Return a copy in the same state that develops on its own: for the beams of a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSource:
-    """What the constraint of a request's rows is made of."""
+    """The source of the constraint for a request's rows."""
 
     structure: Structure | None
     """The form of the answer; None: any."""
@@ -181,20 +181,21 @@ class ConstraintSource:
 
 
 AnswerCheck = Callable[[str], str | None]
-"""Returns what is wrong with an answer that is whole, None when nothing is. Any thread."""
+"""Returns what is wrong with a complete answer; None if nothing is. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintMaker:
-    """Makes one row's constraint of what was compiled once for all rows of a request."""
+    """Makes one row's constraint from a form that was compiled once for all rows of a request."""
 
     make: Callable[[], Constraint]
     check: AnswerCheck | None = None
-    """For what the constraint does not enforce of a text."""
+    """Checks the part of a text's form that the constraint does not enforce."""
     remarks: tuple[str, ...] = ()
-    """What is enforced otherwise than it was asked for, in words for people."""
+    """What is enforced differently than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
-    """For what the constraint does not enforce of the arguments of functions, by their names."""
+    """Check the part of functions' arguments that the constraint does not enforce, by function
+    name."""
 
     def __call__(self) -> Constraint:
         """Return a row's constraint, at its beginning. Prompt thread."""
@@ -208,15 +209,15 @@ class ConstraintMaker:
 class RowSampling:
     """How one row draws its tokens.
 
-    What each parameter means is in :mod:`lmx.protocol.models.sampling`; the defaults here are the
-    values that change nothing.
+    :mod:`lmx.protocol.models.sampling` describes the parameters; the defaults here are the values
+    that change nothing.
     """
 
     temperature: float
     """0 is greedy."""
     top_p: float = 1.0
     seed: int = 0
-    """With the same seed, all else being equal, the same tokens are drawn."""
+    """With the same seed, and everything else being equal, the same tokens are drawn."""
     top_k: int = 0
     """0: all tokens."""
     min_p: float = 0.0
@@ -225,7 +226,7 @@ class RowSampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of a token and what is added to its logit."""
+    """Pairs of a token and the number that is added to its logit."""
     min_tokens: int = 0
     """``end_ids`` can't be drawn before the row has so many tokens."""
     end_ids: frozenset[int] = frozenset()
@@ -259,12 +260,12 @@ class RowRequest:
     top_logprobs: int | None = None
     """How many alternatives come with each token's own logprob; None: no logprobs at all."""
     prompt_logprobs: bool = False
-    """Whether those of the prompt's tokens are wanted too: then its prefill begins at the start,
-    whatever is cached of it."""
+    """Whether the logprobs of the prompt's tokens are wanted too. Then the prefill begins at the
+    start, even if a part of the prompt is cached."""
     beam: BeamSearch | None = None
-    """A row with a search gives no tokens until it ends, with all its hypotheses at once."""
+    """A row with a search returns no tokens until it ends, and then all its hypotheses at once."""
     assist: Assist = field(default_factory=Assist)
-    """How tokens may be guessed ahead."""
+    """How tokens may be drafted ahead."""
     cache_salt: str = ""
     """Rows share cached prefixes only with rows of the same salt."""
     made_tokens: int = 0
@@ -305,7 +306,7 @@ class Hypothesis(NamedTuple):
     """One outcome of a beam search."""
 
     tokens: Sequence[int]
-    """With its end token, if it has one, as the last."""
+    """The tokens, with the end token last, if there is one."""
     score: float
     """See :attr:`BeamSearch.length_penalty`."""
     scores: Sequence[TokenScores] = ()
@@ -323,32 +324,32 @@ class RowStarted(NamedTuple):
 
 
 class RowDrafts(NamedTuple):
-    """What became of the tokens that were guessed ahead for a row in one step."""
+    """What became of the tokens that were drafted for a row in one step."""
 
     row_id: int
     drafted_tokens: int
-    """How many were guessed."""
+    """How many tokens were drafted."""
     accepted_tokens: int
     """How many of them were right."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step made. All empty means that the step made no progress."""
+    """The output of one step. If all of it is empty, the step made no progress."""
 
     tokens: Sequence[RowToken] = ()
     """A row has no token in a step, or one, or with speculation several, in order."""
     prefill_tokens: int = 0
     """How many prompt tokens were processed."""
     started: Sequence[RowStarted] = ()
-    """A row is in it before or with its first token."""
+    """A row is listed here before or with its first token."""
     failed: Sequence[tuple[int, Exception]] = ()
-    """Rows that have ended by an error, and are removed already."""
+    """Rows that ended with an error; they have been removed."""
     found: Sequence[tuple[int, Sequence[Hypothesis]]] = ()
-    """Rows whose beam search has ended, and that are removed already."""
+    """Rows whose beam search has ended; they have been removed."""
     drafts: Sequence[RowDrafts] = ()
     search_tokens: int = 0
-    """By how many tokens beam searches became longer, which show no tokens before they end."""
+    """By how many tokens beam searches became longer; they show no tokens before they end."""
 
 
 # --- Tasks ----------------------------------------------------------------------------------------
@@ -357,32 +358,34 @@ class StepOutput:
 TaskPiece = Callable[[], TaskPart]
 """A part of a task: returns the message that it makes. Engine thread, between two steps.
 
-It blocks, for as long as some thousand tokens take. An exception concerns its task alone.
+It blocks for as long as some thousand tokens take. An exception concerns only its task.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """How a task is done for which the model must compute."""
+    """How a task that needs computing is done."""
 
     prompt_tokens: int
     """How many tokens the task's inputs have in all."""
     pieces: Sequence[TaskPiece]
-    """They are called one after the other, and what each returns is sent."""
+    """They are called one after the other, and the result of each is sent."""
 
 
 # --- Engines --------------------------------------------------------------------------------------
 
 
 class Detokenizer(Protocol):
-    """Turns one row's tokens into text. The pieces, joined, are the text of all the tokens.
-    Engine thread. An exception concerns its request alone."""
+    """Turns one row's tokens into text. The joined pieces are the text of all the tokens.
+
+    Engine thread. An exception concerns only its request.
+    """
 
     def add(self, token: int) -> str:
         """Return the text that became final: whole characters, often none."""
 
     def flush(self) -> str:
-        """Return what was held back; called once, after the last token."""
+        """Return the text that was held back; called once, after the last token."""
 
 
 class Generator(Protocol):
@@ -418,7 +421,7 @@ class Generator(Protocol):
         """
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; a special token's name. Engine thread."""
+        """Return the bytes of a token; for a special token, those of its name. Engine thread."""
 
     def can_admit(self) -> bool:
         """Return whether ``admit`` may be called now; the caller keeps the number of rows.
@@ -451,43 +454,43 @@ class TaskEngine(Protocol):
     (:mod:`lmx.protocol.messages.tasks`)."""
 
     def plan(self, task: Task) -> TaskPlan | TaskReply:
-        """Tokenize and check a task, and cut it into pieces; or return the reply to it, where
-        nothing need be computed. Prompt thread.
+        """Tokenize and check a task, and cut it into pieces; or return the reply to it, if nothing
+        must be computed. Prompt thread.
 
-        Raises ``RequestError`` for what this model can't do. Another exception concerns the task
-        alone.
+        Raises ``RequestError`` for a task that this model can't do. Any other exception concerns
+        only the task.
         """
 
 
 class Resident(Protocol):
     """A model in memory. Engine thread.
 
-    An exception out of any method means that the engine is broken, or that memory ran out.
+    An exception from any method means that the engine is broken, or that memory ran out.
     """
 
     def rest(self) -> None:
-        """Use a pause: no row lives. Give caches back; called once a pause."""
+        """Use a pause, in which there are no rows: give caches back. Called once a pause."""
 
     def shrink(self) -> None:
-        """The machine's memory runs out: give caches back between two steps, about half of
-        them, and take no more than what is left; called again, half of that."""
+        """Give about half of the caches back between two steps, because the machine's memory runs
+        short, and take no more than the rest from now on. Another call halves it again."""
 
     def regrow(self) -> None:
-        """There is memory again: caches may grow to their size."""
+        """Let caches grow to their full size again: there is enough memory."""
 
     def close(self) -> None:
-        """The worker ends in good order: keep on disk what is to survive it. The last call."""
+        """Write what is to survive the worker to disk. This is the last call."""
 
     def memory_bytes(self) -> int:
-        """Return the bytes that the engine holds, caches included; 0 when it can't tell."""
+        """Return the bytes that the engine holds, caches included; 0 if it can't tell."""
 
     def peak_memory_bytes(self) -> int:
-        """Return the most that it has held, between two calls too; 0 when it can't tell."""
+        """Return the most that it has held, also between two calls; 0 if it can't tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A model that is loaded and warm, by what can be asked of it. One object may be all three."""
+    """A model that is loaded and warm, with its interfaces. One object may be all three."""
 
     facts: ModelFacts
     resident: Resident
@@ -497,16 +500,17 @@ class Engine:
 
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]
-"""Takes the phase, the fraction done (None: unknown) and a word for people. Engine thread."""
+"""Takes the phase, the fraction that is done (None: unknown) and a word for people. Engine
+thread."""
 
 
 class EngineFactory(Protocol):
-    """What a spec's ``engine`` names, as ``module:function``."""
+    """The function that a spec's ``engine`` names, as ``module:function``."""
 
     def __call__(self, spec: WorkerSpec, advanced: LoadReporter) -> Engine:
-        """Load a model and warm it up. Called once, on the engine thread; takes as long as the
-        disk needs, and tells ``advanced`` how far it is.
+        """Load a model and warm it up. Called once, on the engine thread. It takes as long as the
+        disk needs, and reports its progress to ``advanced``.
 
-        Raises ``LmxError`` with a code where the reason is known; else whatever the engine's
+        Raises ``LmxError`` with a code if the reason is known; otherwise whatever the engine's
         library raises (:func:`lmx.worker.service.failures.load_failure` judges that).
         """

@@ -1,10 +1,11 @@
-"""What the KV caches of the rows in flight are counted at, and whether one more fits. Pure.
+"""Estimates the KV caches of the rows in flight, and decides whether one more row fits. Pure.
 
-A row is counted at its prompt and a first part of its answer, and grows with what it makes,
-some tokens ahead. Cached prefixes save computing, no memory: a row has its own copy of them.
+A row is counted with its prompt and the first part of its answer; the estimate grows with the
+answer, some tokens ahead. Cached prefixes save computing, but no memory: a row has its own copy of
+them.
 
 Rows that decode together have one array for all of them, as long as the longest of them. So each
-row is counted at the longest one that it may decode together with
+row is counted with the length of the longest row that it may decode together with
 (:mod:`lmx.worker.scheduling.length_groups`). A beam search is a batch of its own, of its width.
 """
 
@@ -21,39 +22,43 @@ from lmx.worker.engine import RowRequest
 from lmx.worker.scheduling.length_groups import RowLength, padded_tokens
 
 ANSWER_TOKENS: Final = 1024
-"""Of an answer counted at its beginning: most that may be longer never are."""
+"""How much of an answer is counted at its beginning: most answers that may be longer never are."""
 
 AHEAD_TOKENS: Final = 256
-"""A row is counted at so many tokens more than it has made."""
+"""A row is counted with this many tokens more than it has made."""
 
 _FIRST_TOKENS: Final = ANSWER_TOKENS - AHEAD_TOKENS
-"""Until it has made more, a row has the room that it was given at first."""
+"""Until a row has made more tokens than this, its first estimate holds."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """``width``: of a beam search, None for a row of the batch."""
+    """A row that is counted."""
 
     prompt_tokens: int
     max_tokens: int
     width: int | None
+    """The width of its beam search; None for a row of the batch."""
     made_tokens: int = 0
 
     @property
     def tokens(self) -> int:
-        """Of each of its sequences."""
+        """The estimated length of each of its sequences."""
         answer_tokens = max(ANSWER_TOKENS, self.made_tokens + AHEAD_TOKENS)
         return self.prompt_tokens + min(self.max_tokens, answer_tokens)
 
     @property
     def present_tokens(self) -> int:
-        """What each of its sequences has now."""
+        """The present length of each of its sequences."""
         return self.prompt_tokens + self.made_tokens
 
 
 class KvAdmission:
-    """Counts rows from ``begin`` to ``end``. ``limit_bytes`` None, or no ``layers``: every row
-    fits. A row that has begun grows past the limit if it must: nothing is taken from it."""
+    """Counts rows from ``begin`` to ``end``.
+
+    If ``limit_bytes`` is None, or there are no ``layers``, every row fits. A row that has begun
+    grows past the limit if it must: nothing is taken from it.
+    """
 
     def __init__(self, layers: Sequence[KvLayers], limit_bytes: int | None) -> None:
         self._layers = layers
@@ -65,13 +70,13 @@ class KvAdmission:
 
     @property
     def total_bytes(self) -> int:
-        """What all rows are counted at."""
+        """The estimate for all rows."""
         if self._total_bytes is None:
             self._total_bytes = self._sum(self._rows.values())
         return self._total_bytes
 
     def fits(self, row: RowRequest) -> bool:
-        """Return whether a row may begin now: it fits, or no other runs."""
+        """Return whether a row may begin now: it fits, or no other row runs."""
         if self._limit_bytes is None or not self._rows:
             return True
         return self._sum([*self._rows.values(), _counted(row)]) <= self._limit_bytes
@@ -82,7 +87,7 @@ class KvAdmission:
         self._total_bytes = None
 
     def made(self, row_id: int) -> None:
-        """A row became longer by a token."""
+        """Note that a row became longer by a token."""
         counted = self._rows[row_id]
         counted.made_tokens += 1
         # For every token of every row: only one that begins a step of a cache changes the sum.
@@ -94,13 +99,13 @@ class KvAdmission:
             self._total_bytes = None
 
     def end(self, row_id: int) -> None:
-        """Count a row no more; ignores one that isn't counted."""
+        """Count a row no more; ignores a row that isn't counted."""
         if self._rows.pop(row_id, None) is not None:
             self._total_bytes = None
 
     def size(self, row_ids: Iterable[int]) -> tuple[int, int]:
-        """Return what the rows of a request need by themselves, to compare requests: bytes,
-        then tokens, where nothing is known of the cache."""
+        """Return what the rows of a request need by themselves, so that requests can be compared:
+        bytes, then tokens, which decide if nothing is known of the cache."""
         counted = [self._rows[row_id] for row_id in row_ids]
         return (
             sum((one.width or 1) * kv_bytes(self._layers, one.tokens) for one in counted),
@@ -126,7 +131,7 @@ class KvAdmission:
 def most_tokens(
     layers: Sequence[KvLayers], limit_bytes: int, sequences: int, asked_tokens: int
 ) -> int:
-    """Return how many of ``asked_tokens`` fit, of each of so many sequences."""
+    """Return how many of ``asked_tokens`` fit for each of ``sequences`` sequences."""
     lengths = range(asked_tokens + 1)
     fitting = bisect_right(lengths, limit_bytes, key=lambda n: sequences * kv_bytes(layers, n))
     return max(0, fitting - 1)

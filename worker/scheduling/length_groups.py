@@ -1,7 +1,7 @@
-"""Which rows decode together: rows of like length. Pure.
+"""Decides which rows decode together: rows of similar length. Pure.
 
 The engine keeps one array for all rows that decode together, as long as the longest of them. A row
-that is much shorter than another one would take the memory of the longer one, and its time.
+that is much shorter than another one would take the memory, and the time, of the longer one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 
 _MOST_TIMES: Final = 2
 _MOST_MORE_TOKENS: Final = 2048
-"""Below this, reading the model's weights twice costs more than the padding does."""
+"""Below this difference, reading the model's weights twice costs more than the padding does."""
 
 
 class RowLength(NamedTuple):
     """How long a row is, as far as it is known."""
 
     least_tokens: int
-    """It has so many."""
+    """Its length now."""
     most_tokens: int
-    """It has no more than these."""
+    """The length that it can't exceed."""
     counted_tokens: int
-    """It is to have room for so many."""
+    """The length for which it is to have room."""
 
 
 def are_alike(shortest_tokens: int, longest_tokens: int) -> bool:
@@ -33,11 +33,11 @@ def are_alike(shortest_tokens: int, longest_tokens: int) -> bool:
 
 
 def padded_tokens(rows: Sequence[RowLength]) -> list[int]:
-    """Return for each row how long the array may be that it is in: as long as the longest row that
-    it may decode together with.
+    """Return for each row how long its array may be: as long as the longest row that it may decode
+    together with.
 
-    Which rows do depends on the order in which they came. Rows that decode together stay as much
-    longer than one another as they are, so they are alike for as long as they do.
+    Which rows decode together depends on the order in which they came. Rows that decode together
+    keep their differences in length, so they stay alike for as long as they do.
     """
     ranked = sorted(rows, key=lambda row: row.least_tokens)
     lengths = [row.least_tokens for row in ranked]

@@ -1,9 +1,7 @@
-"""From a Generate to a job for the engine: runs on the prompt thread, where it may take long.
+"""Turns a Generate into a job for the engine. It runs on the prompt thread, where it may take long.
 
-What a request that names no value gets. Pure.
-
-Order: the request, the model's configuration (the spec), its generation_config.json, then the
-default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
+Each parameter has the first value that is set by: the request, the model's configuration (the
+spec), its generation_config.json, the default of :data:`lmx.protocol.models.sampling.PARAMETERS`.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 def resolve_sampling(
     asked: Sampling, spec: WorkerSpec, facts: ModelFacts, random_seed: int
 ) -> RowSampling:
-    """Return how a row is sampled; ``random_seed`` is taken when the request has none.
+    """Return how a row is sampled. ``random_seed`` is used if the request has no seed. Pure.
 
     Raises :class:`RequestError` for a token id that the model doesn't have.
     """
@@ -80,10 +78,10 @@ def answer_seed(seed: int, index: int) -> int:
 def resolve_max_tokens(
     asked: int | None, spec: WorkerSpec, prompt_tokens: int, context_tokens: int, param: str
 ) -> int:
-    """Return how many tokens an answer may have: at least 1, unless none were asked for.
+    """Return how many tokens an answer may have: at least 1, unless the request wants none.
 
-    Raises :class:`RequestError` (``context_length_exceeded``) when the prompt leaves no room
-    for a single one, or for itself. A limit that is too high is lowered, not refused.
+    Raises :class:`RequestError` (``context_length_exceeded``) if the prompt leaves no room for a
+    single token, or does not fit itself. A limit that is too high is lowered, not refused.
     """
     room = context_tokens - prompt_tokens
     if asked == 0 and room >= 0:
@@ -104,7 +102,7 @@ def resolve_max_tokens(
 def truncated(
     prompt: Sequence[int], request: Generate, spec: WorkerSpec, context_tokens: int
 ) -> Sequence[int]:
-    """Return the end of a prompt, as much as the request takes of it."""
+    """Return the end of a prompt, as long as the request allows."""
     most = request.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -144,9 +142,10 @@ def prepare(
     *,
     again: bool = False,
 ) -> Job:
-    """Render, tokenize, compile and check a request. Raises ``RequestError`` when it can't be
-    met. ``again``: for other answers than it had before, so that they are drawn, with other
-    seeds, also where the likeliest tokens were asked for.
+    """Render, tokenize, compile and check a request. Raises ``RequestError`` if it can't be met.
+
+    ``again`` means that the answers must differ from earlier ones: they are drawn with other seeds,
+    even if the request wants the likeliest tokens.
     """
     encoded = generator.encode(
         PromptSource(
@@ -225,7 +224,8 @@ def prepare(
 
 
 def _check_assist(assist: Assist, speculation: SpeculationSpec | None) -> None:
-    """Refuse what is said of guessing ahead to a model that does not, or does it another way."""
+    """Refuse settings of speculation for a model that does not use it, or uses it in another
+    way."""
     by_draft = speculation is not None and speculation.draft_path is not None
     usable = {
         "num_assistant_tokens": speculation is not None,
@@ -263,7 +263,8 @@ def _beam(request: Generate, spec: WorkerSpec, sampling: RowSampling) -> BeamSea
 
 
 def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: str) -> None:
-    """Refuse a prompt whose KV cache, with a token more, would never fit, whoever else runs."""
+    """Refuse a prompt whose KV cache, with one more token, would never fit, even if no other row
+    ran."""
     if spec.kv_cache_bytes is None:
         return
     needed = prompt_tokens + 1

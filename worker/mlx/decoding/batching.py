@@ -1,4 +1,4 @@
-"""Whether a model is right when rows of different lengths decode together: found by trying."""
+"""Finds out by trying whether a model is right if rows of different lengths decode together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 
 log = structlog.get_logger()
 
-# As different in length as tells: positions that are wrong by a few tokens change little.
+# The lengths differ enough to show a fault: positions that are off by a few tokens change little.
 _PROMPTS: Final = (list(range(1, 65)), [66, 67, 68, 69])
 _FOLLOWING: Final = ((70, 71), (72, 73))
-# Of the spread of a row's logits. Rounding moves them by much less; a padding that is not
+# A share of the spread of a row's logits. Rounding moves them by much less; padding that is not
 # masked moved them by 0.2 to 4 in the models that were tried.
 _TOLERANCE: Final = 0.1
 
@@ -28,12 +28,12 @@ _Row = tuple[PromptCache, mx.array | None]
 
 
 def can_batch(forward: Forward) -> bool:
-    """Try two rows alone and together. Logs why not.
+    """Try two rows alone and together. If it does not work, the reason is logged.
 
-    In mlx-vlm 0.7.10 two of some forty architectures can't: gemma2, whose attention adds the
+    In mlx-vlm 0.7.10 two of some forty architectures can't batch: gemma2, whose attention adds the
     mask of a batch to scores of one more dimension, and internlm3, whose rope takes one offset.
     """
-    # Once for both: it is most of the work, and every load waits for it.
+    # This is done once for both: it is most of the work, and every load waits for it.
     rows = [_prefilled(forward, prompt) for prompt in _PROMPTS]
     alone = [
         _logits(forward, copy.deepcopy(cache), deltas, [following])
@@ -75,7 +75,7 @@ def _logits(
     rope_deltas: mx.array | None,
     following: Sequence[Sequence[int]],
 ) -> mx.array:
-    """Return what comes after what each row of a cache holds and its following tokens, [rows,
+    """Return the logits after the content of each row's cache and its following tokens, [rows,
     vocabulary]."""
     for tokens in zip(*following, strict=True):
         logits = forward.decode(mx.array(tokens)[:, None], cache, rope_deltas)[:, -1]

@@ -1,13 +1,12 @@
 """Beam search over one prompt: several beams that decode as a batch of their own.
 
-A beam's score is made of logprobs: log-softmax of the logits, after penalties, biases and bans
-where there are some, each beam's by its own tokens; that is what sampling at temperature 1 draws
-from. A constraint takes tokens away without raising the others' chances, as in Transformers;
-temperature and filters have no part in it. The scores that are told of tokens are the model's own.
+A beam's score is made of logprobs: log-softmax of the logits, after the penalties, biases and bans
+of the request, each beam's by its own tokens. Sampling at temperature 1 draws from the same values.
+A constraint takes tokens away without raising the others' chances, as in Transformers; temperature
+and filters are ignored. The scores that are reported for tokens are the model's own.
 
-Which continuations a beam search goes on with, which it keeps as hypotheses, when it ends.
-
-As Transformers does it, without early stopping. Pure: knows nothing of models and caches.
+The pure functions decide which continuations a search follows, which it keeps as hypotheses, and
+when it ends, as Transformers does it without early stopping.
 """
 
 from __future__ import annotations
@@ -26,31 +25,32 @@ from lmx.worker.mlx.sampling.penalties import LogitEdits, apply_edits
 
 
 class Continuation(NamedTuple):
-    """A token after one of the running beams; ``total`` is the sum of all logprobs with it."""
+    """A token after one of the running beams."""
 
     total: float
+    """The sum of all logprobs, with this token's."""
     beam: int
     token: int
 
 
 class Choice(NamedTuple):
-    """What becomes of a step's continuations, each part best first."""
+    """The decision about a step's continuations, each part best first."""
 
     ended: Sequence[Continuation]
     running: Sequence[Continuation]
 
 
 def considered(beam: BeamSearch) -> int:
-    """Return how many continuations a step looks at: enough to go on by ``width`` of them
-    though every beam should end in each possible way; twice the width for one end token."""
+    """Return how many continuations a step looks at: enough to continue with ``width`` of them even
+    if every beam ended in each possible way. For one end token it is twice the width."""
     return beam.width * (1 + max(1, len(beam.end_ids)))
 
 
 def choose(continuations: Iterable[Continuation], beam: BeamSearch, last: bool) -> Choice:
-    """Sort a step's continuations out. In the ``last`` step all come to their end.
+    """Sort a step's continuations. In the ``last`` step all of them end.
 
-    Only ends among the best ``width`` count. Of equal ones, the earlier beam's comes first,
-    then the lower token.
+    Only ends among the best ``width`` count. Of equal ones, the earlier beam's comes first, then
+    the lower token.
     """
     ranked = sorted(continuations, key=lambda one: (-one.total, one.beam, one.token))
     ranked = ranked[: considered(beam)]
@@ -62,17 +62,17 @@ def choose(continuations: Iterable[Continuation], beam: BeamSearch, last: bool) 
 def score(total: float, length: int, length_penalty: float) -> float:
     """Return a hypothesis' score: ``total`` divided by its ``length`` (its tokens, the end
     token too) to the power of ``length_penalty``; above 0 it favours long ones."""
-    # At most e^600, so that the product is a float too.
+    # This is at most e^600, so that the product is a float too.
     return total * math.exp(min(600.0, -length_penalty * math.log(length)))
 
 
 def is_settled(
     kept_scores: Collection[float], best_running: float, length: int, beam: BeamSearch
 ) -> bool:
-    """Return whether a search can end: ``width`` hypotheses are kept, and the best running
-    beam, were it to end at its present ``length``, would be none of them.
+    """Return whether a search can end: ``width`` hypotheses are kept, and the best running beam
+    would not be among them if it ended at its present ``length``.
 
-    A guess where length is rewarded: it might still have become one.
+    If length is rewarded, this is only a guess: a longer beam might still become one.
     """
     if len(kept_scores) < beam.width:
         return False
@@ -84,11 +84,12 @@ Decode = Callable[[mx.array, PromptCache], mx.array]
 
 
 class _Tail(NamedTuple):
-    """A beam's last token; ``before`` is what the beam was without it, None: empty."""
+    """A beam's last token."""
 
     token: int
     scores: TokenScores | None
     before: _Tail | None
+    """The beam without that token; None: it is empty."""
 
 
 class _Beam(NamedTuple):
@@ -99,21 +100,22 @@ class _Beam(NamedTuple):
 
 
 class _Ranking(NamedTuple):
-    """What may follow the running beams. ``logprobs`` are the model's own, by beam and token, and
-    ``tops`` the likeliest tokens, by beam; both empty where nobody asked."""
+    """The tokens that may follow the running beams."""
 
     continuations: Sequence[Continuation]
     logprobs: dict[tuple[int, int], float]
+    """The model's own, by beam and token; empty if nobody wants them."""
     tops: Sequence[Sequence[tuple[int, float]]]
+    """The likeliest tokens, by beam; empty if nobody wants them."""
 
 
 class BeamGroup:
     """A beam search. Engine thread.
 
-    ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1,
-    vocabulary] are those of its end. ``constraint`` is used up as well. At least one token is
-    made, and ``max_tokens`` at most. Of ``sampling``, which is for ``prompt`` too, only what edits
-    logits counts.
+    ``prompt_cache`` has one row, holds the prompt, and is used up; ``first_logits`` [1, vocabulary]
+    are those of its end. ``constraint`` is used up as well. At least one token is made, and
+    ``max_tokens`` at most. Of ``sampling``, which also applies to ``prompt``, only the parameters
+    that edit logits count.
     """
 
     def __init__(
@@ -143,9 +145,9 @@ class BeamGroup:
     def step(self) -> Sequence[Hypothesis] | None:
         """Make one more token for each beam. Blocks.
 
-        Returns the hypotheses when the search is over, the best first: as many as its width,
-        or fewer where no more are possible. None before. Raises what a constraint raises, and
-        ValueError when it allows nothing: the search has failed then.
+        Returns the hypotheses when the search is over, the best first: as many as its width, or
+        fewer if no more are possible. Before that it returns None. Raises what a constraint raises,
+        and ValueError if the constraint allows nothing: the search has failed then.
         """
         ranking = self._rank(self._decode())
         self._length += 1
@@ -175,7 +177,7 @@ class BeamGroup:
         values, tokens = candidates(self._masked(logprobs), considered(self._beam))
         own_values = [mx.take_along_axis(own, tokens, axis=-1)] if told else []
         tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
-        # What no logit depends on, such as a cache's offsets, would never be evaluated.
+        # Arrays on which no logit depends, such as a cache's offsets, would never be evaluated.
         mx.eval(values, tokens, own_values, tops, cache_states(self._prompt_cache))
         continuations = [
             Continuation(self._running[beam].total + logprob, beam, token)
@@ -226,7 +228,7 @@ class BeamGroup:
                     [tail.scores for tail in tails if tail.scores is not None],
                 )
             )
-        # Stable: of equal scores, the first found stays first.
+        # The sort is stable: of equal scores, the first found stays first.
         self._kept.sort(key=lambda kept: -kept.score)
         del self._kept[self._beam.width :]
 

@@ -31,7 +31,7 @@ from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
 
 
 def can_be_single(cache: PromptCache) -> bool:
-    """Return whether all layers are of kinds that a row can be taken out of."""
+    """Return whether all layers are of kinds from which a single row can be taken out."""
     return all(
         can_be_single(layer.caches)
         if isinstance(layer, CacheList)
@@ -41,7 +41,7 @@ def can_be_single(cache: PromptCache) -> bool:
 
 
 def single_row(cache: PromptCache, index: int) -> PromptCache:
-    """Return one row's cache. Uses the batch's up."""
+    """Return one row's cache. It uses up the batch's cache."""
     return [_single(layer, index) for layer in cache]
 
 
@@ -49,7 +49,7 @@ def _single(layer: Any, index: int) -> Any:
     if isinstance(layer, CacheList):
         return CacheList(*single_row(layer.caches, index))
     if isinstance(layer, ArraysCache) or layer.keys is None:
-        # The same kind for one row as for many; or a layer that borrows another one's.
+        # The kind is the same for one row as for many; or the layer borrows another one's cache.
         layer.filter(mx.array([index], mx.int32))
         return layer
     return layer.extract(index)
@@ -61,11 +61,11 @@ class DecodeRow:
 
     row_id: int
     tokens: list[int]
-    """Its prompt, and what it has returned so far."""
+    """Its prompt, and the tokens that it has returned so far."""
     left_tokens: int
     salt: str
     made_tokens: int = 0
-    """How many of ``tokens`` are of its answer."""
+    """How many of ``tokens`` belong to its answer."""
     known: bool = False
     """Whether the next token to feed is the last one of ``tokens``, instead of one that was drawn
     and not returned."""
@@ -77,31 +77,32 @@ class DecodeRow:
 
 
 class Joining(NamedTuple):
-    """A row that comes out of prefill."""
+    """A row that has finished its prefill."""
 
     row: DecodeRow
     prompt_cache: PromptCache
-    """A single row's cache, of the prompt; without its last token where ``logits`` is None."""
+    """A single row's cache of the prompt; if ``logits`` is None, without the prompt's last
+    token."""
     logits: mx.array | None
-    """Those of the first token [1, vocabulary]. None: the next step feeds the prompt's last
+    """The logits of the first token [1, vocabulary]. None: the next step feeds the prompt's last
     token."""
     rope_deltas: mx.array | None
 
 
 class DecodeStep(NamedTuple):
-    """A token for each row but the failed ones, whose constraints raised, and more where tokens
-    were guessed. The caller lets the failed rows leave."""
+    """The output of a step: a token for each row, or more if tokens were drafted."""
 
     tokens: Sequence[RowToken]
     failed: Sequence[tuple[int, Exception]] = ()
+    """The rows whose constraints raised, which got no token. The caller removes them."""
     drafts: Sequence[RowDrafts] = ()
 
 
 class DecodeBatch:
-    """Rows that decode together, each by its own parameters. Engine thread.
+    """Rows that decode together, each with its own parameters. Engine thread.
 
-    The sampler knows a row before it joins, and is told by the caller when it is gone. A row is
-    not removed when it has no tokens left: the caller does that before the next step.
+    The sampler knows a row before it joins, and the caller tells it when the row is gone. A row
+    with no tokens left is not removed here: the caller does that before the next step.
     """
 
     def __init__(self, forward: Forward, sampler: RowSampler) -> None:
@@ -120,11 +121,10 @@ class DecodeBatch:
         self._eval_interval = _get_batch_cache_eval_interval()
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
-        """Take a row in. Where its logits are given, draw its first token, which the next step
-        returns.
+        """Add a row. If its logits are given, draw its first token, which the next step returns.
 
-        Blocks until its prefill is done. Returns it when its constraint raised: it has not
-        joined then.
+        Blocks until its prefill is done. If its constraint raised, the row has not joined and is
+        returned.
         """
         row, row_ids = joining.row, [joining.row.row_id]
         new: list[PendingScores] = []
@@ -189,8 +189,8 @@ class DecodeBatch:
         return any(not row.known for row in self.rows)
 
     def flush(self) -> DecodeStep:
-        """Return the tokens that were drawn ahead, without a step: for a caller whose next step is
-        far away. Waits for them."""
+        """Return the tokens that were drawn ahead, without a step: for a caller whose next step
+        comes much later. Waits for the tokens."""
         assert self._next is not None, "there is at least one row"
         made = self._return(self._accept(self._next), self._scores)
         self._scores = []
@@ -204,10 +204,10 @@ class DecodeBatch:
         return cast(list[int], self._next.tolist())
 
     def verify(self, guesses: Guesses, end_ids: Collection[int]) -> DecodeStep:
-        """Step, and as far as the guesses for a row are right return them as well.
+        """Do a step, and also return the guesses for each row as far as they are right.
 
-        A row is to be given fewer guesses than it has tokens left. Nothing is drawn behind a
-        token of ``end_ids``. Blocks until the next tokens are drawn.
+        A row must get fewer guesses than it has tokens left. Nothing is drawn after a token of
+        ``end_ids``. Blocks until the next tokens are drawn.
         """
         inputs, scores = self._next, self._scores
         assert inputs is not None, "a step is for at least one row"
@@ -239,7 +239,7 @@ class DecodeBatch:
         return self._without_failed(made, drafts)
 
     def leave(self, row_ids: Collection[int]) -> None:
-        """Let rows go, and free their caches; ignores those that are not here."""
+        """Remove rows, and free their caches; ignores those that are not here."""
         keep = [index for index, row_id in enumerate(self._row_ids) if row_id not in row_ids]
         if len(keep) == len(self.rows):
             return
@@ -255,7 +255,7 @@ class DecodeBatch:
         self._row_ids = [row.row_id for row in self.rows]
         kept = mx.array(keep, mx.int32)
         if len(keep) == 1 and can_be_single(self.prompt_cache):
-            # A row alone needs no mask. Qwen3.5 copies a batch's cache at every step for one.
+            # A single row needs no mask. For a mask, Qwen3.5 copies a batch's cache at every step.
             self.prompt_cache = single_row(self.prompt_cache, keep[0])
             self._batched = False
         else:
@@ -266,8 +266,8 @@ class DecodeBatch:
             self._rope_deltas = self._rope_deltas[kept]
 
     def find(self, row_id: int) -> tuple[DecodeRow, int | None] | None:
-        """Return a row and its place in ``prompt_cache``, None where that is a single row's;
-        None if the row isn't here."""
+        """Return a row and its place in ``prompt_cache``; the place is None if that cache is a
+        single row's. None if the row isn't here."""
         if row_id not in self._row_ids:
             return None
         index = self._row_ids.index(row_id)
@@ -283,7 +283,7 @@ class DecodeBatch:
         return DecodeStep(made, failed, drafts)
 
     def _accept(self, inputs: mx.array) -> list[int]:
-        """Read the inputs, and tell the sampler those that it doesn't know yet."""
+        """Read the inputs, and give the sampler those that it doesn't know yet."""
         tokens = cast(list[int], inputs.tolist())
         for row, token in zip(self.rows, tokens, strict=True):
             if not row.known:
@@ -307,6 +307,7 @@ class DecodeBatch:
     def _clean_up(self) -> None:
         self._steps += 1
         if self._eval_interval and self._steps % self._eval_interval == 0:
-            # What no token depends on, such as a cache's offsets, is never evaluated otherwise.
+            # Otherwise arrays on which no token depends, such as a cache's offsets, are never
+            # evaluated.
             mx.eval(cache_states(self.prompt_cache))
             mx.clear_cache()

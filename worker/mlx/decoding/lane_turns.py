@@ -1,8 +1,8 @@
 """How the groups of rows that decode apart share the device's time. Pure.
 
-Rows of unlike length decode in groups of their own, one after the other. The group of the shortest
-rows is never slowed down by more than a half: all other groups together get half of the time that
-it takes. Without such a bound, one row with a long context would set the pace for all.
+Rows of different lengths decode in groups of their own, one after the other. The group of the
+shortest rows is never slowed down by more than a half: all other groups together get half of the
+time that it takes. Without such a limit, one row with a long context would set the pace for all.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _SHARE: Final = 0.5
 
 
 class LaneTurns:
-    """Says whose turn it is. Knows no clock: the caller measures. Lanes are given with the shortest
-    first; a lane that is no longer given is forgotten."""
+    """Decides which lane has its turn. It knows no clock: the caller measures. Lanes are given with
+    the shortest first; a lane that is no longer given is forgotten."""
 
     def __init__(self) -> None:
         self._credit_s: dict[Hashable, float] = {}
         self._cost_s: dict[Hashable, float] = {}
 
     def next(self, lanes: Sequence[Hashable]) -> Hashable:
-        """Return the lane to step: the shortest, or one whose time has come."""
+        """Return the lane to step: the shortest, or one whose turn has come."""
         for lane in lanes[1:]:
             if self._credit_s.get(lane, 0.0) >= self._cost_s.get(lane, 0.0):
                 return lane
         return lanes[0]
 
     def took(self, lanes: Sequence[Hashable], lane: Hashable, took_s: float) -> None:
-        """A step of ``lane`` took so long."""
+        """Note that a step of ``lane`` took ``took_s``."""
         known = set(lanes)
         self._cost_s = {one: cost for one, cost in self._cost_s.items() if one in known}
         self._credit_s = {one: credit for one, credit in self._credit_s.items() if one in known}
@@ -39,5 +39,5 @@ class LaneTurns:
             return
         for other in lanes[1:]:
             credit_s = self._credit_s.get(other, 0.0) + _SHARE * took_s / len(lanes[1:])
-            # What is not used is not saved up: no row is to be stopped for long.
+            # Unused time is not saved up, because no row may be stopped for long.
             self._credit_s[other] = min(credit_s, self._cost_s.get(other, 0.0))

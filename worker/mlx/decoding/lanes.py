@@ -1,7 +1,7 @@
-"""The rows that decode, in lanes: a batch for each group of rows of like length.
+"""The rows that decode, in lanes: a batch for each group of rows of similar length.
 
-One lane is stepped at a time, and gives out what it made before another one is. While there is one
-lane alone, it decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`).
+One lane is stepped at a time, and returns its output before another one is stepped. A single lane
+decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from lmx.worker.scheduling.length_groups import are_alike
 
 
 class FoundRow(NamedTuple):
-    """A row, and where its cache is: ``place`` None in one that is this row's alone."""
+    """A row and its cache."""
 
     row: DecodeRow
     prompt_cache: PromptCache
     place: int | None
+    """Its place in the cache; None if the cache is this row's alone."""
 
 
 class DecodeLanes:
@@ -36,12 +37,12 @@ class DecodeLanes:
 
     @property
     def rows(self) -> Sequence[DecodeRow]:
-        """All of them."""
+        """All rows that decode."""
         return [row for lane in self._lanes for row in lane.rows]
 
     @property
     def only(self) -> DecodeBatch | None:
-        """The lane that all rows are in; None: there is none, or there are several."""
+        """The lane with all rows; None if there is none, or if there are several."""
         return self._lanes[0] if len(self._lanes) == 1 else None
 
     @property
@@ -51,11 +52,11 @@ class DecodeLanes:
 
     @property
     def long_next(self) -> bool:
-        """Whether it is the turn of a lane of longer rows."""
+        """Whether a lane of longer rows has its turn."""
         return len(self._lanes) > 1 and self._turns.next(self._lanes) is not self._lanes[0]
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
-        """Take a row in, see :meth:`DecodeBatch.join`."""
+        """Add a row, see :meth:`DecodeBatch.join`."""
         tokens = len(joining.row.tokens)
         for lane in self._lanes:
             lengths = [tokens, *(len(row.tokens) for row in lane.rows)]
@@ -69,8 +70,8 @@ class DecodeLanes:
         return failed
 
     def step(self, step: Callable[[DecodeBatch], DecodeStep], *, longer: bool) -> DecodeStep:
-        """Step the shortest lane, or, with ``longer``, the one whose turn it is. Where there are
-        several, wait for what it draws."""
+        """Step the shortest lane, or, with ``longer``, the one that has its turn. If there are
+        several lanes, wait for the tokens that it draws."""
         if (only := self.only) is not None:
             return step(only)
         if self.ahead:  # From a time when there was one lane.
@@ -83,7 +84,7 @@ class DecodeLanes:
         return made
 
     def flush(self) -> DecodeStep:
-        """Return what is drawn and not returned, see :meth:`DecodeBatch.flush`."""
+        """Return the tokens that are drawn and not returned, see :meth:`DecodeBatch.flush`."""
         made = DecodeStep(())
         for lane in self._lanes:
             if lane.ahead:

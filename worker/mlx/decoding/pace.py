@@ -1,4 +1,4 @@
-"""How many prompt tokens are processed between two tokens of the rows that decode. Pure."""
+"""Decides how many prompt tokens are processed between two tokens of the rows that decode. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 LEAST_TOKENS: Final = 8
 MOST_TOKENS: Final = 2048
 _FIRST_TOKENS: Final = 16
-# What is left of the limit covers what can't be foreseen: a busy machine, a deeper context.
+# The rest of the limit is for what can't be foreseen: a busy machine, a deeper context.
 _SHARE_OF_STALL: Final = 0.6
-# While no row decodes, only cancelling and the sight of progress wait for a chunk.
+# While no row decodes, only cancellations and progress reports wait for a chunk.
 _IDLE_CHUNK_S: Final = 1.0
 # A chunk's cost is at most so many times what was foreseen when the next one doubles.
 _GROWTH: Final = 2.0
@@ -19,10 +19,10 @@ _DEPTH_TOKENS: Final = 4096
 
 
 class PrefillPace:
-    """Chooses the size of each chunk from what the chunks before it took.
+    """Chooses the size of each chunk from the time that earlier chunks took.
 
-    Measurements are carried over from prompt to prompt. Knows no clock and no prompt: the
-    caller measures, and takes less where the prompt ends.
+    Measurements are kept from prompt to prompt. It knows no clock and no prompt: the caller
+    measures, and takes a smaller chunk at the end of a prompt.
     """
 
     def __init__(self, max_stall_s: float) -> None:
@@ -34,20 +34,21 @@ class PrefillPace:
         self._depth_tokens = 0
 
     def chunk(self, depth_tokens: int, *, decoding: bool) -> int:
-        """Return how many tokens to process next, behind ``depth_tokens`` of context.
+        """Return how many tokens to process next, after ``depth_tokens`` of context.
 
-        At least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice of what was tried.
+        The number is at least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice the
+        largest that was tried.
         """
         self._suggested = self._choose(depth_tokens, decoding)
         return self._suggested
 
     def decoded(self, took_s: float) -> None:
-        """A step took so long that advanced the decoding rows alone."""
+        """Note that a step which only advanced the decoding rows took ``took_s``."""
         self._decode_s = took_s
 
     def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
-        """A chunk of ``tokens`` behind ``depth_tokens`` took so long. ``decoding``: rows waited for
-        it."""
+        """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
+        whether rows waited for it."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
         if 2 * tokens < self._suggested and took_s <= self._budget_s(decoding):
             return

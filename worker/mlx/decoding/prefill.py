@@ -28,9 +28,9 @@ _SCORED_LOGITS: Final = 1 << 25
 class PromptPrefill:
     """Takes a prompt's tokens through the model, all but the last, by ``advance``.
 
-    The last token is the first that decodes: ``prompt_cache`` then holds all tokens but that one.
-    Where its logits are wanted at once, or where the model can't be given a prompt in chunks,
-    ``finish`` takes what is left. Engine thread.
+    The last token is the first that decodes: ``prompt_cache`` then holds all tokens except that
+    one. If its logits are wanted at once, or if the model can't take a prompt in chunks, ``finish``
+    processes the rest. Engine thread.
     """
 
     def __init__(
@@ -62,14 +62,15 @@ class PromptPrefill:
 
     @property
     def left_tokens(self) -> int:
-        """How many tokens come before the last one, and are not done."""
+        """How many tokens before the last one are still to be processed."""
         return max(0, len(self.row.prompt) - 1 - self.done_tokens)
 
     def advance(self, most_tokens: int, stops: Sequence[int]) -> int:
         """Process the next chunk, and return how many tokens it had.
 
-        It ends at ``done_tokens`` in ``stops`` if it gets so far. Blocks until the work is
-        done: a chunk that is only begun piles up in a later one, and nothing gets between.
+        It ends at the next ``done_tokens`` of ``stops`` if it reaches one. Blocks until the work is
+        done: a chunk that is only begun would add to a later one, and no other work could come
+        between.
         """
         begin = self.done_tokens
         end = min(begin + most_tokens, len(self.row.prompt) - 1)
@@ -84,8 +85,8 @@ class PromptPrefill:
         return end - begin
 
     def finish(self) -> mx.array:
-        """Process what is left, and return the logits [1, vocabulary] of the first token to
-        make; not evaluated."""
+        """Process the rest, and return the logits [1, vocabulary] of the first token to make; not
+        evaluated."""
         begin, end = self.done_tokens, len(self.row.prompt)
         scored = self.row.prompt_logprobs and end - begin > 1
         logits = self._run(begin, end, {} if scored else {"logits_to_keep": 1})
@@ -95,7 +96,7 @@ class PromptPrefill:
         return logits[:, -1, :]
 
     def rope_deltas(self) -> mx.array | None:
-        """Return what decoding gives to the model for this row, [1, 1]."""
+        """Return the rope deltas with which the model decodes this row, [1, 1]."""
         arguments = self._forward.embed(self._tokens)
         deltas: mx.array | None = PromptProcessingBatch._capture_rope_deltas_from_prompt_kwargs(
             arguments, self._forward.language_model, 1

@@ -1,9 +1,9 @@
-"""The prompts that are under way, and which of them is read next.
+"""The prompts that are being read, and the decision which of them is read next.
 
 The prompt with the least left to read comes first, so that a short request does not wait for a long
 one. So that none starves, every fourth chunk is for the prompt that has waited longest: a prompt of
-any length gets at least a quarter of the reading. A prompt that begins like one before it waits
-until that one has read what they share, and finds it in the prefix cache then.
+any length gets at least a quarter of the reading. A prompt with the same beginning as an earlier
+one waits until that one has read the shared part, and then finds it in the prefix cache.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from lmx.worker.engine import RowRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 
 _OLDEST_EVERY: Final = 4
-"""Of so many chunks one is for the oldest prompt."""
+"""One of this many chunks is for the oldest prompt."""
 
 _LEAST_SHARED_TOKENS: Final = 64
-"""Waiting for another prompt to read fewer tokens than these is not worth it."""
+"""Waiting for another prompt is not worth it if they share fewer tokens than this."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """A row whose prompt is being read, or waits to be."""
+    """A row whose prompt is being read, or waits for that."""
 
     row: RowRequest
     arrived_s: float
     tokens: npt.NDArray[np.int32]
     shared: dict[int, int]
-    """How many of its first tokens each earlier prompt has too, by that one's row."""
+    """How many of its first tokens it shares with each earlier prompt, by that prompt's row."""
     twin: int | None
-    """The row of an earlier prompt that is the same: this one takes over what it has read."""
+    """The row of an earlier prompt that is the same: this row takes over the result of its
+    reading."""
     prefill: PromptPrefill | None = None
     """None: it has not begun."""
     checkpoints: Sequence[int] = ()
@@ -49,18 +50,18 @@ class Prompt:
 
 
 class PromptQueue:
-    """The prompts of rows that have not joined the decoding ones. Engine thread.
+    """The prompts of rows that don't decode yet. Engine thread.
 
-    ``found`` tells how many of a prompt's first tokens the prefix cache has; None: nothing is kept,
-    and prompts share nothing but what all of them have. It is asked again after each chunk, and not
-    at each step: it compares all tokens.
+    ``found`` returns how many of a prompt's first tokens the prefix cache has. If it is None,
+    nothing is kept, and prompts share only the part that all of them have. It is called again after
+    each chunk, and not at each step, because it compares all tokens.
     """
 
     def __init__(self, found: Callable[[Prompt], int | None]) -> None:
         self._found = found
         self._prompts: dict[int, Prompt] = {}
         self._turn = 0
-        # What is known until the next chunk, by row.
+        # The results of `found` until the next chunk, by row.
         self._found_tokens: dict[int, int | None] = {}
         self._may_begin: set[int] = set()
 
@@ -68,7 +69,7 @@ class PromptQueue:
         return bool(self._prompts)
 
     def add(self, row: RowRequest) -> None:
-        """Take in a row."""
+        """Add a row."""
         tokens = np.asarray(row.prompt, np.int32)
         shared: dict[int, int] = {}
         twin = None
@@ -84,7 +85,7 @@ class PromptQueue:
         self._prompts[row.row_id] = Prompt(row, time.monotonic(), tokens, shared, twin)
 
     def remove(self, row_id: int) -> Prompt | None:
-        """Take a row out; None: it is not here."""
+        """Remove a row and return its prompt; None: it is not here."""
         prompt = self._prompts.pop(row_id, None)
         self._found_tokens.pop(row_id, None)
         self._may_begin.discard(row_id)
@@ -94,7 +95,7 @@ class PromptQueue:
         return prompt
 
     def take_twins(self, prompt: Prompt) -> list[RowRequest]:
-        """Take out the rows whose prompts are the same as this one, and have not begun."""
+        """Remove and return the rows with the same prompt as this one that have not begun."""
         row_id = prompt.row.row_id
         twins = [other.row for other in self._prompts.values() if other.twin == row_id]
         for row in twins:
@@ -102,9 +103,10 @@ class PromptQueue:
         return twins
 
     def next(self, can_begin: Callable[[Prompt], bool]) -> Prompt | None:
-        """Return the prompt to read a chunk of; None: there is none, or all of them wait.
+        """Return the prompt of which a chunk is to be read; None: there is none, or all of them
+        wait.
 
-        ``can_begin`` tells whether a prompt that has not begun may do so now.
+        ``can_begin`` returns whether a prompt that has not begun may do so now.
         """
         ready = []
         for row_id, prompt in self._prompts.items():
@@ -119,18 +121,18 @@ class PromptQueue:
         return ready[0] if oldest else min(ready, key=self._left_tokens)
 
     def read(self) -> None:
-        """A chunk was read."""
+        """Note that a chunk was read."""
         self._turn += 1
         self._found_tokens.clear()
         self._may_begin.clear()
 
     def stops(self, prompt: Prompt) -> list[int]:
         """Return after how many tokens the prompt's cache is to be kept: for its next turn, and
-        where a prompt that waits for it goes another way."""
+        where a prompt that waits for it takes another way."""
         return sorted({*prompt.checkpoints, *self._ends(prompt)})
 
     def _ends(self, prompt: Prompt) -> set[int]:
-        """Return the lengths of what the prompts that wait for this one share with it."""
+        """Return the lengths that the waiting prompts share with this one."""
         row_id = prompt.row.row_id
         return {
             other.shared[row_id]
@@ -139,7 +141,7 @@ class PromptQueue:
         }
 
     def _leaders(self, prompt: Prompt) -> list[Prompt]:
-        """Return the prompts that are going to read what this one would read as well."""
+        """Return the prompts that will read a part which this one would read as well."""
         if prompt.prefill is not None:
             return []
         if prompt.twin is not None:
@@ -160,8 +162,8 @@ class PromptQueue:
         ]
 
     def _left_tokens(self, prompt: Prompt) -> int:
-        """Return how many tokens must be read before somebody goes on: the prompt itself, or one
-        that waits for it."""
+        """Return how many tokens must be read before some row can go on: this one, or one that
+        waits for it."""
         if prompt.prefill is not None:
             left = prompt.prefill.left_tokens
         else:
@@ -176,7 +178,7 @@ class PromptQueue:
 
 
 def _are_alike(one: RowRequest, other: RowRequest) -> bool:
-    """Return whether all that is made of one's prompt serves the other."""
+    """Return whether everything that is computed for one row's prompt is right for the other."""
     plain = one.beam is None and other.beam is None
     scores = (one.prompt_logprobs, one.top_logprobs if one.prompt_logprobs else None)
     return plain and scores == (

@@ -1,7 +1,7 @@
-"""Taking tokens back out of a prompt cache: the guesses that turned out wrong.
+"""Removes tokens from a prompt cache again: the guesses that turned out wrong.
 
-Written for mlx-vlm 0.7.10, whose cache transactions do it for attention, for sliding windows,
-and for those recurrent models that record their states.
+Written for mlx-vlm 0.7.10, whose cache transactions do it for attention, for sliding windows, and
+for those recurrent models that record their states.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TOLERANCE: Final = 0.05
 
 
 class Rollback:
-    """One forward of several tokens, of which each row keeps some of the first.
+    """One forward pass over several tokens, of which each row keeps some of the first.
 
-    Begun before the forward, which is not to be run without it where ``keep`` may get less
-    than all.
+    It must begin before the forward pass, which must not run without it if ``keep`` may keep fewer
+    than all tokens.
     """
 
     def __init__(self, prompt_cache: PromptCache, tokens: int) -> None:
@@ -40,7 +40,7 @@ class Rollback:
         )
 
     def keep(self, kept_tokens: Sequence[int]) -> None:
-        """Keep so many tokens of each row."""
+        """Keep this many tokens of each row."""
         self._transaction.commit(kept_tokens)
         if len(set(kept_tokens)) > 1:
             _cut_padding(self._cache, len(kept_tokens))
@@ -53,10 +53,10 @@ def fits_rows(prompt_cache: PromptCache, rows: int) -> bool:
 
 
 def can_roll_back(forward: Forward) -> bool:
-    """Try it: whether this model goes on after a rollback as if nothing had been.
+    """Try whether this model goes on after a rollback as if nothing had happened.
 
-    Which architectures can isn't known otherwise: some with a recurrent state record it, some
-    don't. Logs why not.
+    There is no other way to know this: some architectures with a recurrent state record it, some
+    don't. If it does not work, the reason is logged.
     """
     straight = _after_two(forward, None)
     try:
@@ -72,8 +72,8 @@ def can_roll_back(forward: Forward) -> bool:
 
 
 def _after_two(forward: Forward, wrong: Sequence[int] | None) -> mx.array:
-    """Return the logits after a prompt and two more tokens; between those two, the model takes
-    ``wrong`` ones, and back."""
+    """Return the logits after a prompt and two more tokens. Between those two, the model takes
+    ``wrong`` tokens, which are rolled back."""
     prompt, first, second = [1, 2, 3, 4, 5, 6, 7, 8], 1, 2
     row = RowRequest(0, prompt, 1, RowSampling(0.0))
     prefill = PromptPrefill(forward, row, forward.new_cache(), 0)

@@ -1,7 +1,7 @@
-"""The rows of one model: prompts that are read, rows that decode, searches beside them.
+"""The rows of one model: prompts that are read, rows that decode, and beam searches.
 
-A step either advances all that decodes or reads one chunk of one prompt, in turns where there is
-both. What was computed is given out before a chunk is begun: no token waits for another one's
+A step either advances everything that decodes or reads one chunk of one prompt, in turns if there
+is both. Computed tokens are returned before a chunk is begun: no token waits for another row's
 prompt.
 """
 
@@ -27,13 +27,13 @@ from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
 
-# A prefix that comes from disk slower than this is waited for no longer.
+# A row waits no longer than this for a prefix from disk.
 _FETCH_WAIT_S: Final = 2.0
 
 
 @dataclass(slots=True)
 class _Made:
-    """What a step makes, collected on the way."""
+    """The output of a step, collected on the way."""
 
     tokens: list[RowToken] = field(default_factory=list)
     prefill_tokens: int = 0
@@ -58,10 +58,9 @@ class _Made:
 class RowSet:
     """Admits, steps and removes rows as :class:`lmx.worker.engine.Generator` says.
 
-    Called in mlx-vlm's generation stream. What rows compute is kept in ``prefixes``, and rows
-    begin with what is found there. ``speculation``, where there is one, steps the rows that decode
-    while they are in one lane.
-    Without ``batching`` rows run one after the other.
+    It is called in mlx-vlm's generation stream. ``prefixes`` keeps what rows compute, and rows
+    begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding
+    rows while they are in one lane. Without ``batching`` rows run one after the other.
     """
 
     def __init__(
@@ -94,16 +93,17 @@ class RowSet:
         return not self._prompts and not self._decoding
 
     def can_admit(self) -> bool:
-        """Whether a row may begin: always, or, without batching, when no other lives."""
+        """Return whether a row may begin: always; but without batching, only while no other row
+        lives."""
         return self._batching or self.idle
 
     def admit(self, row: RowRequest) -> None:
-        """Let a row wait for its prompt to be read."""
+        """Add a row, which waits until its prompt is read."""
         self._enter(row)
         self._prompts.add(row)
 
     def step(self) -> StepOutput:
-        """Advance all that decodes, or read a chunk of a prompt."""
+        """Advance everything that decodes, or read a chunk of a prompt."""
         made = _Made()
         decoding = self._decoding
         prompt = self._prompts.next(self._can_begin)
@@ -126,7 +126,7 @@ class RowSet:
         return made.output()
 
     def remove(self, row_id: int) -> None:
-        """Take a row out of wherever it is."""
+        """Remove a row, wherever it is."""
         if (prompt := self._prompts.remove(row_id)) is not None:
             self._forget(row_id)
             if prompt.prefill is not None:
@@ -135,7 +135,8 @@ class RowSet:
             self._end([row_id], keep=True)
 
     def preempt(self, row_id: int) -> Sequence[int] | None:
-        """Take a row out, and return what it has made; None: it is a search, and stays."""
+        """Remove a row, and return the tokens that it has made; None: it is a beam search, and
+        stays."""
         if row_id in self._searches:
             return None
         if (prompt := self._prompts.remove(row_id)) is not None:
@@ -163,8 +164,8 @@ class RowSet:
         return self._prefixes.found(prompt.tokens, prompt.row.cache_salt)
 
     def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
-        """Take all that decodes a step further, of the lanes a ``longer`` one or the shortest. Not
-        ``alone``: a chunk of a prompt comes next."""
+        """Advance everything that decodes by a step: a lane of ``longer`` rows or the shortest
+        lane. If it is not ``alone``, a chunk of a prompt comes next."""
         began_s = time.perf_counter()
         if self._speculation is not None and self._lanes.only is None:
             self._speculation.interrupt()
@@ -204,8 +205,8 @@ class RowSet:
             del self._searches[row_id]
 
     def _can_begin(self, prompt: Prompt) -> bool:
-        """Return whether its prefix is in memory, as far as it will be: while others have work, a
-        row waits for the disk without them."""
+        """Return whether its prefix is in memory, as far as it will be. While other rows have work,
+        they don't wait for the disk with this one."""
         row = prompt.row
         if self._prefixes is None or row.prompt_logprobs:
             return True
@@ -214,7 +215,8 @@ class RowSet:
         return self._prefixes.fetch(prompt.tokens, row.cache_salt)
 
     def _read(self, prompt: Prompt, decoding: bool, made: _Made) -> None:
-        """Take a row's prompt a chunk further, and let the row join when it is through."""
+        """Read the next chunk of a row's prompt, and let the row join when its prompt is
+        finished."""
         row = prompt.row
         try:
             if prompt.prefill is None:
@@ -270,8 +272,8 @@ class RowSet:
             self._keep_prompt(prefill)
 
     def _finish_prefill(self, prefill: PromptPrefill, made: _Made) -> mx.array | None:
-        """Return the logits of the first token to make, evaluated; None: the prompt's last token
-        is left for the decoding."""
+        """Return the logits of the first token to make, evaluated; None: decoding processes the
+        prompt's last token."""
         logits = None
         made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
         if prefill.row.beam is not None or not prefill.chunked:
@@ -289,11 +291,11 @@ class RowSet:
         logits: mx.array | None,
         made: _Made,
     ) -> None:
-        """Let a row decode, with a cache of its own of what was read."""
+        """Let a row decode, with its own cache of its prompt."""
         deltas = prefill.rope_deltas()
         started = RowStarted(row.row_id, cached_tokens, prefill.scores)
         if row.max_tokens == 0:
-            # Its prompt was all there is to compute.
+            # The prompt was all that had to be computed.
             self._forget(row.row_id)
             made.started.append(started)
             return
@@ -340,7 +342,7 @@ class RowSet:
             self._prefixes.store(tokens, prefill.prompt_cache, prefill.row.cache_salt)
 
     def _end(self, row_ids: Sequence[int], *, keep: bool) -> None:
-        """Let decoding rows go. With ``keep``, what they computed is there for the next turn."""
+        """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
         for row_id in row_ids:
             self._forget(row_id)
             here = self._lanes.find(row_id)

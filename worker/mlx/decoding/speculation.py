@@ -1,14 +1,13 @@
 """Speculation: steps of the decode batch that make several tokens of a row at once.
 
-What may come is guessed, by a draft model or by looking it up, and checked in one forward. A
-row has the same tokens with it as without (:mod:`lmx.worker.mlx.decoding.verify`), sooner or not:
-whether it pays is measured (:mod:`lmx.worker.mlx.decoding.speculation`).
+The next tokens are guessed, by a draft model or by looking them up, and checked in one forward
+pass. A row has the same tokens with speculation as without (:mod:`lmx.worker.mlx.decoding.verify`),
+whether they come sooner or not.
 
-Whether guessing ahead pays for a row, and how many tokens to guess. Pure.
-
-It pays when the row's tokens come faster than by plain steps, all told: the guessing, the
-checking, and that a step can't begin before the tokens of the last one are known. What that
-costs depends on the device, the model and the other rows, so it is measured.
+So it is measured whether speculation pays, and how many tokens to guess; that part is pure. It pays
+if the row's tokens come faster than by plain steps, with all costs: the guessing, the checking, and
+that a step can't begin before the tokens of the last one are known. The costs depend on the device,
+the model and the other rows.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ _DISCOURAGING_TRIALS: Final = 8
 _REFRESH_STEPS: Final = 256
 _PLAIN_SAMPLES: Final = 2
 _NEW_SHARE: Final = 0.25
-# Measurements scatter: a draw is no reason to pause.
+# Measurements scatter: an equal result is no reason to pause.
 _MARGIN: Final = 1.05
-# So much slower than plain steps, a trial ends at once.
+# A trial that is this much slower than plain steps ends at once.
 _HOPELESS: Final = 2.0
 
 
 class Experience:
-    """What the rows of an engine have in common: how long a plain step takes, by the number of
-    rows, and how many trials on end were in vain."""
+    """What is known for all rows of an engine: how long a plain step takes, by the number of rows,
+    and how many consecutive trials have failed."""
 
     def __init__(self) -> None:
         self.vain_trials = 0
@@ -57,14 +56,14 @@ class Experience:
         self._samples: dict[int, int] = {}
 
     def measured(self, rows: int, took_s: float) -> None:
-        """Take in a step that followed on a plain one. (After another there is nothing to wait
-        for: its tokens are known.)"""
+        """Take the time of a plain step that followed another plain one. (After a step of the other
+        kind there is nothing to wait for: its tokens are known.)"""
         average_s = self._average_s.get(rows, took_s)
         self._average_s[rows] = average_s + _NEW_SHARE * (took_s - average_s)
         self._samples[rows] = self._samples.get(rows, 0) + 1
 
     def average_s(self, rows: int) -> float | None:
-        """Return what a step takes; None: measure first."""
+        """Return how long a step takes; None: it must be measured first."""
         return self._average_s[rows] if self._samples.get(rows, 0) >= _PLAIN_SAMPLES else None
 
     def renew(self, rows: int) -> None:
@@ -73,10 +72,10 @@ class Experience:
 
 
 class SpeculationPace:
-    """One row's pace. A pause is short at first and doubles each time it ends in vain.
+    """One row's pace. A pause is short at first and doubles each time the trial after it fails.
 
-    A row begins with a pause where the rows before it tried in vain. So a draft model that is
-    too slow for this device doesn't read every prompt for nothing.
+    A row begins with a pause if the trials of earlier rows failed. So a draft model that is too
+    slow for this device doesn't read every prompt for nothing.
     """
 
     def __init__(self, experience: Experience, most_tokens: int) -> None:
@@ -90,7 +89,7 @@ class SpeculationPace:
 
     @property
     def pausing(self) -> bool:
-        """Whether nothing is to be guessed for now because it didn't pay."""
+        """Whether nothing is guessed for now because it didn't pay."""
         return self._left_steps > 0
 
     def tokens(self, rows: int) -> int:
@@ -101,21 +100,21 @@ class SpeculationPace:
         return min(self._most_tokens, int(self._accepted + 0.5) + 1)
 
     def rested(self) -> None:
-        """A step went by without an attempt."""
+        """Note that a step passed without a trial."""
         self._left_steps = max(0, self._left_steps - 1)
 
     def foreseen(self, tokens: int) -> None:
-        """So many tokens on end came as they would have been guessed. Ends a pause when that is
-        many for its length."""
+        """Note that the last ``tokens`` tokens came as they would have been guessed. This ends a
+        pause if the number is large for its length."""
         if tokens >= self._pause_steps // _FORESEEN_SHARE:
             self._left_steps = 0
 
     def tried(self, rows: int, guessed: int, accepted: int, took_s: float | None) -> None:
-        """A step of ``rows`` rows took so long, with ``guessed`` tokens for this row, maybe
-        none because there was nothing to go by, and ``accepted`` of them right. ``took_s``
-        None: nobody knows."""
+        """Note a step of ``rows`` rows with ``guessed`` tokens for this row, of which ``accepted``
+        were right. ``guessed`` is 0 if there was nothing to guess from. ``took_s`` is None if the
+        time is not known."""
         if guessed:
-            # All right: nobody knows how many more would have been.
+            # All guesses were right: nobody knows how many more would have been.
             seen = 2 * guessed if accepted == guessed else accepted
             self._accepted += _NEW_SHARE * (min(seen, self._most_tokens) - self._accepted)
         if took_s is None:
@@ -150,7 +149,7 @@ class SpeculationPace:
 
 MOST_ASSISTANT_TOKENS: Final = 32
 MOST_NGRAM_SIZE: Final = 8
-"""A request that asks for more than these gets them."""
+"""A request that asks for more than this gets this."""
 
 # The draft model's share of the time that running streams may wait for a prompt.
 _READING_SHARE: Final = 0.25
@@ -158,7 +157,7 @@ _READING_SHARE: Final = 0.25
 
 @dataclass(slots=True)
 class _Row:
-    """What is kept of a row: how it is guessed for, with either ``lookup`` or ``draft``."""
+    """What is known of a row. Its guesses come from either ``lookup`` or ``draft``."""
 
     pace: SpeculationPace
     confidence_threshold: float | None
@@ -170,9 +169,9 @@ class _Row:
 class Speculation:
     """Steps a decode batch, with guesses for its rows while they are few. Engine thread.
 
-    Without a draft model, guesses are looked up. Nothing is guessed behind a token of
-    ``end_ids``. Of a batch whose caches can't take back a different number of tokens for each
-    row, only a single row is guessed for.
+    Without a draft model, guesses are looked up. Nothing is guessed after a token of ``end_ids``.
+    If a batch's caches can't roll back a different number of tokens for each row, guesses are made
+    only while there is a single row.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class Speculation:
         self._last_tried = False
 
     def add(self, row_id: int, assist: Assist) -> None:
-        """Guess for this row once it decodes, by its own parameters where it has some."""
+        """Guess for this row once it decodes, with its own parameters if it has some."""
         tokens = assist.num_assistant_tokens or self._spec.num_assistant_tokens
         ngram_size = assist.max_ngram_size or self._spec.max_ngram_size
         threshold = assist.assistant_confidence_threshold
@@ -217,8 +216,8 @@ class Speculation:
             self._ended_s = None
 
     def step(self, batch: DecodeBatch, *, alone: bool) -> DecodeStep:
-        """Step the batch. ``alone``: there is no other work before and after this step, so that
-        what it takes can be compared."""
+        """Step the batch. ``alone`` means that there is no other work before and after this step,
+        so that its time can be compared."""
         if alone:
             return self._step(batch)
         self.interrupt()
@@ -227,7 +226,7 @@ class Speculation:
         return step
 
     def interrupt(self) -> None:
-        """Other work comes before the next step: what that one takes says nothing."""
+        """Note that other work comes before the next step, so that its time means nothing."""
         self._ended_s = None
 
     def _step(self, batch: DecodeBatch) -> DecodeStep:
@@ -319,8 +318,8 @@ class Speculation:
         return step
 
     def _took_s(self, *, tried: bool) -> float | None:
-        """Return the time since the last step's end, if that one was of the same kind: else
-        work of the one kind is waited for in the other."""
+        """Return the time since the end of the last step, if that was of the same kind: otherwise
+        the work of one kind is waited for in the other."""
         before_s, self._ended_s = self._ended_s, self._clock()
         comparable = before_s is not None and tried == self._last_tried
         self._last_tried = tried
@@ -328,13 +327,14 @@ class Speculation:
 
 
 def _rest(row: DecodeRow, drawn: int, begin: int) -> list[int]:
-    """Return the row's tokens from ``begin`` on, with the one that is drawn and not returned."""
+    """Return the row's tokens from ``begin`` on, including the one that is drawn and not
+    returned."""
     unreturned = [] if row.known else [drawn]
     return row.tokens[begin:] + unreturned * (begin <= len(row.tokens))
 
 
 def _look_back(row: _Row, lookup: PromptLookup, tokens: Sequence[int]) -> None:
-    """Compare a pausing row's last token with what would have been guessed."""
+    """Compare a pausing row's last token with the token that would have been guessed."""
     new = tokens[len(lookup) :]
     row.streak = row.streak + 1 if new and lookup.propose(1) == new else 0
     lookup.extend(new)

@@ -1,4 +1,4 @@
-"""What a model folder's configuration files say of how the model is served."""
+"""What the configuration files of a model folder say about serving the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
 
 @dataclass(frozen=True, slots=True)
 class FolderConfig:
-    """A model folder's own settings; None where it has none."""
+    """A model folder's own settings; None means that it has none."""
 
     context_tokens: int | None
     sampling: SamplingParameters
@@ -25,9 +25,9 @@ class FolderConfig:
 def read_folder(folder: Path) -> FolderConfig:
     """Read and check a folder's configuration.
 
-    Raises :class:`OperationError` when it is no model folder, or names a ``model_file``:
-    mlx-vlm executes that without asking. (Code that transformers would run is
-    :mod:`lmx.worker.mlx.model.guard`'s matter.)
+    Raises :class:`OperationError` if it is no model folder, or if it names a ``model_file``:
+    mlx-vlm executes that without asking. (:mod:`lmx.worker.mlx.model.guard` handles code that
+    transformers would run.)
     """
     config = read_checkpoint_config(folder)
     if config.names_code:
@@ -48,7 +48,7 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
     if given["top_k"] is not None:
         given["top_k"] = int(given["top_k"])
     if generation.get("do_sample") is False:
-        # A checkpoint that asks for no sampling asks for greedy decoding.
+        # A checkpoint that switches sampling off wants greedy decoding.
         given["temperature"] = 0.0
     return SamplingParameters(**given)
 
@@ -56,7 +56,8 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
 def effective_context(declared: int | None, configured: int | None) -> int:
     """Return the context length to serve with: the configured one, within the declared one.
 
-    Raises :class:`OperationError` when more is configured than the model has, or neither is known.
+    Raises :class:`OperationError` if the configured one is longer than the model allows, or if
+    neither is known.
     """
     if declared is None and configured is None:
         raise OperationError(

@@ -1,4 +1,4 @@
-"""A loaded model as its callers here see it: tokens and caches in, logits out."""
+"""A loaded model as the worker uses it: tokens and caches in, logits out."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _EMBEDDINGS: Final = ("inputs_embeds", "per_layer_inputs")
 class Forward:
     """Runs the language part of a model. Everything is lazy; engine thread.
 
-    ``rope_deltas`` [rows, 1] tell a model with three-dimensional positions how far those of
-    each row are from its token count; None for every other model. ``vocabulary_size`` is that
-    of the logits, which is more than the tokenizer's in some models.
+    ``rope_deltas`` [rows, 1] say, for a model with three-dimensional positions, how far each row's
+    positions are from its token count; None for every other model. ``vocabulary_size`` is the width
+    of the logits, which is larger than the tokenizer's vocabulary in some models.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.language_model = model.language_model
-        # Shapes are known without running anything.
+        # Shapes are known without computing anything.
         probe = self.decode(mx.array([[0]]), self.new_cache(), None)
         self.vocabulary_size = int(probe.shape[-1])
         self._embeds_parts = self._can_embed_parts()
@@ -38,18 +38,21 @@ class Forward:
         return cache
 
     def embed(self, tokens: mx.array) -> dict[str, Any]:
-        """Return the arguments that a forward over a whole prompt [1, tokens] takes:
+        """Return the arguments for a forward pass over a whole prompt [1, tokens]:
         ``inputs_embeds``, and for some models positions and more.
 
-        Some models keep the positions of the prompt that they embedded last, so this is to be
-        called again where another prompt was embedded meanwhile.
+        Some models keep the positions of the prompt that they embedded last, so this must be called
+        again if another prompt was embedded meanwhile.
         """
         features = self.model.get_input_embeddings(tokens)
         return {name: value for name, value in features.to_dict().items() if value is not None}
 
     def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
-        """Return the arguments of a whole prompt, but its embeddings as those of a part alone.
-        They are not of the whole prompt's length then, and nothing of that length is computed."""
+        """Return the arguments of a whole prompt, but with the embeddings of only a part.
+
+        The embeddings then don't have the length of the whole prompt, and nothing of that length is
+        computed.
+        """
         if not self._embeds_parts or end - begin == tokens.shape[1]:
             whole = self.embed(tokens)
             parts = {name: whole[name][:, begin:end] for name in _EMBEDDINGS if name in whole}
@@ -60,8 +63,8 @@ class Forward:
     def prompt(
         self, tokens: mx.array, cache: PromptCache, arguments: Mapping[str, Any]
     ) -> mx.array:
-        """Return the logits of a part of a prompt; [1, tokens, vocabulary], or of the last ones
-        alone where the arguments say so and the model can."""
+        """Return the logits of a part of a prompt, [1, tokens, vocabulary]; or only the last ones,
+        if the arguments say so and the model can do that."""
         return _logits(self.language_model(tokens, cache=cache, **arguments))
 
     def decode(

@@ -1,4 +1,4 @@
-"""From messages, text or tokens to a prompt. Prompt thread only."""
+"""Turns messages, text or tokens into a prompt. Prompt thread only."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _CUT: Final = "lmx_cut_the_prompt_here"
 
 
 class PromptEncoder:
-    """Has prompts rendered, in a process of its own, and tokenizes them here.
+    """Lets another process render prompts, and tokenizes them here.
 
-    Has the tokenizer to itself: a tokenizer serves one thread. Tokenizing stays here because a
-    second copy of a vocabulary of 150,000 takes 100 MB and half a second to load, and because it
-    lets go of the GIL.
+    It has the tokenizer to itself, because a tokenizer serves one thread. Tokenizing stays in this
+    process because a second copy of a vocabulary of 150,000 takes 100 MB and half a second to load,
+    and because it releases the GIL.
     """
 
     def __init__(self, tokenizer: Any, facts: ModelFacts, renderer: Renderer) -> None:
@@ -55,14 +55,14 @@ class PromptEncoder:
         self._template = ChatTemplate(tokenizer, renderer, most_bytes)
 
     def encode(self, source: PromptSource) -> EncodedPrompt:
-        """Return the prompt's tokens: of a conversation, up to where the answer begins.
+        """Return the prompt's tokens; of a conversation, up to where the answer begins.
 
-        Messages have text as content, or none. A text gets the special tokens that the
-        tokenizer adds by itself; tokens are taken as they are. Raises :class:`RequestError`
-        when the model has no template, when the template refuses the messages (its own words
-        are the message) or takes too long or too much memory for them, when a text can't fit
-        into the context, when there is no prompt, or for tokens that the model doesn't have.
-        That a prompt is too long by a little is the caller's to find.
+        Messages have text as content, or none. A text gets the special tokens that the tokenizer
+        adds by itself; tokens are used as they are. Raises :class:`RequestError` if the model has
+        no template; if the template refuses the messages (its own words are the message), or takes
+        too long or too much memory for them; if a text can't fit into the context; if there is no
+        prompt; and for tokens that the model doesn't have. The caller finds out whether a prompt is
+        too long by a little.
         """
         if source.messages is not None:
             return self._encode_messages(source, source.messages)
@@ -197,7 +197,7 @@ class PromptEncoder:
 
     @functools.cached_property
     def _knows_tools(self) -> bool:
-        """Whether the template shows tools to the model: found out by giving it one."""
+        """Return whether the template shows tools to the model. This is tried with one tool."""
         function = {
             "name": _PROBE,
             "description": _PROBE,
@@ -212,7 +212,8 @@ class PromptEncoder:
             return "tools" in str(self._tokenizer.chat_template)
 
     def _thinking_kwargs(self, thinking: Thinking) -> dict[str, Any]:
-        """Return what tells a template how to think; names that it doesn't know do nothing."""
+        """Return the variables that tell a template how to think; a template ignores names that it
+        doesn't know."""
         kwargs: dict[str, Any] = {}
         effort, enabled = thinking.effort, thinking.enabled
         if effort is not None:
@@ -223,8 +224,8 @@ class PromptEncoder:
         return kwargs
 
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
-        """Refuse what can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in which
-        everybody else's prompt waits."""
+        """Refuse a text that can't fit whatever its tokens are: tokenizing 15 MB takes 17 s, in
+        which all other prompts wait."""
         text_bytes = len(text.encode(errors="replace"))
         if text_bytes // self._longest_token_bytes > self._facts.context_tokens:
             raise self._hopeless(text_bytes, param)

@@ -1,7 +1,6 @@
-"""What a model's tokens stand for: the text of many, the bytes of one. Engine thread.
-
-Tokenize, Detokenize and DescribeTokenizer, for any model that has a tokenizer. Prompt thread.
-"""
+"""The text and the bytes of a model's tokens, on the engine thread; and the tasks about tokens
+(Tokenize, Detokenize and DescribeTokenizer), on the prompt thread, for any model that has a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ _METASPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TokenText:
-    """Works on a copy of the tokenizer: a tokenizer serves one thread.
+    """Works on a copy of the tokenizer, because a tokenizer serves one thread.
 
-    ``end_ids`` end an answer; ``marker_ids`` are those special tokens that tell tool calls and
+    ``end_ids`` end an answer; ``marker_ids`` are those special tokens that separate tool calls and
     reasoning from content.
     """
 
@@ -52,8 +51,8 @@ class TokenText:
         return IncrementalDetokenizer(self._decode, skip, after)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return a token's bytes, which may be a part of a character; the name of a special
-        one; nothing for an id that the tokenizer doesn't have."""
+        """Return a token's bytes, which may be a part of a character; the name of a special token;
+        nothing for an id that the tokenizer doesn't have."""
         name = self._tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
@@ -69,8 +68,8 @@ class TokenText:
 def _decode_by(tokenizer: Any) -> Decode:
     """Return a decode function.
 
-    The Rust tokenizer where there is one: ten times faster than through transformers. Special
-    tokens are not skipped here; the detokenizer has left them out.
+    It uses the Rust tokenizer if there is one, which is ten times faster than transformers. It does
+    not skip special tokens; the detokenizer has left them out already.
     """
     rust = getattr(tokenizer, "backend_tokenizer", None)
     if rust is not None:
@@ -87,7 +86,7 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether tokens are written in GPT-2's alphabet of a character for each byte."""
+    """Return whether tokens are written in GPT-2's alphabet, with a character for each byte."""
     rust = getattr(tokenizer, "backend_tokenizer", None)
     return rust is not None and "ByteLevel" in str(rust.decoder)
 
@@ -105,10 +104,10 @@ _BYTE_OF: Final = _byte_alphabet()
 
 
 MAX_CHARACTERS = 4 * 1024 * 1024
-"""Of a text to be tokenized: seconds of work."""
+"""The longest text that is tokenized: seconds of work."""
 
 MAX_REPLY_BYTES = 32 * 1024 * 1024
-"""A reply that doesn't fit a message would cost the connection, and every stream on it."""
+"""A reply that doesn't fit into a message would cost the connection, and every stream on it."""
 
 
 TokenTask = Tokenize | Detokenize | DescribeTokenizer
@@ -142,7 +141,7 @@ class TokenTasks:
             return Detokenized(task.stream_id, text)
         tokens = self._tokens(task)
         names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
-        # A token that an enlarged vocabulary has no name for.
+        # This is a token for which an enlarged vocabulary has no name.
         pieces = tuple(name or "" for name in names)
         size_bytes = 5 * len(tokens) + sum(3 + len(piece.encode()) for piece in pieces)
         _check_reply(size_bytes, "prompt" if task.messages is None else "messages")
@@ -169,7 +168,7 @@ class TokenTasks:
                     "are tokenized at once: send less.",
                     param="prompt",
                 )
-            # Not through the engine: there a text must fit the context, here it is only counted.
+            # The engine is not used: there a text must fit the context, here it is only counted.
             return list(
                 self._tokenizer.encode(
                     task.text, add_special_tokens=task.add_special_tokens, verbose=False
@@ -192,7 +191,7 @@ class TokenTasks:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can say it; a token by its text."""
+    """Return a value in a form that JSON has; a token as its text."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -214,8 +213,8 @@ def _check_reply(size_bytes: int, param: str) -> None:
 
 
 def check_tokens(tokens: Sequence[int], vocabulary_size: int, param: str) -> None:
-    """Raise ``RequestError`` for a token that the model doesn't have: looking one up outside of
-    the table gives whatever lies in memory there."""
+    """Raise ``RequestError`` for a token that the model doesn't have: a look-up outside of the
+    table would return whatever lies in memory there."""
     for index, token in enumerate(tokens):
         if not 0 <= token < vocabulary_size:
             raise RequestError(
