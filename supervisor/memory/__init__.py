@@ -1,1 +1,1 @@
-"""What a model takes of the memory, read from its files and measured; the machine's own."""
+"""How much memory a model takes, from its files and as measured, and how much the machine has."""

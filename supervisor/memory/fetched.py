@@ -22,7 +22,8 @@ _REF_LIMIT_BYTES: Final = 4096
 
 
 def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
-    """Return the folder that a source is, or was made into. It may be incomplete.
+    """Return the model folder of a source: its own, or the one that was made from it. It may be
+    incomplete.
 
     Raises :class:`OperationError` when it was not fetched yet.
     """
@@ -47,7 +48,8 @@ def not_fetched(source: str) -> OperationError:
 
 
 def _converted(file: Path, home: Home) -> Path | None:
-    # As lmx.supervisor.fetch.gguf names them; of several forms the latest.
+    # The folders have the names that lmx.supervisor.fetch.gguf gives them. Of several forms the
+    # latest counts.
     found = [path.parent for path in home.models.glob(f"*-{file_hash(file)}/config.json")]
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 

@@ -1,5 +1,5 @@
-"""Whether a model folder is whole: nothing of it is still to come. Looks at names and sizes
-alone, never into the weights.
+"""Decides whether a model folder is complete. It looks only at names and sizes, never into the
+weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Final
 from lmx.protocol.host.regular_file import IrregularFileError, parse_json, read_regular
 
 STAMP_NAME: Final = ".lmx-import.json"
-"""In a folder that was made from a GGUF file: from which, and what belongs to it."""
+"""The file in a folder that was made from a GGUF file. It names that file and what belongs to the
+folder."""
 
 _INDEX: Final = "*.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
@@ -26,11 +27,13 @@ _TOKENIZERS: Final = (
 
 
 def missing_part(folder: Path) -> str | None:
-    """Return what a model folder lacks, for people: ``config.json``; None: it is whole.
+    """Return what a model folder lacks (``config.json``, for example), for people. Returns None if
+    it is complete.
 
-    Whole is: a configuration, a tokenizer, and every file of weights that an index names, or
-    that the files' own numbers promise; without either, at least one. A link to nothing counts
-    as missing. Raises ``OSError`` when the folder can't be read.
+    A complete folder has a configuration, a tokenizer, and every file of weights that an index
+    names or that the numbers in the files' names promise; without either, at least one file of
+    weights. A link that leads nowhere counts as missing. Raises ``OSError`` when the folder can't
+    be read.
     """
     if not folder.is_dir():
         return "the folder"
@@ -49,12 +52,12 @@ def missing_part(folder: Path) -> str | None:
 
 
 def has_tokenizer(names: Iterable[str]) -> bool:
-    """Whether one of these files is a tokenizer. Pure."""
+    """Return whether one of these files is a tokenizer. Pure."""
     return any(fnmatch(name, pattern) for name in names for pattern in _TOKENIZERS)
 
 
 def promised(names: Iterable[str]) -> list[str]:
-    """Return the files that numbered ones say there are: two of ``w-00001-of-00002``. Pure."""
+    """Return the files that must exist if numbered ones do: two for ``w-00001-of-00002``. Pure."""
     found: set[str] = set()
     for name in names:
         numbered = _SHARD.fullmatch(name)
@@ -66,7 +69,7 @@ def promised(names: Iterable[str]) -> list[str]:
 
 
 def whole_conversion(folder: Path) -> dict[str, Any] | None:
-    """Return the stamp of a folder that was made from a GGUF file, None if it is not whole."""
+    """Return the stamp of a folder that was made from a GGUF file, None if it is not complete."""
     try:
         content = read_regular(folder / STAMP_NAME, _INDEX_LIMIT_BYTES)
         stamp: dict[str, Any] = parse_json(content)
@@ -76,7 +79,7 @@ def whole_conversion(folder: Path) -> dict[str, Any] | None:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each file of a folder, but for the stamp."""
+    """Return the size in bytes of each file of a folder, except the stamp."""
     return {
         str(path.relative_to(folder)): path.stat().st_size
         for path in sorted(folder.rglob("*"))
@@ -92,7 +95,8 @@ def _dangling(folder: Path) -> str | None:
 
 
 def _indexed(folder: Path) -> list[str]:
-    """Return the files that indices name. A damaged index names itself: it is to come again."""
+    """Return the files that indices name. A damaged index names itself, so that it is fetched
+    again."""
     names: set[str] = set()
     for index in folder.glob(_INDEX):
         try:

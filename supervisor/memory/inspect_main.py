@@ -1,14 +1,16 @@
-"""Reads models' files, one question a line on stdin, one answer a line on stdout:
+"""A program that reads models' files. It takes one question a line on stdin, and prints one answer
+a line on stdout:
 
     python -m lmx.supervisor.memory.inspect_main
 
 It is a program of its own because the files may come from anywhere, on a disk that may never
-answer: whatever it trips over costs the one answer. It ends with its stdin. It is also the only
-one beside the worker that imports an engine's module, to ask it what a model takes.
+answer. Whatever goes wrong costs only the one answer. It ends when its stdin does. Beside the
+worker it is the only program that imports an engine's module, to ask it how much memory a model
+takes.
 
-A line is JSON: `{"model": <Question>}` is answered with `{"inspection": <Inspection>}`,
-`{"whole": path, "file": bool}` with `{"whole": bool}`: whether a folder is a whole model, or a
-file is there. `{"error": text}` is what a bug here, or in an engine, makes of either.
+A line is JSON. `{"model": <Question>}` is answered with `{"inspection": <Inspection>}`.
+`{"whole": path, "file": bool}` is answered with `{"whole": bool}`: whether a folder is a complete
+model, or a file is there. A bug here or in an engine is answered with `{"error": text}`.
 """
 
 from __future__ import annotations
@@ -56,12 +58,13 @@ from lmx.supervisor.state.home import Home
 
 _MOST_MEMORY_BYTES: Final = 4 * 1024**3
 _CPU_S: Final = 30
-"""For one answer; the supervisor waits less, unless the machine is busy with something else."""
+"""The processor time that one answer may take. The supervisor waits less than this, unless the
+machine is busy with something else."""
 
 
 def inspect(question: Question, home: Home) -> Inspection:
-    """Read a model's files. Blocks for as long as their disk does; raises nothing that comes of
-    what is in them."""
+    """Read a model's files. This blocks for as long as their disk does. Whatever is in the files,
+    it raises nothing because of it."""
     found = Inspection(question)
     try:
         found = _located(found, home)
@@ -95,7 +98,7 @@ def _located(found: Inspection, home: Home) -> Inspection:
 
 
 def _source_problem(source: Source) -> str | None:
-    """Return what is wrong with a source that is to be added."""
+    """Return what is wrong with the source of a model that is about to be added."""
     form = "name a folder in MLX form, a .gguf file or a repository org/name"
     match source:
         case FolderSource(path) if folder_path(path).is_file():
@@ -133,11 +136,11 @@ def _read(found: Inspection) -> Inspection:
 def read_model_files(
     folder: Path, kind: ModelKind, engine: str, config: CheckpointConfig | None = None
 ) -> ModelFiles:
-    """Read a model folder, and ask the engine what the model takes. ``config``: what the folder's
-    config.json says, where it was read before.
+    """Read a model folder, and ask the engine how much memory the model takes. ``config`` is the
+    content of the folder's config.json if it was read before.
 
-    Blocks for as long as the folder's disk does. Raises :class:`OperationError` when it is no
-    model folder, whatever is wrong with it, and when the engine can't tell.
+    This blocks for as long as the folder's disk does. Raises :class:`OperationError` when it is not
+    a model folder, whatever is wrong with it, and when the engine can't estimate the memory.
     """
     try:
         estimate = estimate_function(engine)
@@ -173,8 +176,8 @@ def _revision(folder: Path, shards: list[Path]) -> str:
     config = hashlib.sha256(read_regular(folder / "config.json", CONFIG_LIMIT_BYTES)).hexdigest()
     files = [(file.name, file.stat()) for file in shards]
     if folder.parent.name == "snapshots":
-        # Of the hub's cache: the folder's name is the revision, and holds links, whose files
-        # another download may have made anew.
+        # The folder is in the hub's cache. Its name is the revision, and it holds links, whose
+        # files another download may have made anew.
         parts = [folder.name, config, [(name, stat.st_size) for name, stat in files]]
     else:
         sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
@@ -198,8 +201,8 @@ def _answer(line: str, home: Home) -> dict[str, Any]:
 
 
 def _limit() -> None:
-    """Have a file that makes this process grow, or compute, beyond measure end it. macOS knows
-    no limit of memory."""
+    """Set limits, so that a file which makes this process grow or compute without end also ends the
+    process. macOS has no limit of memory."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,8 +1,8 @@
-"""What is asked of a model's files, and what they say: values that travel between the supervisor
-and the process that reads the files. Pure.
+"""The questions about a model's files and the answers: values that travel between the supervisor
+and the process that reads the files. This module is pure.
 
-Whoever wrote the files may have written anything: the supervisor takes an answer only if every
-figure and every text in it is within bounds.
+The files may contain anything. So the supervisor accepts an answer only if every figure and every
+text in it is within bounds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lmx.protocol.wire import codec
 from lmx.supervisor.config.model import MLX_ENGINE
 
 MOST_BYTES: Final = 2**50
-"""More than any model has: a petabyte."""
+"""More than any model has: a pebibyte."""
 
 _MOST_LAYER_BYTES: Final = 2**40
-"""Of a layer's cache, for one token."""
+"""More than the cache of one layer takes for one token."""
 
 _MOST_LAYERS: Final = 8192
 _MOST_TOKENS: Final = 2**31
@@ -34,29 +34,29 @@ class Question:
     """Which model to read."""
 
     source: str
-    """As the configuration names it."""
+    """The source, as in the configuration."""
 
     path: str | None = None
-    """The model's folder. None: it is to be looked for where an earlier fetch left it."""
+    """The model's folder. None: look for it where an earlier fetch left it."""
 
     draft: str | None = None
     """The folder of the model's draft model, if it has one."""
 
     kind: ModelKind | None = None
-    """What the model is for. None: as its files tell."""
+    """What the model is for. None: its files say it."""
 
     engine: str = MLX_ENGINE
-    """Whose estimate of the model's memory is asked for."""
+    """The engine that is asked for an estimate of the model's memory."""
 
     def same_model(self, other: Question) -> bool:
-        """Whether both ask the same of one model, wherever its folder is."""
+        """Return whether both ask the same about one model, wherever its folder is."""
         return replace(self, path=None) == replace(other, path=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model folder's config.json says of the model to people. None: it doesn't say, or it
-    was not read yet."""
+    """What a model folder's config.json says about the model for people. A field is None if the
+    file does not say it or was not read yet."""
 
     family: str | None = None
     """The architecture's name: ``qwen3``."""
@@ -70,13 +70,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a model folder's files say of the memory that its worker takes."""
+    """What a model folder's files say about the memory that its worker takes."""
 
     memory: MemoryModel
-    """As the model's engine estimates it."""
+    """The estimate of the model's engine."""
 
     context_tokens: int | None
-    """The longest context that the model was made for. None: the configuration doesn't say."""
+    """The longest context that the model was made for. None: the files do not say."""
 
     revision: str
     """A hash that changes when the files do."""
@@ -91,20 +91,20 @@ class Inspection:
     """The model's folder. None: there is none on this machine."""
 
     missing: str | None = None
-    """What of a fetched folder is still to come; nothing else is read then."""
+    """What a fetched folder still lacks. Nothing else is read then."""
 
     gguf_path: str | None = None
-    """The GGUF file that the model is made from, links followed."""
+    """The GGUF file that the model is made from, with links followed."""
 
     kind: ModelKind | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     files: ModelFiles | None = None
     draft_files: ModelFiles | None = None
     problem: str | None = None
-    """Why the model can't be loaded, for people. None: it can."""
+    """Why the model can't be loaded, for people. None: it can be loaded."""
 
     source_problem: str | None = None
-    """Why its source can't be one, for people."""
+    """Why its source can't be the source of a model, for people."""
 
     @property
     def whole(self) -> bool:
@@ -113,7 +113,7 @@ class Inspection:
 
 
 def shown(text: str, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text that may have come from a file so that it can be sent and printed."""
+    """Return a text that may have come from a file in a form that can be sent and printed."""
     plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in plain)[
         :longest
@@ -140,7 +140,7 @@ def read_answer(question: Question, answer: Any) -> Inspection:
 
 
 def figures_problem(memory: MemoryModel) -> str | None:
-    """Return which figure of an estimate no model has, for people; None: all are possible. Pure."""
+    """Return which figure of an estimate no model can have, for people. None: all are possible."""
     work = memory.activations
     sizes = {
         "weights_bytes": memory.weights_bytes,

@@ -1,8 +1,8 @@
-"""How much memory a model's worker gets, by what it is for: before it is loaded, from what its
-engine estimates (:mod:`lmx.protocol.models.memory`) and from what it was measured at before.
-Arithmetic alone: where the figures come from is the engine's to know.
+"""Plans how much memory a model's worker gets before it is loaded, and for what.
 
-The name under which a worker's measured memory is remembered.
+The plan comes from the engine's estimate (:mod:`lmx.protocol.models.memory`) and from what earlier
+workers were measured at. This is arithmetic only: the engine knows where its figures come from.
+:func:`settings_key` is the name under which a worker's measured memory is remembered.
 """
 
 from __future__ import annotations
@@ -56,26 +56,28 @@ def _settings(model: ModelConfig) -> list[Any]:
 
 
 _LEAST_PREFIX_BYTES: Final = 256 * 1024**2
-"""Also for a model of whose cache the estimate knows nothing: some thousand tokens of a small
-one."""
+"""The smallest prefix cache, also for a model whose cache the estimate knows nothing about. It
+holds some thousand tokens of a small model."""
 
 _MOST_PREFIX_BYTES: Final = 2 * 1024**3
-"""By default: beyond it the disk, from which reading is faster than computing anew, must do."""
+"""The largest prefix cache by default. Beyond it there is the disk, because reading from it is
+faster than computing anew."""
 
 _PREFIX_SHARE: Final = 4
-"""By default the cache is at most one part in so many of all that the worker can get."""
+"""By default the prefix cache is at most one part in this many of all that the worker can get."""
 
 _LEAST_KV_TOKENS: Final = 4096
-"""There is room for so many tokens, so that short contexts are batched too."""
+"""The KV cache has room for at least this many tokens, so that short contexts are batched too."""
 
 _MOST_CONTEXT_TOKENS: Final = 32_768
-"""Unless more is configured: few need it, and every model would reserve gigabytes for it."""
+"""The longest context unless more is configured. Few people need more, and every model would
+reserve gigabytes for it."""
 
 _LEAST_CONTEXT_TOKENS: Final = 2048
 _CONTEXT_STEP_TOKENS: Final = 256
 _UNKNOWN_CONTEXT_TOKENS: Final = 4096
-"""Counted with where neither model nor configuration says how long the context is; the worker
-asks for it to be configured."""
+"""The context that is assumed if neither the model nor the configuration says how long it is. The
+worker then asks people to configure it."""
 
 _ENCODER_CONTEXT_TOKENS: Final = 512
 
@@ -103,12 +105,12 @@ class Estimate:
 
     @property
     def static_bytes(self) -> int:
-        """What is there once the model is loaded."""
+        """What is taken once the model is loaded."""
         return self.weights_bytes + self.draft_bytes + self.process_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All of it, at work."""
+        """What is taken at most while the worker works."""
         return (
             self.static_bytes
             + self.kv_cache_bytes
@@ -123,10 +125,10 @@ class MemoryPlan:
     """What a model's worker gets, in bytes, by what it is for."""
 
     static_bytes: int
-    """There once the model is loaded: weights, a draft model, the process."""
+    """What is taken once the model is loaded: weights, a draft model, the process."""
 
     prefix_cache_bytes: int = 0
-    """Comes with work, as do the next two."""
+    """This is taken only while the worker works, and so are the next two."""
 
     kv_cache_bytes: int | None = None
     activation_bytes: int = 0
@@ -141,14 +143,14 @@ class MemoryPlan:
 
     kv_layers: tuple[KvLayers, ...] = ()
     settings_key: str = ""
-    """Names model, revision and settings, for what is remembered of them."""
+    """The key of model, revision and settings under which measurements are kept."""
 
     weights_bytes: int = 0
     """A part of ``static_bytes``."""
 
     @property
     def working_bytes(self) -> int:
-        """What comes with work, on top of what is there once it is loaded."""
+        """What the worker takes at work, beyond what it takes once the model is loaded."""
         return (self.kv_cache_bytes or 0) + self.prefix_cache_bytes + self.activation_bytes
 
     @property
@@ -157,8 +159,8 @@ class MemoryPlan:
         return self.corrected_bytes(self.static_bytes)
 
     def corrected_bytes(self, static_bytes: int) -> int:
-        """Return what is to be reserved once ``static_bytes`` were measured after the load:
-        the measured figure in place of the estimate, and room for the work."""
+        """Return what must be reserved once ``static_bytes`` were measured after the load: the
+        measured figure in place of the estimate, and room for the work."""
         if self.set_bytes is not None:
             return max(self.set_bytes, static_bytes)
         return max(static_bytes + self.working_bytes, self.peak_bytes)
@@ -172,13 +174,14 @@ def plan_memory(
     budget_bytes: int,
     measured: Measured | None,
 ) -> MemoryPlan:
-    """Return the share of a model's worker, of whose files, and of its draft's, this was read.
+    """Return the plan for a model's worker, from what was read of the model's files and of those of
+    its draft model.
 
     Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
     """
     estimated = estimate_memory(model, kind, files, draft, budget_bytes)
     plan = plan_of(model, kind, files, draft, estimated, measured)
-    # One worker that grew beyond everything must not keep its model out for good.
+    # A single worker that once grew beyond all bounds must not keep its model unloaded for ever.
     return replace(plan, peak_bytes=min(plan.peak_bytes, budget_bytes))
 
 
@@ -217,10 +220,10 @@ def estimate_memory(
 ) -> Estimate:
     """Return what a model's worker takes, without what was measured before.
 
-    A context that isn't configured is the model's own, up to 32,768 tokens, and no longer than
-    ``budget_bytes``, or the share that was set by hand, has room for; but at least 2048 tokens:
-    that those don't fit is for the ledger to say. Raises :class:`OperationError` for figures that
-    no model has.
+    A context that is not configured is the model's own, up to 32,768 tokens. It is no longer than
+    ``budget_bytes``, or the share that a person set, has room for, but at least 2048 tokens. If not
+    even those fit, the ledger says so. Raises :class:`OperationError` for figures that no model
+    has.
     """
     found = _fitted(model, kind, files, draft, budget_bytes)
     if found.total_bytes > MOST_BYTES:
@@ -233,8 +236,9 @@ def estimate_memory(
 
 
 def context_problem(model: ModelConfig, native_tokens: int | None) -> str | None:
-    """Return what is wrong with the context that a model is set to have: more than it was made
-    for, unless nobody chose it. None: nothing, or it can't be told yet."""
+    """Return what is wrong with the context length that is set for a model: it is longer than the
+    model was made for, and somebody chose it. Returns None if nothing is wrong or that is not known
+    yet."""
     wanted = model.context_length
     if native_tokens is None or wanted is None or wanted <= native_tokens:
         return None
@@ -266,7 +270,7 @@ def _fitted(
 
     if configured is not None or native is None:
         tokens = configured or _UNKNOWN_CONTEXT_TOKENS
-        # More than the model has is an error that the worker tells.
+        # The worker reports the error if this is longer than the model's own context.
         return replace(with_context(min(tokens, native or tokens)), context_tokens=configured)
     longest = min(native, _MOST_CONTEXT_TOKENS)
     found = with_context(longest)
@@ -296,7 +300,7 @@ def _writer(
     memory = files.memory
     layers = memory.kv_layers
     if draft is not None:
-        # It keeps its own keys and values of the same tokens.
+        # The draft model keeps its own keys and values of the same tokens.
         layers += draft.memory.kv_layers
     row_bytes = kv_bytes(layers, context_tokens)
     bare = Estimate(
@@ -318,16 +322,16 @@ def _writer(
     floor_bytes = min(kv_bytes(layers, _LEAST_KV_TOKENS), left_bytes)
     kv_cache_bytes = max(full_bytes, floor_bytes)
     if model.memory_bytes is not None:
-        # Less at a time than was configured, so as to keep to the share that was set by hand.
+        # Fewer rows than configured may run at a time, to keep to the share that a person set.
         kv_cache_bytes = max(row_bytes, min(kv_cache_bytes, left_bytes))
     return replace(bare, kv_cache_bytes=kv_cache_bytes)
 
 
 def _growth_bytes(model: ModelConfig, layers: tuple[KvLayers, ...], context_tokens: int) -> int:
-    """Return what rows have in the KV cache beyond their tokens.
+    """Return what rows take in the KV cache beyond their tokens.
 
-    A batch's cache is as long as its rows were when the last one joined, and grows from there
-    by whole steps: up to one more for each row. Measured: 16 rows of 256 tokens held 472 each.
+    A batch's cache is as long as its rows were when the last one joined, and grows from there by
+    whole steps, up to one more for each row. Measured: 16 rows of 256 tokens held 472 each.
     """
     rows = max(model.kept_rows, 2, _LEAST_KV_TOKENS // context_tokens)
     growing = [part for part in layers if part.window_tokens is None]

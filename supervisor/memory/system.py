@@ -1,7 +1,8 @@
-"""Reads how much memory the machine has, what is left of it, and what one process holds.
+"""Reads how much memory the machine has, how much of it is left, and what one process holds, on
+Linux and macOS.
 
-Linux and macOS. A cgroup with a memory limit (a container, a systemd unit) counts as a smaller
-machine, for that is where its processes are killed.
+A cgroup with a memory limit (a container, a systemd unit) counts as a smaller machine, because its
+processes are killed at that limit.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ _UNLIMITED_BYTES: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one process holds: the bytes that would come back if it ended, and how many of them
-    the machine may count as wired."""
+    """The memory that one process holds."""
 
     held_bytes: int
+    """What would come back if the process ended."""
+
     wired_bytes: int
+    """How much of it the machine may count as wired."""
 
 
 def read_memory() -> MemoryReading:
-    """Read the machine and the cgroups of this process; takes a millisecond or two."""
+    """Read the memory of the machine and of the cgroups of this process. This takes a millisecond
+    or two."""
     memory = psutil.virtual_memory()
     if sys.platform == "darwin":
         wired_bytes, kept_bytes = int(memory.wired), 0
@@ -55,8 +59,9 @@ def read_memory() -> MemoryReading:
 def cgroup_rooms(proc: Path, cgroups: Path) -> list[Room]:
     """Return the limit of each cgroup around this process that has one, innermost first.
 
-    Pages of files do not count as taken: the system drops them before it kills, as it does for
-    its own "available". Counting them would call every start that reads weights a shortage.
+    Pages of files do not count as taken, because the system drops them before it kills a process.
+    Its own figure "available" does the same. If they counted, every start that reads weights would
+    look like a shortage.
     """
     return [room for folder in memory_cgroups(proc, cgroups) if (room := _room(folder)) is not None]
 
@@ -64,8 +69,8 @@ def cgroup_rooms(proc: Path, cgroups: Path) -> list[Room]:
 def memory_cgroups(proc: Path, cgroups: Path) -> list[Path]:
     """Return the folders of this process's cgroups that count memory, innermost first.
 
-    In a container the path that ``/proc`` tells may be the host's, of which only the mounted
-    end exists here: what does not exist is skipped.
+    In a container the path in ``/proc`` may be that of the host, of which only the mounted end
+    exists here. Folders that do not exist are skipped.
     """
     try:
         text = (proc / "self" / "cgroup").read_text()
@@ -82,10 +87,11 @@ def memory_cgroups(proc: Path, cgroups: Path) -> list[Path]:
 
 
 def read_footprint(pid: int) -> Footprint | None:
-    """Return what a process holds; None when it is gone, or can't be told.
+    """Return what a process holds, None if it is gone or can't be read.
 
-    macOS: its physical footprint, GPU buffers included, any of which may be wired. Linux: its
-    own pages and shared memory; pages of files are available to others while it runs.
+    On macOS this is its physical footprint with the buffers of the GPU, any of which may be wired.
+    On Linux it is its own pages and shared memory; pages of files are available to others while it
+    runs.
     """
     if sys.platform == "darwin":
         found = mac_footprint(pid)
@@ -94,7 +100,7 @@ def read_footprint(pid: int) -> Footprint | None:
 
 
 def linux_footprint(proc: Path, pid: int) -> Footprint | None:
-    """Return what ``/proc/PID/status`` tells; a process that has ended has no such lines."""
+    """Return what ``/proc/PID/status`` says, None for a process that has ended."""
     try:
         sizes = _sizes(proc / str(pid) / "status")
     except (FileNotFoundError, ProcessLookupError):
@@ -104,9 +110,11 @@ def linux_footprint(proc: Path, pid: int) -> Footprint | None:
 
 
 def unowned_bytes(proc: Path, kept_bytes: int) -> int | None:
-    """Return what is taken on a Linux machine and neither a process's own page nor a file's.
+    """Return how much memory of a Linux machine is taken that is neither a process's own page nor a
+    file's.
 
-    Memory of processes that ended can only stay there; what other programs allocate does not.
+    If memory of an ended process stays taken, it must be there. What other programs allocate is
+    not.
     """
     sizes = _sizes(proc / "meminfo")
     names = ("MemTotal", "MemFree", "Buffers", "Cached", "Shmem", "SReclaimable", "AnonPages")
@@ -117,8 +125,8 @@ def unowned_bytes(proc: Path, kept_bytes: int) -> int | None:
 
 
 def kept_by_cpus_bytes(proc: Path) -> int:
-    """Return the free pages that each CPU keeps for itself, in bytes. Linux counts them neither
-    as free nor as available, and has them back before it runs short.
+    """Return the free pages that each CPU keeps for itself, in bytes. Linux counts them neither as
+    free nor as available, but takes them back before memory runs short.
 
     Two CPUs kept 1.2 GiB right after a process of 1.5 GiB had ended (Linux 6.18).
     """
@@ -132,7 +140,8 @@ def kept_by_cpus_bytes(proc: Path) -> int:
 
 
 def counters(path: Path) -> dict[str, int]:
-    """Return the ``name number`` lines of a file below /proc or a cgroup; none if it is absent."""
+    """Return the ``name number`` lines of a file below /proc or a cgroup, none if there is no such
+    file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -151,7 +160,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
     folder = mount / path.lstrip("/")
-    # A process moved out of the mounted part has a path that begins with "/..".
+    # A process that was moved out of the mounted part has a path that begins with "/..".
     while ".." not in folder.parts:
         if folder.is_dir():
             yield folder
@@ -173,7 +182,7 @@ def _room(folder: Path) -> Room | None:
 
 
 def _number(folder: Path, *names: str) -> int | None:
-    """Return the number in the first of the files that there is; None for v2's "max"."""
+    """Return the number in the first of the files that exists, None for the "max" of cgroup v2."""
     for name in names:
         try:
             text = (folder / name).read_text().strip()

@@ -1,6 +1,7 @@
-"""Reads the memory at each tick, and carries out what the guard and the measuring back decide.
+"""Reads the memory at each tick, and carries out what :mod:`lmx.supervisor.decisions.pressure` and
+:mod:`lmx.supervisor.decisions.reclaim` decide.
 
-Whether a process that was killed was killed by the system, because memory ran out.
+:class:`OomEvidence` decides whether the system killed a process because memory ran out.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ from lmx.supervisor.memory.system import (
 )
 
 _WINDOW_S: Final = 10.0
-"""To tear down a killed process of many gigabytes takes seconds."""
+"""A kill explains an exit that comes within this time. The system needs seconds to tear down a
+killed process of many gigabytes."""
 
 
 def oom_kills(proc: Path, cgroups: Path) -> int | None:
-    """Return how many processes the kernel has killed for want of memory, where this one is:
-    in its cgroup, which counts those of the whole machine's shortage too, else on the machine.
+    """Return how many processes the kernel has killed because memory ran out: in the cgroup of this
+    process, which also counts kills for a shortage of the whole machine, else on the machine.
 
-    None: nobody counts, as on macOS. In a container the machine's count has strangers' ends.
+    Returns None if there is no count, as on macOS. The cgroup comes first because in a container
+    the machine's count includes processes of others.
     """
     places = [
         (folder / name) for folder in memory_cgroups(proc, cgroups)[:1]
@@ -66,10 +69,10 @@ def oom_kills(proc: Path, cgroups: Path) -> int | None:
 
 
 class OomEvidence:
-    """Compares the kernel's count of such kills around an exit. macOS has no count: there a
-    SIGKILL that nobody sent, while memory was short, is taken for the system's.
+    """Compares the kernel's count of such kills before and after an exit. macOS has no count: there
+    a SIGKILL that lmx did not send, while memory was short, counts as the system's.
 
-    One kill explains one exit, and none that comes long after it.
+    One kill explains one exit, and no exit that comes long after it.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class OomEvidence:
         self._seen: deque[tuple[float, int]] = deque()
 
     def tick(self, now_s: float) -> None:
-        """Note the count of now; those of before the window are of no use any more."""
+        """Note the present count, and drop the counts from before the window."""
         count = self._count() if self._counted else None
         if count is not None:
             self._seen.append((now_s, count))
@@ -93,8 +96,8 @@ class OomEvidence:
                 self._seen.popleft()
 
     def explains(self, status: int | None, now_s: float) -> bool:
-        """Return whether an exit just now, with ``status`` as in ``Popen.returncode``, was the
-        system's doing. Only SIGKILL, or a status that nobody knows, can be."""
+        """Return whether the system caused an exit that came just now, with ``status`` as in
+        ``Popen.returncode``. It can have caused only a SIGKILL, or an exit of unknown status."""
         if status not in (None, -signal.SIGKILL):
             return False
         if not self._counted:
@@ -113,17 +116,19 @@ log = structlog.get_logger()
 
 _READ_S: Final = 0.5
 _AWAITED_READ_S: Final = 0.1
-"""While an exited worker's bytes are nobody's, the next model may wait for them."""
+"""How often the memory is read while an exited worker's bytes are waited for, because the next
+model may wait for them."""
 
 _SAMPLES: Final = 10
-"""Five seconds: the middle one is neither of a peak nor of a process half torn down."""
+"""The samples of five seconds. Their median is neither from a peak nor from a process that is half
+torn down."""
 
 _HEARS: Final = (WorkerState.READY, WorkerState.DRAINING)
 _LOADS: Final = (WorkerState.STARTING, WorkerState.LOADING)
 
 
 class GuardedCore(Protocol):
-    """What the watch needs of :class:`lmx.supervisor.core.core.Core`."""
+    """What the watch needs from :class:`lmx.supervisor.core.core.Core`."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -141,10 +146,11 @@ class GuardedCore(Protocol):
 
 
 class MemoryWatch:
-    """The state of the memory guard, of exited workers' memory and of the kernel's kills.
+    """The owner of the state of the memory guard, of exited workers' memory and of the kernel's
+    kills.
 
-    One thread; nothing blocks. What is missing is bounded by the machine: each exited worker that
-    is kept misses half a gigabyte.
+    It runs in one thread, and nothing blocks. The list of exited workers is bounded by the machine,
+    because each worker that stays in it misses at least half a gigabyte.
     """
 
     def __init__(
@@ -181,8 +187,8 @@ class MemoryWatch:
         return self._guard.level
 
     def tick(self, now_s: float) -> None:
-        """Let time pass. Reads the machine twice a second, more often only while an exited
-        worker's bytes wait for it."""
+        """Let time pass. The machine is read twice a second, and more often only while an exited
+        worker's memory is waited for."""
         awaited = any(exited.missing_bytes is None for exited in self._exited_workers)
         pause_s = _AWAITED_READ_S if awaited else _READ_S
         if self._read_at_s is not None and now_s - self._read_at_s < pause_s:
@@ -205,8 +211,8 @@ class MemoryWatch:
         self._sample(balance, footprints, now_s)
 
     def left(self, worker: Worker, reserved_bytes: int, now_s: float) -> None:
-        """Begin to see whether an exited worker's memory comes back. It has left
-        ``core.workers``; ``core.memory_settled`` is called from a later tick, always."""
+        """Begin to watch whether an exited worker's memory comes back. The worker is no longer in
+        ``core.workers``. A later tick always calls ``core.memory_settled``."""
         held_bytes = max(self._held.get(worker.instance, ()), default=0)
         self._exited_workers.append(
             ExitedWorker(
@@ -217,7 +223,7 @@ class MemoryWatch:
         )  # fmt: skip
 
     def killed_by_system(self, status: int | None, now_s: float) -> bool:
-        """Return whether an exit just now was the system's doing, for ``ProcessExited``."""
+        """Return whether the system caused an exit that came just now, for ``ProcessExited``."""
         return self._oom.explains(status, now_s)
 
     def _guard_step(self, reading: MemoryReading, workers: list[Worker], now_s: float) -> None:
@@ -253,8 +259,9 @@ class MemoryWatch:
                 )  # fmt: skip
 
     def _tell(self, workers: list[Worker]) -> None:
-        """Tell each worker of a level once. HARD is only told to those who are to act on it;
-        an adopted one may have been told anything by the supervisor before."""
+        """Tell each worker once about a level. HARD is told only to the workers that must act on
+        it. An adopted worker is told in any case, because the supervisor before this one may have
+        told it any level."""
         calm = self.pressure is MemoryPressure.NONE
         level = MemoryPressure.NONE if calm else MemoryPressure.SOFT
         for worker in workers:
@@ -266,8 +273,8 @@ class MemoryWatch:
 
     def _worker_memory(self, worker: Worker) -> WorkerMemory:
         loading = worker.state in _LOADS
-        # The ledger follows what a worker takes: what it was given is what stood there when it
-        # was first seen, and once more when its load had been measured.
+        # The ledger follows what a worker takes. What it was granted is what the ledger had when
+        # the worker was first seen, and again when its load had been measured.
         granted = self._granted.get(worker.instance)
         if granted is None or (granted[0] and not loading):
             granted = (loading, self.core.ledger.reserved_by(worker.instance))
