@@ -1,7 +1,9 @@
-"""Host names and origins of web pages as HTTP writes them, and patterns that allow some. Pure.
+"""Host names and origins of web pages as HTTP writes them, and patterns that allow some of them.
+This module is pure.
 
-A browser sends `Host` with the name that a page was found under, and `Origin` with where the page
-that asks is from. Only who configures lmx knows which names and pages are meant.
+A browser sends `Host` with the name under which a page was found, and `Origin` with the place from
+which the asking page comes. Only the person who configures lmx knows which names and pages are
+meant.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Final
 
 ANY: Final = "*"
 NULL_ORIGIN: Final = "null"
-"""What a page without an origin of its own sends: of a file, or in a sandbox."""
+"""What a page without an origin of its own sends: a page from a file, or in a sandbox."""
 
 _MAX_NAME: Final = 253
 _NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.(?!-)[a-z0-9_-]{1,63})*")
@@ -25,15 +27,17 @@ _MAX_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A host and its port; ``port`` None where none is written. ``host`` is in lower case, without
-    a last dot and without the brackets of IPv6."""
+    """A host and its port."""
 
     host: str
+    """In lower case, without a dot at the end and without the brackets of IPv6."""
+
     port: int | None
+    """None if no port is written."""
 
     @property
     def is_address(self) -> bool:
-        """Whether the host is an IP address: no name service can make it another's."""
+        """Whether the host is an IP address, which no name service can make point elsewhere."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -42,7 +46,7 @@ class Authority:
 
 
 def parse_authority(text: str) -> Authority | None:
-    """Return what a Host header says; None for what is no host."""
+    """Return what a Host header says, None if it is not a host."""
     found = _AUTHORITY.fullmatch(text.lower())
     if found is None:
         return None
@@ -101,15 +105,17 @@ def host_allowed(host: str, patterns: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a page is from. ``port`` None: the scheme's own."""
+    """The place from which a page comes."""
 
     scheme: str
     host: str
+
     port: int | None
+    """None: the port of the scheme."""
 
     def is_at(self, there: Authority) -> bool:
-        """Whether the page is from this server, as ``there`` names it. The scheme does not count:
-        who comes through a proxy may have come by https."""
+        """Return whether the page is from the server that ``there`` names. The scheme does not
+        count, because a client that comes through a proxy may have used https."""
         usual = _WEB_PORTS.get(self.scheme)
         if usual is None or self.host != there.host:
             return False
@@ -117,7 +123,7 @@ class Origin:
 
 
 def parse_origin(text: str) -> Origin | None:
-    """Return what an Origin header says; None for `null` and for what is no origin."""
+    """Return what an Origin header says, None for `null` and if it is not an origin."""
     found = _PATTERN.fullmatch(text.lower())
     if found is None:
         return None
@@ -133,15 +139,18 @@ def parse_origin(text: str) -> Origin | None:
 
 @dataclass(frozen=True, slots=True)
 class OriginPattern:
-    """One entry of ``server.cors_origins``; ``scheme`` `*` is any origin at all, `null` too."""
+    """One entry of ``server.cors_origins``."""
 
     scheme: str
+    """`*` allows any origin at all, `null` too."""
+
     host: str = ""
     port: int | None = None
     any_port: bool = False
 
     def allows(self, origin: Origin | None) -> bool:
-        """Return whether an origin is meant; None: `null`, or none that can be read."""
+        """Return whether an origin is allowed. None stands for `null`, and for an origin that can't
+        be read."""
         if self.scheme == ANY:
             return True
         if origin is None:

@@ -1,9 +1,9 @@
-"""Log files that keep to their size, whoever writes to them.
+"""Keeps log files to their size, whatever process writes to them.
 
-A file that is full is copied to the first of its older ones and emptied; it stays the same file, so
-a process that was forked, or hangs in foreign code, goes on writing to it and not to one that
-nobody looks at any more. What is written between the copy's end and the emptying, microseconds, is
-lost.
+A file that is full is copied to the first of its older files and then emptied. It stays the same
+file, so that a process that was forked, or hangs in foreign code, goes on writing to it and not to
+a file that nobody reads any more. What is written between the end of the copy and the emptying
+(microseconds) is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from lmx.protocol.host.set_aside import clear_for_file
 _CHECK_S: Final = 0.2
 _CHUNK_BYTES: Final = 1024 * 1024
 _FULL_SHARE: Final = 0.875
-"""Of its limit a file counts as full with: what comes until it is seen has room too."""
+"""A file counts as full at this share of its limit, so that there is room for what is written until
+somebody looks."""
 
 _FAR_BEYOND: Final = 2
 """A file this many times its limit is emptied even if the disk takes no copy of it."""
@@ -37,20 +38,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LogLimit:
-    """``max_bytes`` for each file, of which there are ``keep`` older ones. May change."""
+    """The limit of a log file. It may change."""
 
     max_bytes: int
+    """The size of each file."""
+
     keep: int
+    """The number of older files."""
 
     @property
     def full_bytes(self) -> int:
-        """From which size on a file is put aside."""
+        """The size at which a file is copied and emptied."""
         return int(_FULL_SHARE * self.max_bytes)
 
 
 def keep_to(path: Path, limit: LogLimit) -> bool:
-    """Keep a log file to its limit; returns whether there is one. For any process: one at a time
-    does it. Raises ``OSError``. Blocks for as long as copying ``max_bytes`` takes."""
+    """Keep a log file to its limit, and return whether the file exists. Any process may call this,
+    and one at a time does it. It blocks for as long as copying ``max_bytes`` takes. Raises
+    ``OSError``."""
     try:
         if path.stat().st_size < limit.full_bytes:
             return True
@@ -71,13 +76,13 @@ def keep_to(path: Path, limit: LogLimit) -> bool:
 
 def keep_forever(keep: Callable[[], object], name: str) -> None:
     """Call ``keep`` several times a second, in a thread that ends with the process. A failure is
-    logged once until it worked again."""
+    logged once, and again only after ``keep`` has worked."""
     threading.Thread(target=_keep_forever, args=(keep,), name=name, daemon=True).start()
 
 
 def _keep_forever(keep: Callable[[], object]) -> None:
-    # They are the main thread's: one that this one took while another program is put in this one's
-    # place would be lost.
+    # These signals are for the main thread. One that this thread took, while another program is
+    # put in the place of this one, would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     failed = False
     while True:
@@ -102,7 +107,7 @@ def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) ->
         if size_bytes < _FAR_BEYOND * limit.max_bytes:
             raise
     else:
-        # Not before there is a copy: each attempt on a full disk would lose an older file.
+        # This comes after the copy. Otherwise each attempt on a full disk would lose an older file.
         for number in range(limit.keep - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 rotated(path, number).replace(rotated(path, number + 1))
@@ -111,8 +116,8 @@ def _put_aside(path: Path, descriptor: int, limit: LogLimit, size_bytes: int) ->
 
 
 def _copy_end(descriptor: int, target: Path, max_bytes: int) -> None:
-    """Copy as much of the end as may be kept, from the beginning of a line on; a first line says
-    what is missing. Leaves no part of a copy. Raises ``OSError``."""
+    """Copy as much of the file's end as may be kept, from the beginning of a line. A first line
+    says how much is missing. If this fails, no part of a copy is left. Raises ``OSError``."""
     size_bytes = os.fstat(descriptor).st_size
     out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -141,6 +146,6 @@ def _cut_line(dropped_bytes: int) -> bytes:
 
 
 def _line_after(descriptor: int, offset: int) -> int:
-    """Return where the next line begins; the offset itself if that is far."""
+    """Return where the next line begins, or the offset itself if that is far away."""
     found = os.pread(descriptor, _CHUNK_BYTES, offset).find(b"\n")
     return offset + found + 1 if found >= 0 else offset

@@ -1,8 +1,9 @@
-"""structlog set up alike in every process, and a log file that a process keeps small itself.
+"""Sets structlog up in the same way in every process, and has the log file that a process keeps
+small itself.
 
-One line of JSON an event when stderr is not a terminal, a readable line when it is. Events
-are named as facts ("worker.ready"); context variables bound with structlog (``request_id``)
-go into each line. Library loggers (stdlib logging) come out in the same form.
+Each event is one line of JSON, or a readable line if stderr is a terminal. Events have the names of
+facts ("worker.ready"). Context variables that are bound with structlog (``request_id``) go into
+each line. The loggers of libraries (stdlib logging) write in the same form.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ def configure_logs(
 ) -> None:
     """Set up structlog and stdlib logging to write to stderr.
 
-    ``process`` and ``fields`` go into every line. ``copy_to`` also gets each line, as JSON;
-    a terminal is then spared all below warning. ``changeable``: called again, another level holds
-    also for loggers that were used before; each line costs a little more. Raises ``KeyError`` for
-    an unknown level.
+    ``process`` and ``fields`` go into every line. ``copy_to`` also gets each line, as JSON, and
+    then a terminal shows only warnings and worse. With ``changeable`` this function may be called
+    again with another level, which then also holds for loggers that were used before; each line
+    costs a little more. Raises ``KeyError`` for an unknown level.
     """
     threshold = _LEVELS[level]
     terminal = sys.stderr.isatty()
     stderr = cast("TextIO", _Stderr())
-    # Without local variables: in a router or a worker those are people's messages.
+    # Tracebacks have no local variables, because in a router or a worker those hold people's
+    # messages.
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    # ASCII alone: what a client sent must not reach a terminal as a control sequence.
+    # Only ASCII is written: what a client sent must not reach a terminal as a control sequence.
     as_json = structlog.processors.JSONRenderer(default=str)
     fixed = {"process": process, "pid": os.getpid(), **fields}
 
@@ -94,8 +96,8 @@ def configure_logs(
 
 
 class _Stderr:
-    """Looks ``sys.stderr`` up at each write, and never raises: a full disk or a closed pipe
-    must not take a server down."""
+    """A stream that looks ``sys.stderr`` up at each write, and never raises: a full disk or a
+    closed pipe must not end a server."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):
@@ -110,16 +112,16 @@ class _Stderr:
 class LogFile:
     """The file behind this process's stdout and stderr, kept within its limit.
 
-    Descriptors 1 and 2 point at the file, so that what C code, ``faulthandler`` and an abort print
-    is kept too. The process keeps to the limit itself (:mod:`lmx.protocol.host.log_limit`): it can
-    log without a supervisor."""
+    Descriptors 1 and 2 point at the file, so that the output of C code, of ``faulthandler`` and of
+    an abort is kept too. The process keeps the limit itself (:mod:`lmx.protocol.host.log_limit`),
+    so that it can log without a supervisor."""
 
     def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
         self.limit = LogLimit(max_bytes, keep)
         self._path = path
 
     def attach(self) -> None:
-        """Point descriptors 1 and 2 at the file, appending; make its folder if needed."""
+        """Point descriptors 1 and 2 at the file, to append to it. Makes its folder if needed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         clear_for_file(self._path)
         sys.stdout.flush()
@@ -131,8 +133,9 @@ class LogFile:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def keep(self) -> None:
-        """Keep it within its limit from here on, in a thread of its own: neither a stuck disk nor
-        a busy event loop holds up the other. A file that was removed is made anew."""
+        """Keep the file within its limit from here on, in a thread of its own, so that a stuck disk
+        does not delay the event loop, nor a busy event loop this. A file that was removed is made
+        anew."""
         keep_forever(self._keep_once, "log limit")
 
     def _keep_once(self) -> None:

@@ -1,6 +1,6 @@
-"""Giving freed heap memory back to the system, where the allocator keeps it.
-
-What macOS counts a process's memory at. Standard library alone; does nothing elsewhere.
+"""Gives freed heap memory back to the system where glibc's allocator keeps it, and reads the memory
+of a process as macOS counts it. It needs only the standard library. On other systems the functions
+do nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _MAPPED_FROM_BYTES: Final = 1024**2
 
 
 def map_large_blocks() -> None:
-    """Have glibc's allocator give every block from 1 MiB on back to the system once it is
-    freed; does nothing elsewhere. To be called before the threads start.
+    """Make glibc's allocator give every block of 1 MiB or more back to the system once it is freed.
+    Does nothing elsewhere. It must be called before threads start.
 
-    Left alone it moves that limit up to 32 MiB by itself, and what is freed below it stays in
-    holes of the heap: a worker whose mlx counted 565 MiB had 880 MiB resident, and 720 MiB
-    with this, no slower (mlx keeps the buffers that it uses again).
+    By itself the allocator moves that limit up to 32 MiB, and what is freed below it stays in holes
+    of the heap: a worker whose mlx counted 565 MiB had 880 MiB resident. With this it had 720 MiB
+    and was no slower, because mlx keeps the buffers that it uses again.
     """
     if sys.platform != "linux":
         return
@@ -29,12 +29,13 @@ def map_large_blocks() -> None:
 
 
 def trim_heap() -> None:
-    """Return what glibc's allocator holds of freed memory; does nothing elsewhere.
+    """Give the freed memory that glibc's allocator holds back to the system. Does nothing
+    elsewhere.
 
-    It keeps freed blocks for each thread's arena: a worker that had answered a few prompts of
-    thousands of tokens held 1.3 GB for good, and the supervisor counts that against the
-    budget; a router 80 MB after one body of 16 MB. Takes milliseconds to tenths of a second:
-    for pauses, and after something large.
+    The allocator keeps freed blocks in the arena of each thread. A worker that had answered a few
+    prompts of thousands of tokens held 1.3 GB for ever, which the supervisor counts against the
+    budget, and a router held 80 MB after one body of 16 MB. This takes milliseconds to tenths of a
+    second, so that it is for pauses, and for the time after something large.
     """
     if sys.platform != "linux":
         return
@@ -71,8 +72,9 @@ class _RusageInfoV4(ctypes.Structure):
 
 
 def mac_footprint(pid: int) -> tuple[int, int] | None:
-    """Return a process's footprint, which has Metal's buffers in it as the resident set has not,
-    and its maximum, in bytes; None where the system doesn't tell, or the process is gone."""
+    """Return a process's footprint and its maximum, in bytes. Unlike the resident set, the
+    footprint includes Metal's buffers. Returns None if the system does not say it or the process
+    is gone."""
     call = getattr(ctypes.CDLL(None), "proc_pid_rusage", None)
     if call is None:
         return None

@@ -1,4 +1,4 @@
-"""A place in line, as people say it. Pure."""
+"""A place in a queue as people say it. This module is pure."""
 
 from __future__ import annotations
 

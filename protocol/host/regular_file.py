@@ -1,5 +1,5 @@
-"""Reads a small file that anybody may have put there: a regular one, up to a size, never waiting
-for what is on the other end of a pipe. JSON in it has limits too."""
+"""Reads a small file that anybody may have put there. It must be a regular file up to a size, and
+reading never waits for the other end of a pipe. JSON in it has limits too."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 _MOST_LEVELS: Final = 64
-"""Of arrays and objects within each other; a model's configuration has five."""
+"""How deeply arrays and objects may be nested. A model's configuration has five levels."""
 
 
 class IrregularFileError(OSError):
-    """There is something of that name, and it is no regular file: a folder, a pipe, a device."""
+    """The name exists and is not a regular file: it is a folder, a pipe or a device."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. A pipe without a writer is not waited for.
+    """Open a file for reading, without waiting for the writer of a pipe.
 
-    Raises ``OSError``; :class:`IrregularFileError`, which is one, for what is no regular file.
+    Raises ``OSError``, and its subclass :class:`IrregularFileError` if it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
@@ -33,8 +33,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return all of a file. Raises ``OSError`` as :func:`open_regular`, and ``ValueError`` for
-    more than ``most_bytes``."""
+    """Return the whole content of a file. Raises ``OSError`` as :func:`open_regular` does, and
+    ``ValueError`` if the file has more than ``most_bytes``."""
     with open_regular(path) as file:
         found = file.read(most_bytes + 1)
     if len(found) > most_bytes:
@@ -43,8 +43,8 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text, also one with NaN or Infinity, which configurations of
-    real models have. Raises ``ValueError`` for what is none and for more than 64 levels of nesting.
+    """Return the value of a JSON text. NaN and Infinity are allowed, because configurations of real
+    models have them. Raises ``ValueError`` if it is not JSON or has more than 64 levels of nesting.
     """
     try:
         value = json.loads(content)

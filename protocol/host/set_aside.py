@@ -1,4 +1,4 @@
-"""Moves what stands in the way of a file of lmx's own, and is not fit to be it, out of the way."""
+"""Moves away what is in the place of one of lmx's own files and can't be used as that file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST: Final = 10
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is there, whatever it is, to ``NAME.damaged``, or to ``NAME.damaged-2`` and so
-    on where that is taken; returns its new path. Raises ``OSError``."""
+    """Rename what is there, whatever it is, to ``NAME.damaged``, or to ``NAME.damaged-2`` and so on
+    if that name is taken. Returns the new path. Raises ``OSError``."""
     number = 1
     while True:
         aside = path.with_name(f"{path.name}.damaged" + ("" if number == 1 else f"-{number}"))
-        # Not for ever: from some number on an older file makes way, but no folder does.
+        # There is a limit: beyond it an older file is replaced, but never a folder.
         if not os.path.lexists(aside) or (number >= _MOST and not aside.is_dir()):
             break
         number += 1
@@ -27,10 +27,10 @@ def set_aside(path: Path) -> Path:
 
 
 def clear_for_file(path: Path) -> Path | None:
-    """Have nothing at ``path`` that can't be a file: a folder, a pipe, a link to nowhere.
+    """Move away what is at ``path`` if it can't be a file: a folder, a pipe, a link to nowhere.
 
-    Returns where it was moved, None where nothing was in the way. A link to a file, to one that is
-    yet to be made or to a device is a person's wish. Raises ``OSError``.
+    Returns where it was moved, None if nothing was in the way. A link to a file, to a file that can
+    still be made, or to a device is a person's wish and stays. Raises ``OSError``.
     """
     try:
         mode = path.stat().st_mode
@@ -39,7 +39,7 @@ def clear_for_file(path: Path) -> Path | None:
             return None
     except OSError:
         if not os.path.lexists(path):
-            return None  # the folder itself is not there: who opens the file says so
+            return None  # the folder itself is not there: opening the file will report that
     else:
         if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
             return None

@@ -1,2 +1,2 @@
-"""What a model is for, what its KV cache takes and how long it stays: values all processes
-share."""
+"""What a model is for, how much memory it takes and how long it stays loaded: values that all
+processes share."""

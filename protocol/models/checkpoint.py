@@ -1,12 +1,12 @@
-"""What a model folder's config.json says: the one reader of that file, for all processes. And which
-of the folder's files hold the weights.
+"""The only reader of a model folder's config.json, for all processes. It also says which of the
+folder's files hold the weights.
 
-Nobody else parses config.json, or knows where in it the language model is described. What only one
-engine or one kind of model asks for is looked up in :attr:`CheckpointConfig.text` and
+No other module parses config.json, or knows where in it the language model is described. Values
+that only one engine or one kind of model needs are looked up in :attr:`CheckpointConfig.text` and
 :attr:`CheckpointConfig.whole`, with :func:`count` for numbers.
 
-The file may come from anywhere: it has a largest size and a deepest nesting, and a number that no
-model has counts as absent, or is an error where absent would mean little memory.
+The file may come from anywhere. So its size and its nesting are limited, and a number that no model
+can have counts as absent. Where absent would mean little memory, it is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmx.protocol.host.regular_file import parse_json, read_regular
 from lmx.protocol.states import ModelKind
 
 CONFIG_LIMIT_BYTES: Final = 16 * 1024**2
-"""No more is read of a config.json; those of real models have some kilobytes."""
+"""A config.json may not be larger than this. Those of real models have some kilobytes."""
 
 Section = Mapping[str, Any]
 """An object of the file, as it was parsed."""
@@ -43,28 +43,30 @@ _SIZES: Final = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "vocab_size"),
 )
-"""Of the language model; ones that no model has would count as absent, which is little memory."""
+"""The sizes of the language model that must be possible. An impossible one would count as absent,
+which would mean little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """A model folder's config.json. A number is 0, and a name empty, where the file doesn't say."""
+    """A model folder's config.json. A number that the file does not have is 0, and a name is
+    empty."""
 
     model_type: str
     """The whole model's type in lower case: ``gemma3``."""
 
     text_model_type: str
-    """The language model's type in lower case: ``gemma3_text``. That of the whole where the
-    language model is not described apart."""
+    """The language model's type in lower case: ``gemma3_text``. If the language model is not
+    described separately, it is that of the whole model."""
 
     family: str | None
-    """The type of the language model as people are shown it, else that of the whole."""
+    """The type of the language model, else that of the whole model, as it is shown to people."""
 
     architectures: tuple[str, ...]
     """The names of the classes that the model was trained with."""
 
     context_tokens: int | None
-    """The longest context that the model was made for. None: the file doesn't say."""
+    """The longest context that the model was made for. None: the file does not say."""
 
     layers: int
     hidden_size: int
@@ -77,16 +79,16 @@ class CheckpointConfig:
     """Whether the file names Python code of its own to run (``model_file``)."""
 
     text: Section = field(repr=False)
-    """The part that describes the language model; the whole where it is not nested."""
+    """The part that describes the language model. It is the whole file if that is not nested."""
 
     whole: Section = field(repr=False)
 
 
 def read_checkpoint_config(folder: Path) -> CheckpointConfig:
-    """Read a model folder's config.json. Blocks for as long as its disk does.
+    """Read a model folder's config.json. This blocks for as long as its disk does.
 
-    Raises :class:`OperationError` with MODEL_SOURCE_INVALID when there is none, and for one that
-    can't be read, is no JSON object, or says what no model can be.
+    Raises :class:`OperationError` with MODEL_SOURCE_INVALID when there is no such file, and when it
+    can't be read, is not a JSON object, or has values that no model can have.
     """
     file = folder / "config.json"
     try:
@@ -102,8 +104,8 @@ def read_checkpoint_config(folder: Path) -> CheckpointConfig:
 
 
 def parse_checkpoint_config(content: Any) -> CheckpointConfig:
-    """Return what the parsed content of a config.json says. Pure. Raises ``ValueError`` for what
-    no model's file says, and nothing else, whatever the content is."""
+    """Return what the parsed content of a config.json says. Pure. Whatever the content is, it
+    raises nothing but ``ValueError``, for values that no model can have."""
     if not isinstance(content, dict):
         raise _NonsenseError("is no object: fetch the model again")
     whole: Section = content
@@ -127,11 +129,11 @@ def parse_checkpoint_config(content: Any) -> CheckpointConfig:
 
 
 def weight_files(folder: Path, kind: ModelKind) -> list[Path]:
-    """Return the files that hold a model's weights, by name. Raises ``OSError``, and
-    :class:`OperationError` when they are more than any model has."""
+    """Return the files that hold a model's weights, sorted by name. Raises ``OSError``, and
+    :class:`OperationError` when there are more files than any model has."""
     found = sorted(folder.glob("*.safetensors"))
     if kind is not ModelKind.CHAT:
-        # The dense layers of sentence-transformers lie in folders of their own.
+        # The dense layers of sentence-transformers are in folders of their own.
         found += sorted(folder.glob("*/*.safetensors"))
     if len(found) > _MOST_WEIGHT_FILES:
         raise _refused(f"{folder} has {len(found)} files of weights: fetch the model again")
@@ -139,7 +141,7 @@ def weight_files(folder: Path, kind: ModelKind) -> list[Path]:
 
 
 def count(section: Section, *names: str) -> int:
-    """Return the first of these that is a number above 0, and one that a model can have; else 0."""
+    """Return the first of these values that is a number above 0 which a model can have, else 0."""
     for name in names:
         value = section.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
@@ -148,7 +150,7 @@ def count(section: Section, *names: str) -> int:
 
 
 class _NonsenseError(ValueError):
-    """The file is JSON, and says what no model's file says."""
+    """The file is JSON, but has values that no model can have."""
 
 
 def _refused(message: str) -> OperationError:

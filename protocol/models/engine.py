@@ -1,8 +1,8 @@
-"""What the name of an engine stands for: ``module:function``.
+"""Finds what the name of an engine, ``module:function``, stands for.
 
-The function loads a model (:class:`lmx.worker.engine.EngineFactory`). Its module has another one
-named ``estimate``, of the type :data:`Estimate`, which must need no library of the engine's: it is
-called in a process of its own, before the model is loaded, and people wait for it.
+The function loads a model (:class:`lmx.worker.engine.EngineFactory`). Its module has another
+function ``estimate`` of the type :data:`Estimate`. That one must not need the libraries of the
+engine, because it is called in a process of its own before the model is loaded, while people wait.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lmx.protocol.models.memory import MemoryModel
 from lmx.protocol.states import ModelKind
 
 Estimate = Callable[[Path, CheckpointConfig, ModelKind], MemoryModel]
-"""Takes a model's folder, what its config.json says, and what the model is for. Reads headers,
-not weights; blocks for as long as the disk does. Raises :class:`OperationError` for a folder
-that is no model's."""
+"""A function that takes a model's folder, what its config.json says, and what the model is for. It
+reads headers and no weights, and blocks for as long as the disk does. It raises
+:class:`OperationError` for a folder that is not a model's."""
 
 ESTIMATE: Final = "estimate"
 
 
 def engine_function(engine: str) -> Callable[..., Any]:
-    """Import an engine's module and return the function that loads a model. May take seconds.
+    """Import an engine's module and return the function that loads a model. This may take seconds.
 
     Raises :class:`OperationError` when there is no such module or function.
     """

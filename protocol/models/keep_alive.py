@@ -1,4 +1,4 @@
-"""For how long an idle model stays loaded, as people write it. Pure."""
+"""Reads and writes how long an idle model stays loaded, as people write it. This module is pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ _TOO_LARGE: Final = 2**63
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _LONGEST_TEXT: Final = 64
-"""Of digits without an end the search for units takes the square of their number."""
+"""A longer text is not read: for endless digits the search for units would take the square of their
+number."""
 
 _NEGATIVE: Final = re.compile(r"-\d+(?:\.\d+)?")
 
 
 def parse_keep_alive(value: Any) -> Any:
     """Return seconds from what people write: ``300``, ``"5m"``, ``"1h30m"``, ``"-1"``,
-    ``"forever"``; negative is forever. What it doesn't know is returned as it is.
+    ``"forever"``. A negative value means forever. A value that can't be read is returned as it is.
 
-    The forms are Ollama's (Go's durations), so that its users need not learn others.
+    The forms are those of Ollama (Go's durations), so that its users need not learn others.
     """
     if isinstance(value, bool):
-        return str(value)  # not a number here, though Python thinks so
+        return str(value)  # it is not a number here, although it is one for Python
     if isinstance(value, int | float):
-        # An integer may be too large for a float: no duration either.
+        # An integer may be too large for a float, and is not a duration then.
         return FOREVER_S if value < 0 else float(value) if value < _TOO_LARGE else math.inf
     if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         return value

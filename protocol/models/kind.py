@@ -1,4 +1,4 @@
-"""What a model is for, read from a few small files in its folder. Loads nothing."""
+"""Reads what a model is for from a few small files in its folder. It loads nothing."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ _ENCODERS: Final = frozenset(
         *("mpnet", "new", "nomic_bert", "roberta", "xlm_roberta"),
     }
 )
-"""Model types that see a text from both sides: they can't write one."""
+"""Model types that see a text from both sides, so that they can't generate one."""
 
 _CARDS: Final = {
     "feature-extraction": ModelKind.EMBEDDING,
     "sentence-similarity": ModelKind.EMBEDDING,
     "text-ranking": ModelKind.RERANK,
 }
-"""What a model card calls a model for."""
+"""The kinds of models by the tags of model cards."""
 
 _CARD_LIMIT_BYTES: Final = 64 * 1024
 _PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
 
 
 def read_kind(folder: Path) -> ModelKind:
-    """Return the kind of a model folder; CHAT where nothing says otherwise.
+    """Return the kind of a model folder; CHAT if nothing says otherwise.
 
-    In this order: a classifier by its architecture, the files of sentence-transformers, an
-    encoder by its model type, the model card. Qwen3-Embedding and Qwen3-Reranker have the
-    config.json of a chat model: only the files beside it tell. Files that are missing or
-    broken say nothing here; loading the model says what is wrong with them.
+    These decide, in this order: the architecture of a classifier, the files of
+    sentence-transformers, the model type of an encoder, the model card. Qwen3-Embedding and
+    Qwen3-Reranker have the config.json of a chat model, so that only the files beside it show what
+    they are. Files that are missing or broken are ignored here; loading the model reports what is
+    wrong with them.
     """
     try:
         config = read_checkpoint_config(folder)
@@ -57,7 +58,7 @@ def read_kind(folder: Path) -> ModelKind:
 
 
 def is_classifier(config: CheckpointConfig) -> bool:
-    """Whether a model gives scores in place of text, by its architecture."""
+    """Return whether a model's architecture gives scores in place of text."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures)
 
 

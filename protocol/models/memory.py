@@ -1,9 +1,9 @@
-"""What a model's worker takes in memory, as its engine estimates it, and the arithmetic with that.
-Pure.
+"""The memory that a model's worker takes, as its engine estimates it, and the arithmetic with it.
+This module is pure.
 
-The engine (:mod:`lmx.protocol.models.engine`) knows what its caches and its computing take, and
-says so in these figures. The supervisor plans with the figures and knows nothing of where they
-come from; the worker counts its rows' caches with the same ones.
+The engine (:mod:`lmx.protocol.models.engine`) knows how much its caches and its computing take, and
+expresses it in these figures. The supervisor plans with the figures, and does not know where they
+come from. The worker counts the caches of its rows with the same figures.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ class KvLayers:
     """Layers whose caches are alike."""
 
     layers: int
-    """How many they are."""
+    """The number of these layers."""
 
     token_bytes: int
-    """For each token of a sequence, in each of these layers."""
+    """What each token of a sequence takes in each of these layers."""
 
     window_tokens: int | None = None
-    """A layer holds at most so many tokens; None: all of them."""
+    """A layer holds at most this many tokens. None: all of them."""
 
     fixed_bytes: int = 0
-    """For each sequence, in each of these layers, whatever its length: recurrent state."""
+    """What each sequence takes in each of these layers, whatever its length: recurrent state."""
 
     step_tokens: int = 1
-    """The cache grows by so many tokens at a time."""
+    """The cache grows by this many tokens at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What intermediate results take. At any time those of one chunk, in one layer."""
+    """What intermediate results take. At any time there are those of one chunk in one layer."""
 
     chunk_tokens: int
-    """So many tokens of a prompt, or of a text, are computed at a time."""
+    """This many tokens of a prompt, or of a text, are computed at a time."""
 
     whole_texts: bool
     """Whether a longer text is computed in one chunk all the same."""
 
     token_bytes: int
-    """For each token of a chunk."""
+    """What each token of a chunk takes."""
 
     pair_bytes: int
-    """For each token of a chunk with each token before it; 0 where attention is one kernel."""
+    """What each token of a chunk takes with each token before it; 0 if attention is one kernel."""
 
     depth_tokens: int
-    """Behind so many tokens chunks are half as long, and so on, so that ``pair_bytes`` count for
-    fewer than all of them. Above 0."""
+    """After this many tokens chunks are half as long, and so on, so that ``pair_bytes`` count for
+    fewer than all of them. It is above 0."""
 
     row_bytes: int
-    """For each sequence that a token is drawn for."""
+    """What each sequence takes for which a token is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What a worker of one model takes, by what it is for. All but the weights is an estimate."""
+    """What the worker of one model takes, and for what. All but the weights is an estimate."""
 
     weights_bytes: int
-    """All tensors, as they will be in memory."""
+    """All tensors as they will be in memory."""
 
     process_bytes: int
     """The program with its libraries and the tokenizer, once the model is loaded."""
 
     buffers_bytes: int
-    """Freed memory that the engine keeps for reuse, at most."""
+    """The most freed memory that the engine keeps for reuse."""
 
     kv_layers: tuple[KvLayers, ...]
-    """What each sequence keeps. Empty for a model that doesn't write, and for one of which the
-    engine can't tell."""
+    """What each sequence keeps. It is empty for a model that does not generate, and for one about
+    which the engine does not know it."""
 
     activations: Activations
 
 
 def kv_bytes(layers: Iterable[KvLayers], tokens: int) -> int:
-    """Return what one sequence of ``tokens`` keeps in all layers."""
+    """Return what one sequence of ``tokens`` takes in all layers."""
     return sum(
         part.layers * (part.token_bytes * _held_tokens(part, tokens) + part.fixed_bytes)
         for part in layers
@@ -87,10 +87,10 @@ def kv_bytes(layers: Iterable[KvLayers], tokens: int) -> int:
 def activation_bytes(
     activations: Activations, context_tokens: int, rows: int, layers: Iterable[KvLayers]
 ) -> int:
-    """Return the most that intermediate results take: those of one chunk of a prompt of
-    ``context_tokens``, and of drawing tokens for ``rows``.
+    """Return the most that intermediate results take: for one chunk of a prompt of
+    ``context_tokens``, and for drawing the tokens of ``rows``.
 
-    Layers with windows hold a chunk more while a prompt is computed.
+    Layers with windows hold one more chunk while a prompt is computed.
     """
     at_a_time = max if activations.whole_texts else min
     chunk_tokens = at_a_time(activations.chunk_tokens, context_tokens)

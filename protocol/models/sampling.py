@@ -1,8 +1,8 @@
 """The parameters of sampling that a request, the configuration and a model's own files can set.
 
-Each is said here and nowhere else: its name and type, its range, the value that it has where
-nobody names one, and its meaning. The schemas of requests and of the configuration take these from
-:data:`PARAMETERS`, and a worker resolves all parameters alike.
+Each is defined here and nowhere else: its name and type, its range, its default, and its meaning.
+The schemas of requests and of the configuration take these from :data:`PARAMETERS`, and a worker
+resolves all parameters in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_TOP_K: Final = 2**31 - 1
 """Far beyond any vocabulary, and within what every layer can hold."""
 
 MAX_ASSISTANT_TOKENS: Final = 32
-"""So many tokens at most are guessed at a time."""
+"""At most this many tokens are guessed at a time."""
 
 MAX_NGRAM: Final = 32
 """The longest run of tokens that prompt lookup looks for."""
@@ -22,7 +22,7 @@ MAX_NGRAM: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is known of one of the parameters."""
+    """The definition of one parameter."""
 
     meaning: str
     """Sentences for people, without the range and the default."""
@@ -45,7 +45,7 @@ def _parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """How tokens are drawn, as somebody asks for it. None means that it is not said."""
+    """How tokens are drawn, as somebody asks for it. A parameter that is None was not set."""
 
     temperature: float | None = _parameter(
         "How freely tokens are drawn. 0 is greedy: the likeliest token is taken.",

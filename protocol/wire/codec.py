@@ -1,13 +1,14 @@
-"""Typed messages to bytes and back: a msgpack array with magic, version, kind and fields.
+"""Turns typed messages into bytes and back: a msgpack array with magic, version, kind and fields.
 
     [ "lmx", 1, "Generate", correlation, {field: value, ...} ]
 
-Messages are frozen dataclasses registered with :func:`message`. Decoding checks every
-field's type, ignores fields it does not know, and fills in defaults, so that a field with a
-default can be added without a new version. Encoding leaves out what is at its default, which is
-half of a token's bytes; :func:`untrimmed` dataclasses travel whole. The fields of a dataclass that
-a field marked :data:`FLAT` holds stand in the map of its owner. Decoding never runs code from the
-wire and never builds anything but registered dataclasses, enums and plain values.
+Messages are frozen dataclasses that are registered with :func:`message`. Decoding checks the type
+of every field, ignores unknown fields and fills in defaults, so that a field with a default can be
+added without a new version. Encoding leaves out fields that are at their default, which saves half
+of a token's bytes; :func:`untrimmed` dataclasses are sent with all their fields. If a field is
+marked :data:`FLAT`, the fields of its dataclass are sent in the map of its owner. Decoding never
+runs code from the wire, and never builds anything but registered dataclasses, enums and plain
+values.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from lmx.protocol.errors import ProtocolError
 MAGIC: Final = "lmx"
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""Larger frames are refused by the sockets (ZMQ_MAXMSGSIZE) and by :func:`decode`."""
+"""The sockets (ZMQ_MAXMSGSIZE) and :func:`decode` refuse larger frames."""
 
 FLAT: Final = {"flat": True}
-"""Metadata of a field (``field(metadata=FLAT)``) that holds a dataclass: on the wire that one's
-fields stand among those of the owner, so that they can move into a value of their own, or out of
-it, without a change of the wire."""
+"""Metadata of a field (``field(metadata=FLAT)``) that holds a dataclass. On the wire the fields of
+that dataclass are among those of the owner, so that fields can move into a value of their own, or
+out of it, without a change of the wire."""
 
 _MOST_LEVELS: Final = 100
-"""Of values within values; msgpack itself gives up at some hundred."""
+"""How deeply values may be nested. msgpack itself gives up at some hundred levels."""
 
 _T = TypeVar("_T")
 _Pack = Callable[[Any], Any]
@@ -44,10 +45,12 @@ _Unpack = Callable[[Any, str], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Envelope:
-    """A decoded message. ``correlation`` pairs a reply with its question; 0 means none."""
+    """A decoded message."""
 
     message: Any
+
     correlation: int
+    """The number that pairs a reply with its question; 0 if there is none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ _untrimmed: set[type] = set()
 
 
 def message(cls: type[_T]) -> type[_T]:
-    """Register a frozen dataclass as a message; its class name is its kind on the wire."""
+    """Register a frozen dataclass as a message. The name of the class is its kind on the wire."""
     if cls.__name__ in _messages:
         raise TypeError(f"two messages are named {cls.__name__}")
     _messages[cls.__name__] = cls
@@ -79,8 +82,8 @@ def message(cls: type[_T]) -> type[_T]:
 
 
 def untrimmed(cls: type[_T]) -> type[_T]:
-    """Have every field of a dataclass travel, also one that is at its default: for maps that are
-    shown to people and programs, and that a peer of another version reads by key."""
+    """Mark a dataclass, so that all its fields are sent, also those at their default. It is for
+    maps that people and programs see, and that a peer of another version reads by key."""
     _untrimmed.add(cls)
     return cls
 
@@ -93,8 +96,8 @@ def registered() -> dict[str, type]:
 def encode(value: Any, correlation: int = 0) -> bytes:
     """Return the wire form of a registered message.
 
-    Raises ``TypeError`` when ``value`` is not a registered message or holds a value msgpack
-    can't carry: a bug here, not bad input.
+    Raises ``TypeError`` when ``value`` is not a registered message, or holds a value that msgpack
+    can't encode. That is a bug of the caller, and not bad input.
     """
     cls = type(value)
     if _messages.get(cls.__name__) is not cls:
@@ -106,9 +109,9 @@ def encode(value: Any, correlation: int = 0) -> bytes:
 def encode_any(value: Any, correlation: int = 0) -> bytes:
     """Return the wire form of a registered message, whatever its fields hold.
 
-    For replies, which are made of what others wrote: text that is no Unicode, numbers beyond 64
-    bits, values within values a thousand deep and objects that can't travel are replaced, and the
-    rest goes as it is.
+    It is for replies, which contain what others wrote. Text that is not Unicode, numbers beyond 64
+    bits, values that are nested a thousand levels deep and objects that can't be encoded are
+    replaced. The rest is sent as it is.
     """
     try:
         return encode(value, correlation)
@@ -122,7 +125,7 @@ def encode_any(value: Any, correlation: int = 0) -> bytes:
 
 
 def plain(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """Return a value of which each part can travel: see :func:`encode_any`."""
+    """Return a value all of whose parts can be encoded: see :func:`encode_any`."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -171,12 +174,12 @@ def decode(payload: bytes) -> Envelope:
 
 
 def to_map(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a map of plain values, as it travels inside a message."""
+    """Return a dataclass as a map of plain values, as it is sent inside a message."""
     return typing.cast("dict[str, Any]", _schema(type(value)).to_map(value))
 
 
 def from_map(cls: type[_T], body: Any, path: str) -> _T:
-    """Build ``cls`` from a map of plain values; ``path`` names it in errors."""
+    """Build ``cls`` from a map of plain values. Errors name it by ``path``."""
     if not isinstance(body, dict):
         raise ProtocolError(f"{path}: expected a map, got {type(body).__name__}")
     values: dict[str, Any] = {}
@@ -227,7 +230,7 @@ def _flattened(build: _Pack, names: tuple[str, ...]) -> _Pack:
     def flattened(value: Any) -> dict[str, Any]:
         out: dict[str, Any] = build(value)
         for name in names:
-            # One at its default was left out.
+            # A field that is at its default was left out.
             out |= out.pop(name, {})
         return out
 
@@ -264,7 +267,7 @@ def _map_builder(
 
 
 def _converters(hint: Any) -> tuple[_Pack | None, _Unpack]:
-    """Return (pack, unpack) for a type; pack is None where the value travels as it is."""
+    """Return (pack, unpack) for a type. pack is None if the value is sent as it is."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _optional(hint)
@@ -297,7 +300,8 @@ def _optional(hint: Any) -> tuple[_Pack | None, _Unpack]:
 
 def _sequence(item: Any) -> tuple[_Pack | None, _Unpack]:
     pack, unpack = _converters(item)
-    # Millions of tokens may come at once: a check of each by itself took a second for two.
+    # Millions of tokens may come at once. Checking each one by itself took a second for two
+    # million.
     plain = frozenset({item}) if item in _SCALARS else None
 
     def unpack_items(value: Any, path: str) -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
-"""Where the sockets are: ``ipc://`` paths in a run directory that only its owner can enter.
-
-Identifiers: who made a thing, unique without coordination.
+"""Where the sockets are: ``ipc://`` paths in a run directory that only its owner can enter. The ids
+of instances, epochs and requests are made here too; they are unique without coordination.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ _LONGEST_NAME = "w-00000000"
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The run directory and the endpoints in it. Holds no open file."""
+    """The run directory and the endpoints in it. It holds no open file."""
 
     path: Path
 
     @property
     def control(self) -> str:
-        """Supervisor ROUTER; the router, the CLI and workers connect."""
+        """The supervisor's ROUTER socket. The router, the CLI and workers connect to it."""
         return f"ipc://{self.control_socket}"
 
     @property
     def events(self) -> str:
-        """Supervisor XPUB; the router subscribes."""
+        """The supervisor's XPUB socket. The router subscribes to it."""
         return f"ipc://{self.events_socket}"
 
     @property
@@ -46,7 +45,8 @@ class RunDirectory:
         return self.path / "events"
 
     def worker(self, instance: str) -> str:
-        """Worker ROUTER; one DEALER per router connects. Never used by a second process."""
+        """Return the endpoint of a worker's ROUTER socket. One DEALER of each router connects to
+        it. No second process ever uses it."""
         return f"ipc://{self.worker_socket(instance)}"
 
     def worker_socket(self, instance: str) -> Path:
@@ -56,8 +56,8 @@ class RunDirectory:
     def prepare(self) -> None:
         """Make the directory with mode 0700 and check that sockets fit into it.
 
-        Raises :class:`OperationError` when the path is too long for a unix socket, is not
-        ours, or can be entered by others and that can't be mended.
+        Raises :class:`OperationError` when the path is too long for a unix socket, or the directory
+        belongs to another user.
         """
         longest = len(os.fsencode(self.path / _LONGEST_NAME))
         if longest > SOCKET_PATH_LIMIT_BYTES:
@@ -81,29 +81,29 @@ _REQUEST_ID_LIMIT = 128
 
 
 def new_instance_id() -> str:
-    """Return a fresh worker instance id: 8 hex digits.
+    """Return a new worker instance id: 8 hex digits.
 
-    An instance id names one worker process for good. It is part of the worker's socket
-    path, and a path is never used twice: a DEALER would deliver what it had queued for the
-    old process to the new one.
+    An instance id names one worker process for ever. It is part of the path of the worker's socket.
+    A path must never be used twice, because a DEALER would deliver what it had queued for the old
+    process to the new one.
     """
     return secrets.token_hex(4)
 
 
 def new_epoch() -> str:
-    """Return a fresh supervisor epoch: changes each time a supervisor process starts."""
+    """Return a new supervisor epoch. The epoch changes each time a supervisor process starts."""
     return secrets.token_hex(4)
 
 
 def new_request_id() -> str:
-    """Return a fresh request id, as sent back in ``X-Request-Id``."""
+    """Return a new request id, as sent back in ``X-Request-Id``."""
     return f"req_{secrets.token_hex(12)}"
 
 
 def accept_request_id(offered: str | None) -> str:
-    """Return the client's own request id when it is fit for logs and headers, else a new one.
+    """Return the client's own request id if it is fit for logs and headers, else a new one.
 
-    Fit means 1 to 128 printable ASCII characters without spaces.
+    It is fit if it has 1 to 128 printable ASCII characters and no spaces.
     """
     if (
         offered

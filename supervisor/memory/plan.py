@@ -92,7 +92,7 @@ class Estimate:
 
     process_bytes: int
     kv_layers: tuple[KvLayers, ...]
-    """Of the model and of its draft model."""
+    """The layers of the model and of its draft model."""
 
     context_tokens: int | None
     """None: the worker finds it out."""
@@ -133,13 +133,13 @@ class MemoryPlan:
     kv_cache_bytes: int | None = None
     activation_bytes: int = 0
     peak_bytes: int = 0
-    """The most that a worker with these settings was ever measured at; 0: none was."""
+    """The most that a worker with these settings was ever measured at; 0 if none was."""
 
     set_bytes: int | None = None
-    """The share that was set by hand, which goes before all of it."""
+    """The share that a person set. It overrides all other figures."""
 
     context_tokens: int | None = None
-    """None: the model's own."""
+    """None: the model's own context length."""
 
     kv_layers: tuple[KvLayers, ...] = ()
     settings_key: str = ""
