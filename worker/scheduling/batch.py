@@ -1,8 +1,8 @@
-"""The jobs that wait and the rows that run: admitting, stepping, cancelling. Engine thread.
+"""The jobs that wait and the rows that run: it admits rows, steps them, and cancels jobs. Engine
+thread.
 
-A job that has begun, and what is known of its answers together. Engine thread.
-
-How an answer of a job begins, and how those of a beam search are told. Engine thread.
+A job's rows share one :class:`LiveJob`. :class:`Batch` decides which job is next; the engine
+decides nothing about order.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class LiveJob:
     job: Job
     started_s: float
     waiting: deque[tuple[int, RowRequest]]
-    """Its rows that have not begun, and those that are to come back, with their places among its
+    """Its rows that have not begun, and those that will come back, with their places among its
     answers."""
     rows: dict[int, Row] = field(default_factory=dict)
-    """The text of those that the engine has."""
+    """The text of the rows that the engine has."""
     preempted: dict[int, Row] = field(default_factory=dict)
-    """The text of those that are to come back."""
+    """The text of the rows that will come back."""
     preempted_s: float | None = None
-    """Since when it waits to come back; None: it does not, or a row of it has come back."""
+    """Since when it waits to come back. None: it does not wait, or one of its rows has come
+    back."""
     preemptions: int = 0
     read: set[int] = field(default_factory=set)
-    """The rows whose prompts have been read, and echoed where that was asked for."""
+    """The rows whose prompts have been read, and echoed if the request wants that."""
     first_token_s: float | None = None
     started: RowStarted | None = None
     _completion_tokens: int = 0
@@ -66,7 +67,7 @@ class LiveJob:
         return cls(job, now, deque(enumerate(job.rows)))
 
     def drafted(self, drafts: RowDrafts) -> None:
-        """Count tokens that were guessed ahead."""
+        """Count the tokens that were drafted."""
         self._drafted_tokens += drafts.drafted_tokens
         self._accepted_tokens += drafts.accepted_tokens
 
@@ -76,7 +77,7 @@ class LiveJob:
         self._reasoning_tokens += row.reasoning_tokens
 
     def finished(self, now: float) -> JobFinished:
-        """Return its end, once all its answers have been counted."""
+        """Return the job's end, once all its answers have been counted."""
         job = self.job
         first_s = now if self.first_token_s is None else self.first_token_s
         return JobFinished(
@@ -103,7 +104,7 @@ _TAIL_TOKENS: Final = 8
 
 
 def begin_answer(generator: Generator, job: Job, index: int) -> Row:
-    """Return the row that makes text of an answer's tokens."""
+    """Return the row that turns an answer's tokens into text."""
     rules = job.rules
     tail = job.rows[0].prompt[-_TAIL_TOKENS:] if rules.continues else ()
     detokenizer = generator.detokenizer(rules.make_parser is not None, tail)
@@ -113,10 +114,10 @@ def begin_answer(generator: Generator, job: Job, index: int) -> Row:
 def echo_prompt(
     generator: Generator, job: Job, row: Row, started: RowStarted | None, out: list[JobOutput]
 ) -> None:
-    """Begin an answer with its prompt, and with its logprobs where they are asked for.
+    """Begin an answer with its prompt, and with the prompt's logprobs if the request wants them.
 
-    Special tokens in it are text, as they were to who wrote it, but for those that the tokenizer
-    puts before a text: they have none.
+    Special tokens in the prompt are text, as the client wrote them; only those that the tokenizer
+    puts before a text are none.
     """
     prompt = job.rows[0].prompt
     added = _added(generator, prompt, job.rules.prompt)
@@ -132,7 +133,7 @@ def echo_prompt(
 
 
 def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int:
-    """Return how many special tokens are before the first of a text itself."""
+    """Return how many special tokens come before the first token of the text itself."""
     if text is None:
         return 0
     for place, token in enumerate(prompt):
@@ -147,7 +148,7 @@ def _added(generator: Generator, prompt: Sequence[int], text: str | None) -> int
 def emit_hypotheses(
     generator: Generator, live: LiveJob, hypotheses: Sequence[Hypothesis], out: list[JobOutput]
 ) -> None:
-    """Give out all answers of a beam search, from their beginning to their end."""
+    """Output all answers of a beam search, from their beginning to their end."""
     job = live.job
     for index, hypothesis in enumerate(hypotheses[: job.answers]):
         row = begin_answer(generator, job, index)
@@ -161,7 +162,7 @@ def emit_hypotheses(
         else:
             row.finish(out)
         live.count(row)
-    # A grammar may allow fewer answers than were asked for: the others are empty.
+    # A grammar may allow fewer answers than the request wants: the others are empty.
     for index in range(len(hypotheses), job.answers):
         begin_answer(generator, job, index).finish(out)
 
@@ -169,8 +170,8 @@ def emit_hypotheses(
 log = structlog.get_logger()
 
 _MOST_PREEMPTIONS: Final = 3
-"""A job that had to give way so often does not come back: memory that is short time and again is
-short for it."""
+"""A job that had to give way this often does not come back: if memory is short again and again, it
+is too short for this job."""
 
 _NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
@@ -186,24 +187,27 @@ _GIVEN_UP = (
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How many rows may run at a time, for how long a job may wait for one, and what the KV
-    caches of all rows may take (None: not counted)."""
+    """The limits of a batch."""
 
     max_places: int
+    """How many rows may run at a time; a beam search counts with its width."""
     max_queue_s: float
+    """How long a job may wait for its first row."""
     kv_cache_bytes: int | None = None
+    """What the KV caches of all rows may take. None: they are not counted."""
     kv_layers: Sequence[KvLayers] = ()
+    """What each layer keeps of a sequence."""
 
 
 class Batch:
-    """The owners of jobs take turns, and each one's are first come, first served: a job's rows are
-    admitted in order, and no job passes the one whose turn it is, however small it is. A job that
-    was preempted comes back before any other begins.
+    """The owners of jobs take turns, and each owner's jobs are served in the order of arrival. A
+    job's rows are admitted in order, and no job passes the one whose turn it is, however small it
+    is. A job that was preempted comes back before any other begins.
 
-    ``outputs`` collects what became final; the caller takes it. Every job that was added gets
-    exactly one end in it, unless the engine breaks. An exception of the engine that concerns
-    one row fails its job; others are passed on. While it is ``paused``, a row begins only when
-    no other runs.
+    ``outputs`` collects final output; the caller takes it. Every job that was added gets exactly
+    one end in it, unless the engine breaks. An exception of the engine that concerns one row fails
+    its job; other exceptions are passed on. While the batch is ``paused``, a row begins only when
+    no other row runs.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -227,12 +231,12 @@ class Batch:
 
     @property
     def kv_bytes(self) -> int:
-        """What the KV caches of the rows are counted at."""
+        """The estimate for the KV caches of all rows."""
         return self._kv.total_bytes
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs, waits, or is to be taken."""
+        """Whether a row runs, a job waits, or there is output to take."""
         return bool(self._live or self._waiting or self.outputs)
 
     def add(self, job: Job) -> None:
@@ -242,7 +246,7 @@ class Batch:
     def expire(self, now: float) -> None:
         """Fail the jobs that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
-        # The first of each owner has waited longest of its own: nobody passes.
+        # The first job of each owner has waited the longest of that owner's: no job passes another.
         for job in self._waiting.take_first(lambda one: now - one.arrived_s >= limit_s):
             message = (
                 f"The request waited {now - job.arrived_s:.0f} s for its turn, and the limit is "
@@ -269,14 +273,14 @@ class Batch:
             self.outputs.append(JobFailed(job.job_id, ErrorCode.INSUFFICIENT_MEMORY, message))
 
     def give_up_waiting(self) -> None:
-        """Fail the jobs that have no row: the engine is broken, and none of them broke it."""
+        """Fail the jobs that have no row: the engine is broken, and none of them has broken it."""
         for job in self._waiting.take_out(lambda _: True):
             self.outputs.append(JobFailed(job.job_id, ErrorCode.WORKER_LOST, _NOT_BEGUN))
 
     def admit(self, generator: Generator) -> None:
         """Give the engine the rows that it has room for now."""
         while generator.can_admit():
-            # The one that began first, so that none is kept out by those that came after it.
+            # The job that began first comes back first, so that later ones don't keep it out.
             live = min(self._unfilled, key=lambda one: one.started_s, default=None)
             if live is None:
                 if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
@@ -297,7 +301,7 @@ class Batch:
                 self._fail(generator, live, error)
 
     def step(self, generator: Generator) -> StepOutput:
-        """Advance every row; returns what the engine said of it."""
+        """Advance every row; return the engine's output."""
         result = generator.step()
         now = time.monotonic()
         if result.search_tokens:
@@ -357,16 +361,16 @@ class Batch:
         self.outputs.append(JobCancelled(job_id))
 
     def preempt_largest(self, generator: Generator, now: float) -> None:
-        """Have the newest of the largest jobs that run give its memory back, and come back later;
-        none runs: nothing.
+        """Let the newest of the largest running jobs give its memory back and come back later. Does
+        nothing if none runs.
 
-        It fails where that is of no use: its only row runs alone, and would begin again at once; it
-        has come back often enough; or the engine can't let it come back.
+        The job fails instead if that would be useless: its only row runs alone and would begin
+        again at once; it has come back often enough; or the engine can't let it come back.
         """
         running = [live for live in self._live.values() if live.rows]
         if not running:
             return
-        # Of equals max takes the first: the newest, that way round.
+        # max takes the first of several equal ones: in this order that is the newest.
         live = max(reversed(running), key=lambda one: self._kv.size(one.rows))
         kv_bytes, tokens = self._kv.size(live.rows)
         may_return = len(self._job_of) > 1 and live.preemptions < _MOST_PREEMPTIONS
@@ -379,8 +383,11 @@ class Batch:
         log.warning(event, request_id=live.job.request_id, kv_bytes=kv_bytes, tokens=tokens)
 
     def _preempt(self, generator: Generator, live: LiveJob, now: float) -> bool:
-        """Take all rows of a job out of the engine, to come back with what they have made.
-        Returns whether they can; those that can't are left to the caller."""
+        """Remove all rows of a job from the engine, to come back later with the tokens that they
+        have made.
+
+        Returns whether they can come back; the caller handles those that can't.
+        """
         back: list[tuple[int, RowRequest]] = []
         for row_id, row in live.rows.items():
             made = generator.preempt(row_id)
@@ -418,7 +425,8 @@ class Batch:
         return places <= self._limits.max_places and self._kv.fits(row)
 
     def _begin(self, generator: Generator, live: LiveJob, index: int, row: RowRequest) -> None:
-        # Before its place is taken: a request whose row can't even be made must not keep one.
+        # This comes before the place is taken: a request whose row can't be made must not keep a
+        # place.
         answer = live.preempted.pop(row.row_id, None) or begin_answer(generator, live.job, index)
         live.rows[row.row_id] = answer
         live.preempted_s = None
@@ -437,7 +445,7 @@ class Batch:
             live.started = started
         if live.job.rows[0].beam is not None:
             self._searching.add(started.row_id)
-            # It shows no token before its end, but from here on it makes them.
+            # A beam search shows no token before its end, but it makes tokens from here on.
             live.first_token_s = now
             return
         # The answers of a beam search begin when they are found.

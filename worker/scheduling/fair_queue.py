@@ -10,11 +10,12 @@ _T = TypeVar("_T")
 
 
 class FairQueue(Generic[_T]):
-    """Items with an owner. Next is the earliest item of the owner whose last turn is longest ago;
-    of owners that had none, the one whose item came first. Items of one owner keep their order.
+    """Items with an owner. The next item is the earliest one of the owner whose last turn is
+    longest ago; among owners without a turn, the one whose item came first. Items of one owner keep
+    their order.
 
-    A turn is one item, whatever work it makes. An owner's last turn is remembered for as long as
-    it matters: while somebody waits who has had one since.
+    A turn is one item, however much work it makes. An owner's last turn is remembered for as long
+    as it matters: while somebody waits who has had a turn since.
     """
 
     def __init__(self) -> None:
@@ -30,23 +31,23 @@ class FairQueue(Generic[_T]):
         return bool(self._items)
 
     def __iter__(self) -> Iterator[_T]:
-        """Go over all items: the owners one after the other, each in its order."""
+        """Iterate over all items, owner by owner, each owner's in their order."""
         for items in self._items.values():
             for _, item in items:
                 yield item
 
     def add(self, owner: str, item: _T) -> None:
-        """Take an item in."""
+        """Add an item."""
         self._arrivals += 1
         self._items.setdefault(owner, deque()).append((self._arrivals, item))
 
     def peek(self) -> _T:
-        """Return the next item, which stays. Raises ``ValueError`` where there is none."""
+        """Return the next item without removing it. Raises ``ValueError`` if there is none."""
         return self._items[self._next_owner()][0][1]
 
     def pop(self) -> _T:
-        """Take the next item out; it was its owner's turn. Raises ``ValueError`` where there is
-        none."""
+        """Remove and return the next item; this was its owner's turn. Raises ``ValueError`` if
+        there is none."""
         owner = self._next_owner()
         items = self._items[owner]
         _, item = items.popleft()
@@ -58,7 +59,7 @@ class FairQueue(Generic[_T]):
         return item
 
     def take_out(self, is_meant: Callable[[_T], bool]) -> list[_T]:
-        """Take out all items that are meant, and return them; nobody's turn."""
+        """Remove and return all items for which ``is_meant`` is true. This is nobody's turn."""
         taken: list[_T] = []
         for owner, items in list(self._items.items()):
             found = [item for _, item in items if is_meant(item)]
@@ -72,8 +73,8 @@ class FairQueue(Generic[_T]):
         return taken
 
     def take_first(self, is_meant: Callable[[_T], bool]) -> list[_T]:
-        """Take out the items at the head of each owner's own order for as long as they are meant,
-        and return them; nobody's turn."""
+        """Remove and return the first items of each owner for as long as ``is_meant`` is true. This
+        is nobody's turn."""
         taken: list[_T] = []
         for owner, items in list(self._items.items()):
             while items and is_meant(items[0][1]):

@@ -174,7 +174,7 @@ class EngineThread:
         self.peak_memory_bytes = 0
         self.kv_bytes = 0
         self.preempted_total = 0
-        # The engine thread's own.
+        # Only the engine thread uses these.
         self._batch = Batch(limits)
         self._pieces: FairQueue[RunPiece] = FairQueue()
         self._memory_read_s = 0.0
@@ -206,9 +206,9 @@ class EngineThread:
         self._inbox.put(DropPiece(task_id))
 
     def press(self, level: MemoryPressure) -> None:
-        """Tell it how short the machine is of memory; it acts before the next step. SOFT: the
-        engine shrinks, and no row begins while another runs. HARD: also, one job gives its
-        memory back, to come back later, or fails."""
+        """Set how short the machine is of memory; the thread reacts before the next step. SOFT: the
+        engine shrinks, and no row begins while another one runs. HARD: in addition, one job gives
+        its memory back and comes back later, or fails."""
         with self._pressing:
             waits, self._pressure = self._pressure is not None, level
         if not waits:
