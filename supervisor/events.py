@@ -1,4 +1,5 @@
-"""What happened lately, for `lmx-supervisor events`: a ring in memory, and the log's lines."""
+"""Keeps what happened lately for `lmx-supervisor events`, in a ring in memory, and writes it to the
+log."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ log = structlog.get_logger()
 
 
 class Events(Protocol):
-    """Takes note of what people may want to know."""
+    """Takes events that people may want to know about."""
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        """Keep an event. ``name`` is ``subject.what_happened``, ``detail`` a sentence for people.
-        ``data``: plain values, with units in their names."""
+        """Keep an event. ``name`` is ``subject.what_happened``, and ``detail`` is a sentence for
+        people. ``data`` has plain values, with units in their names."""
 
 
 class EventLog:
-    """Numbers events from 1 within an epoch and keeps the latest. One writer: the supervisor's
-    loop."""
+    """Numbers the events from 1 within an epoch, and keeps the latest. Only the supervisor's event
+    loop writes to it."""
 
     def __init__(self, epoch: str) -> None:
         self._epoch = epoch
@@ -39,6 +40,6 @@ class EventLog:
         log.info(name, model=model_id, detail=detail or None, **data)
 
     def after(self, seq: int, limit: int) -> EventList:
-        """Return the latest events after ``seq``, at most ``limit``, oldest first."""
+        """Return the latest events after ``seq``, at most ``limit`` of them, the oldest first."""
         found = [event for event in self._events if event.seq > seq]
         return EventList(self._epoch, self._seq, tuple(found[-limit:] if limit > 0 else ()))

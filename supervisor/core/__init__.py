@@ -1,1 +1,2 @@
-"""The single writer: what becomes of each model, and which of them have the memory."""
+"""The core, the single writer of all models' slots. It decides what happens to each model, and
+which of them get the memory."""

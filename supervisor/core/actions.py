@@ -1,4 +1,4 @@
-"""What the core has done for it: everything that touches the world."""
+"""The actions that the core asks for: everything that touches the world outside it."""
 
 from __future__ import annotations
 
@@ -16,64 +16,66 @@ from lmx.supervisor.memory.plan import MemoryPlan
 
 
 class Actions(Events, Protocol):
-    """Processes, sockets, files, the log. None of these may block or call back into the core, and
-    none but ``spawn`` raises ``OSError``: what becomes of a model must not hang on a disk."""
+    """Processes, sockets, files and the log. None of the methods may block or call back into the
+    core, and none but ``spawn`` raises ``OSError``: what happens to a model must not depend on a
+    disk."""
 
     def wall_s(self) -> float:
         """Return the time of day, in seconds since 1970."""
 
     def local_path(self, model: ModelConfig) -> Path | None:
-        """Return the model's folder if it is on this machine as it is, else None."""
+        """Return the model's folder if it is on this machine and needs no fetch, else None."""
 
     def inspect(self, model_id: str, question: Question) -> Inspection | None:
-        """Have a model's files read. Returns what they say where that is known at once; None: it
-        comes with ``Core.inspected``, always, of the latest question for this model alone."""
+        """Ask for a model's files to be read. Returns what they say if that is known at once. If
+        this returns None, ``Core.inspected`` is always called later, but only for the latest
+        question about this model."""
 
     def start_fetch(self, model: ModelConfig) -> None:
-        """Begin to make the model available; progress and the end come as events."""
+        """Begin to make the model available. Progress and the end come as events."""
 
     def stop_fetch(self, model_id: str) -> None:
-        """End a fetch, if one runs; no event follows."""
+        """End a fetch, if one runs. No event follows."""
 
     def plan_memory(self, model: ModelConfig, found: Inspection) -> MemoryPlan:
         """Return what a worker will need. Reads nothing. Raises :class:`LmxError`."""
 
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:
-        """Keep what a worker with this plan was measured at: after its load (``peak_bytes`` 0),
-        and at its end."""
+        """Keep what a worker with this plan was measured at. This is called after its load, with a
+        ``peak_bytes`` of 0, and at its end."""
 
     def spawn(
         self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
     ) -> int:
-        """Start a worker and return its pid. Raises ``OSError``, or ``TypeError``, ``ValueError``
-        and ``OverflowError`` for a configuration that can't travel."""
+        """Start a worker and return its pid. Raises ``OSError``, and ``TypeError``, ``ValueError``
+        or ``OverflowError`` for a configuration that can't be encoded."""
 
     def keep_reservation(self, worker: Worker, reserved_bytes: int) -> None:
-        """Keep what a worker holds since its load was measured, for the supervisor that may take
+        """Record what a worker holds since its load was measured, for the supervisor that may take
         over from this one."""
 
     def signal(self, worker: Worker, number: int) -> None:
-        """Signal the worker's process group; nothing if it is gone."""
+        """Send a signal to the worker's process group. Does nothing if the group is gone."""
 
     def send(self, worker: Worker, message: Any) -> None:
-        """Send a control message to a worker; lost if it does not listen."""
+        """Send a control message to a worker. The message is lost if the worker does not listen."""
 
     def forget(self, worker: Worker) -> None:
-        """Remove what an exited worker left: its record, its socket file, processes of its."""
+        """Remove what an exited worker left: its record, its socket file, its descendants."""
 
     def measure_back(self, worker: Worker, reserved_bytes: int) -> None:
-        """See whether an exited worker's memory comes back. Within a time of its own that is
-        told with ``Core.memory_settled``, always: until then the bytes are nobody's."""
+        """Watch whether an exited worker's memory comes back. ``Core.memory_settled`` is always
+        called within some time. Until then no other worker can have the bytes."""
 
     def save_pins(self, pins: Mapping[str, bool]) -> str | None:
-        """Keep what operators pinned and unpinned. Returns the file and why it could not be
-        written, None if it was."""
+        """Save what operators pinned and unpinned. Returns None, or the file and the reason why it
+        could not be written."""
 
     def save_holds(self, held: Collection[str]) -> None:
-        """Keep which models operators drained."""
+        """Save which models operators drained."""
 
     def reply(self, asker: Asker, message: Any) -> None:
-        """Answer a question; lost if the asker has gone."""
+        """Reply to a question. The reply is lost if the asker has gone."""
 
     def publish(self, message: Any) -> None:
-        """Tell all routers."""
+        """Send a message to all routers."""

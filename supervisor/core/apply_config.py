@@ -1,4 +1,5 @@
-"""What a changed configuration does to the slots: new ones, some that go, some that load anew."""
+"""Applies a changed configuration to the slots: it adds slots, removes some, and makes others load
+anew."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from lmx.supervisor.decisions.slots.life import SlotLife
 
 
 class ApplyConfig:
-    """Takes all slots to another configuration in one pass, after which they are in its order, and
-    removed ones that still have a worker come last. ``pins``: what operators pinned and
-    unpinned."""
+    """Takes all slots to another configuration in one pass. After it the slots are in the order of
+    the configuration, and removed ones that still have a worker come last. ``pins`` is what
+    operators pinned and unpinned."""
 
     def __init__(self, store: SlotStore, pins: Mapping[str, bool]) -> None:
         self._store = store
         self._pins = pins
 
     def carry_out(self, config: Config, changes: ModelChanges, now_s: float) -> None:
-        """Have the slots be those of ``config``."""
+        """Make the slots those of ``config``."""
         models = {model.id: model for model in config.models}
         for name in changes.removed:
             self._remove(self._store.slots[name], now_s)
         for name in changes.respawned:
             slot = self._set(self._store.slots[name], models[name])
-            # What its worker could do was another configuration's, as was its folder.
+            # The capabilities of its worker were those of another configuration, as was its folder.
             past = replace(slot.past, capabilities=())
             self._store.put(replace(slot, past=past, files=replace(slot.files, path=None)))
             self._store.step(name, events.Reconfigured(), now_s)
@@ -49,7 +50,7 @@ class ApplyConfig:
             if model.preload:
                 self._store.step(model.id, events.Preloaded(), now_s)
             return
-        # Its worker of before is on its way out.
+        # Its earlier worker is about to end.
         slot = self._set(slot, model)
         self._store.put(slot.knows(replace(slot.files, path=None)))
         self._store.step(model.id, events.Restored(model.preload), now_s)

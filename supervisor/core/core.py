@@ -1,9 +1,9 @@
-"""The supervisor's single writer: every fact comes in here, every decision goes out of here.
+"""The supervisor's single writer: every fact comes in here, and every decision goes out from here.
 
-One thread, no awaits: each method takes one event to its end, and then decides anew who starts and
-who gives way (:mod:`lmx.supervisor.decisions.placement`). What touches the world (processes,
-sockets, files) is behind :class:`lmx.supervisor.core.actions.Actions`, so that the whole of it
-runs in tests without any."""
+It has one thread and no awaits. Each method handles one event completely, and then decides anew
+which models start and which are evicted (:mod:`lmx.supervisor.decisions.placement`). What touches
+the world (processes, sockets, files) is behind :class:`lmx.supervisor.core.actions.Actions`, so
+that all of the core runs in tests without any of it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ log = structlog.get_logger()
 
 
 class Core:
-    """All slots, the ledger, and the rules between them. ``pins``: what operators pinned and
-    unpinned, where it differs from the configuration. ``held``: the models that they drained."""
+    """All slots, the ledger, and the rules between them. ``pins`` is what operators pinned and
+    unpinned, if it differs from the configuration. ``held`` are the models that they drained."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Core:
 
     @property
     def slots(self) -> Mapping[str, Slot]:
-        """Every model's slot as it is now, by model id. The next event may replace it."""
+        """The present slot of every model, by model id. The next event may replace it."""
         return self._store.slots
 
     def slot(self, name: str) -> Slot:
@@ -92,11 +92,11 @@ class Core:
 
     @property
     def stopping(self) -> bool:
-        """Whether lmx is going down: nothing is started any more."""
+        """Whether lmx is being stopped, so that nothing is started any more."""
         return self._store.stopping
 
     def begin_stopping(self) -> None:
-        """Start nothing from here on; what runs goes on until :meth:`stop_workers`."""
+        """Start nothing from here on. What runs goes on until :meth:`stop_workers`."""
         self._store.stopping = True
 
     @property
@@ -114,21 +114,21 @@ class Core:
     def acquire(
         self, model_id: str, asker: Asker, wait_s: float, waited_s: float, now_s: float
     ) -> None:
-        """Have a request wait until the model is ready; it gets exactly one reply, within
+        """Let a request wait until the model is ready. It gets exactly one reply, within
         ``wait_s``."""
         waiter = Waiter(asker, now_s + wait_s, now_s - max(0.0, waited_s))
         self._take(model_id, events.Asked(waiter), now_s)
 
     def withdraw(self, name: str, identity: bytes, now_s: float) -> None:
-        """Forget the questions of a router whose requests for a model have all left: nobody
-        gives way for them any more. What has begun (a fetch, a load, a drain) goes on."""
+        """Forget the questions of a router whose requests for a model have all left, so that
+        nothing is evicted for them any more. What has begun (a fetch, a load, a drain) goes on."""
         model_id = self._names.get(name, name)
         if model_id in self.slots:
             self._take(model_id, events.Withdrawn(identity), now_s)
 
     def preload(self, now_s: float, but: Collection[str] = ()) -> None:
-        """Start what is to be there from the beginning, pinned models first, as far as there is
-        room; not those whose ids are in ``but``."""
+        """Start the models that the configuration wants from the beginning, the pinned ones first,
+        as far as there is room. Those whose ids are in ``but`` are left out."""
         cold = [
             slot
             for slot in self._configured()
@@ -139,18 +139,18 @@ class Core:
         self._placer.place(now_s)
 
     def stop_workers(self, now_s: float, *, at_once: bool) -> None:
-        """End every worker and fetch; nothing starts from here on."""
+        """End every worker and fetch. Nothing starts from here on."""
         self.begin_stopping()
         for model_id in list(self.slots):
             try:
                 self._store.step(model_id, events.ShutDown(at_once), now_s)
             except Exception:
-                # A bug in one model's affairs must not keep the others running.
+                # A bug with one model must not keep the others running.
                 log.exception("stop.failed", model=model_id)
 
     def reconfigured(self, change: Change, now_s: float) -> None:
-        """Take another configuration while all goes on: only the models that it changes notice.
-        The ledger has the budget of the new one already."""
+        """Take another configuration while lmx runs. Only the models that it changes are affected.
+        The ledger has the budget of the new configuration already."""
         planned_anew = change.new.memory != change.old.memory
         changes = change.diff.models
         ApplyConfig(self._store, self._pins).carry_out(change.new, changes, now_s)
@@ -166,12 +166,13 @@ class Core:
     # Facts.
 
     def adopt(self, instance: str, model_id: str, pid: int, held_bytes: int, now_s: float) -> bool:
-        """Take over a worker that an earlier supervisor started; False if it has no place."""
+        """Take over a worker that an earlier supervisor started. Returns False if there is no place
+        for it."""
         slot = self.slots.get(model_id)
         if self.stopping or slot is None or slot.worker is not None:
             return False
         worker = lifecycle.adopted(instance, model_id, pid, self._store.limits(slot.model), now_s)
-        # Nobody knows what the worker was planned to have.
+        # The plan of an adopted worker is not known.
         files = replace(slot.files, path=self._actions.local_path(slot.model))
         self._store.put(replace(slot, plan=None, files=files))
         self._store.by_instance[instance] = model_id
@@ -181,14 +182,14 @@ class Core:
         return True
 
     def reserve_once_read(self, instance: str) -> None:
-        """Have an adopted worker hold at least what a start of its model would reserve, once the
+        """Let an adopted worker hold at least what a start of its model would reserve, once the
         model's files have been read."""
         self._unread.add(instance)
 
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
-        """Return what a worker of the model would have reserved if it were started now, as it is
-        or as ``model`` says; 0 if that can't be told: it has no folder on this machine, none that
-        can be planned for, or one that was not read yet."""
+        """Return what would be reserved for a worker of the model if it were started now, with the
+        present settings or those of ``model``. Returns 0 if that is not known: the model has no
+        folder on this machine, or the folder can't be planned for or was not read yet."""
         slot = self.slots.get(model_id)
         if slot is None:
             return 0
@@ -203,23 +204,23 @@ class Core:
             return 0
 
     def knows(self, instance: str) -> bool:
-        """Whether this instance is a worker of ours."""
+        """Return whether this instance is a worker of this supervisor."""
         return instance in self._store.by_instance
 
     def worker(self, instance: str) -> Worker:
-        """Return a worker of ours. Raises ``KeyError`` for another."""
+        """Return a worker of this supervisor. Raises ``KeyError`` for any other instance."""
         worker = self.slots[self._store.by_instance[instance]].worker
         assert worker is not None
         return worker
 
     def worker_said(self, instance: str, message: Any, now_s: float) -> None:
-        """Take a worker's message; one of an unknown instance is dropped by the caller."""
+        """Take a worker's message. The caller drops messages of unknown instances."""
         self._take(self._store.by_instance[instance], message, now_s)
 
     def worker_exited(
         self, instance: str, status: int | None, now_s: float, *, out_of_memory: bool = False
     ) -> None:
-        """Take the observed end of a worker process. Its bytes are nobody's until
+        """Take the observed end of a worker process. No other worker can have its bytes until
         :meth:`memory_settled`."""
         model_id = self._store.by_instance.get(instance)
         if model_id is not None:
@@ -229,8 +230,8 @@ class Core:
     def memory_settled(
         self, instance: str, missing_bytes: int, now_s: float, returned: Returned | None = None
     ) -> None:
-        """Take what was measured back of an exited worker: all but ``missing_bytes``. Said
-        again when more comes back. ``returned`` is what came back at first, for people."""
+        """Take how much of an exited worker's memory came back: all but ``missing_bytes``. This is
+        called again when more comes back. ``returned`` is what came back at first, for people."""
         self.ledger.settle(instance, missing_bytes)
         for slot in self.slots.values():
             last_exit = slot.past.last_exit
@@ -240,14 +241,14 @@ class Core:
         self._placer.place(now_s)
 
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:
-        """Take how near the machine is to running out of memory. While it is near nothing is
-        begun, and idle models that are not pinned go, one after the other."""
+        """Take how near the machine is to running out of memory. While it is near, nothing is
+        started, and idle models that are not pinned are evicted, one after the other."""
         self._placer.pressure = level
         self._placer.place(now_s)
 
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None:
-        """SIGKILL a worker that grows while the machine runs out of memory; nothing if it has
-        ended."""
+        """Send SIGKILL to a worker that grows while the machine runs out of memory. Does nothing if
+        it has ended."""
         model_id = self._store.by_instance.get(instance)
         if model_id is not None:
             self._take(model_id, KillAsked(ExitCause.OUT_OF_MEMORY, detail), now_s)
@@ -260,8 +261,8 @@ class Core:
             self._store.step(model_id, events.FetchAdvanced(phase, fraction), now_s)
 
     def fetch_ended(self, model_id: str, outcome: Path | LmxError, now_s: float) -> None:
-        """Take a fetch's end: the model's folder, or why there is none. Nothing of one that was
-        given up."""
+        """Take the end of a fetch: the model's folder, or the error. The end of a fetch that was
+        given up is ignored."""
         slot = self.slots.get(model_id)
         if slot is None or slot.state is not SlotState.FETCHING:
             return
@@ -284,8 +285,8 @@ class Core:
         self._placer.place(now_s)
 
     def files_changed(self, model_id: str) -> None:
-        """Take that a model's files have come or are gone: what is told of it is read anew, and
-        its next load begins with its fetch."""
+        """Take the news that a model's files have arrived or were deleted. They are read anew, and
+        the model's next load begins with its fetch."""
         slot = self.slots.get(model_id)
         if slot is None:
             return
@@ -299,7 +300,7 @@ class Core:
             try:
                 self._store.step(model_id, Tick(paused_s), now_s)
             except Exception:
-                # A bug in one model's affairs must not stop the clock of the others.
+                # A bug with one model must not stop the clock of the others.
                 log.exception("tick.failed", model=model_id)
         try:
             self._placer.place(now_s)
@@ -318,7 +319,7 @@ class Core:
         return positions(self.slots.values(), now_s)
 
     def flush(self, now_s: float) -> None:
-        """Publish a snapshot if what it says has changed, and keep what operators drained. Called
+        """Publish a snapshot if it has changed, and save what operators drained. This is called
         after each event."""
         self._public.flush(self.snapshot(now_s))
         holds = self._holds()
@@ -327,7 +328,7 @@ class Core:
             self._actions.save_holds(holds)
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """Return the public state as of the last :meth:`flush`'s revision."""
+        """Return the public state, with the revision of the last :meth:`flush`."""
         return self._public.snapshot(
             self._configured(), self._settings.current, self.ledger.free_bytes, now_s,
             stopping=self.stopping, no_loads=self._placer.hindrance or self._store.hindrance,
@@ -358,7 +359,7 @@ class Core:
         models = self._settings.current.models
         self._names = {name: model.id for model in models for name in (model.id, *model.aliases)}
         for model in models:
-            # A repository is a name too, of the first model that is made of it.
+            # A repository is also a name of the first model that is made from it.
             source = parse_source(model.source)
             if isinstance(source, HubSource):
                 self._names.setdefault(source.repo_id, model.id)

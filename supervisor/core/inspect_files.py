@@ -1,4 +1,5 @@
-"""What is told of a model before it is loaded: its kind, its family, the memory it would get."""
+"""Reads what is known about a model before it is loaded: its kind, its family, and the memory that
+it would get."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from lmx.supervisor.memory.plan import MemoryPlan
 
 
 def question_of(model: ModelConfig, path: str | None = None) -> Question:
-    """Return what is asked of a model's files. ``path`` None: they are where its source says, or
-    where an earlier fetch left them."""
+    """Return the question about a model's files. If ``path`` is None, the files are where the
+    source says, or where an earlier fetch left them."""
     speculation = model.speculation
     draft = speculation.draft if speculation is not None else None
     return Question(
@@ -28,8 +29,9 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
 
 
 def inspect_files(slot: Slot, actions: Actions) -> Slot:
-    """Have the model's files read, as they are on this machine now. Returns the slot with what is
-    known at once: until they were read, what was read of the same model before holds."""
+    """Ask for the model's files to be read as they are on this machine now. Returns the slot with
+    what is known at once. Until the files were read, what was read of the same model before still
+    holds."""
     path = actions.local_path(slot.model)
     question = question_of(slot.model, None if path is None else str(path))
     files = slot.files
@@ -48,8 +50,8 @@ def take(slot: Slot, found: Inspection, actions: Actions) -> Slot:
 
 
 def plan_again(slot: Slot, actions: Actions) -> Slot:
-    """Return the slot with what a worker of it would get now. A folder that can't be planned for
-    has no ``needs``: loading it says why."""
+    """Return the slot with the memory that a worker of it would get now. If its folder can't be
+    planned for, ``needs`` is None, and loading the model will say why."""
     return slot.knows(replace(slot.files, needs=_needs(slot, actions)))
 
 

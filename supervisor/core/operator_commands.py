@@ -1,4 +1,4 @@
-"""What operators do to one model: load, unload, restart, kill, hold, reset, pin."""
+"""The commands of operators about one model: load, unload, restart, kill, hold, reset, pin."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lmx.supervisor.decisions.worker import KillAsked, Worker
 
 
 class OperatorCommands:
-    """Part of the core: each method takes one wish about a model, named by its id, to its end.
-    ``pins``: what operators pinned and unpinned, the core's."""
+    """A part of the core. Each method carries out one command about a model, which is named by its
+    id. ``pins`` is what operators pinned and unpinned, and belongs to the core."""
 
     def __init__(
         self,
@@ -32,14 +32,16 @@ class OperatorCommands:
         self._pins = pins
 
     def load(self, model_id: str, now_s: float) -> None:
-        """As a request that waits for ever, and at once also out of backoff, quarantine and
-        hold, its past forgiven. Raises :class:`LmxError` while lmx ends."""
+        """Load the model, like a request that waits for ever. The model leaves backoff, quarantine
+        and hold at once, and its failures are forgotten. Raises :class:`LmxError` while lmx is
+        being stopped."""
         self._refuse_while_stopping()
         self._take(model_id, events.Ordered(), now_s)
 
     def load_with(self, model: ModelConfig, now_s: float) -> None:
-        """As :meth:`load`, with other settings than those in force; a worker that has those ends
-        after its streams. Until the next one, or until the configuration changes the model."""
+        """Do what :meth:`load` does, with other settings than those in force. A worker with the old
+        settings ends after its streams. The settings hold until the next such command, or until the
+        configuration changes the model."""
         self._refuse_while_stopping()
         slot = replace(self._store.slots[model.id], model=model)
         self._store.put(plan_again(slot, self._actions))
@@ -47,7 +49,7 @@ class OperatorCommands:
         self._take(model.id, events.OrderedAnew(detail), now_s)
 
     def unload(self, model_id: str, now_s: float) -> None:
-        """End the model's worker after its streams; its next request loads it again."""
+        """End the model's worker after its streams. The next request loads the model again."""
         self._take(model_id, events.Unloaded(), now_s)
 
     def restart(self, model_id: str, now_s: float) -> None:
@@ -55,7 +57,7 @@ class OperatorCommands:
         self._take(model_id, events.OrderedAnew("an operator restarted the model"), now_s)
 
     def kill(self, model_id: str, now_s: float) -> Worker:
-        """SIGKILL the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
+        """Send SIGKILL to the model's worker. Raises :class:`LmxError` (model_not_loaded)."""
         slot = self._store.slots[model_id]
         if slot.worker is None:
             raise LmxError(
@@ -68,17 +70,18 @@ class OperatorCommands:
         return slot.worker
 
     def hold(self, model_id: str, now_s: float) -> None:
-        """End the model's worker after its streams, and keep it down: it takes no request until
-        it is loaded, restarted or reset."""
+        """End the model's worker after its streams, and keep the model unloaded. It takes no
+        request until an operator loads, restarts or resets it."""
         self._take(model_id, events.Held(), now_s)
 
     def reset(self, model_id: str, now_s: float) -> None:
-        """Forget the model's failures and its hold: its next request loads it."""
+        """Forget the model's failures and its hold. The next request loads the model."""
         self._take(model_id, events.Reset(), now_s)
 
     def pin(self, model_id: str, pinned: bool, now_s: float) -> str | None:
-        """Never evict the model, or treat it like others again. It outlives the supervisor,
-        unless it could not be written: the file and why are returned then, else None."""
+        """Never evict the model, or treat it like others again. This outlives the supervisor,
+        unless it could not be written. Returns None, or the file and the reason why it could not be
+        written."""
         slot = self._store.slots[model_id]
         if slot.pinned is not pinned:
             name = "model.pinned" if pinned else "model.unpinned"

@@ -1,4 +1,5 @@
-"""What placement sees of the slots, and where in the queue each of them is. Pure."""
+"""Makes what placement sees of the slots, and the place of each model in the queue. This module is
+pure."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from lmx.supervisor.decisions.placement_view import (
 from lmx.supervisor.decisions.worker import Worker
 
 _HANDOVER_S: Final = 2.0
-"""For so long after a load the requests that waited for it are on their way to the worker, and
-no beat tells of them yet: an idle model that goes at once would be loaded for nothing, again and
-again."""
+"""For this long after a load, the requests that waited for it are on their way to the worker, and
+no heartbeat reports them yet. If an idle model were evicted at once, it would be loaded for
+nothing, again and again."""
 
 _STAGES: Final = {
     WorkerState.STARTING: Stage.LOADING,
@@ -67,9 +68,11 @@ def positions(slots: Iterable[Slot], now_s: float) -> dict[str, int]:
 
 
 def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
-    """Return when an idle model's time is over; None: never, or it is not idle.
+    """Return when an idle model's time is over. Returns None if it never is, or the model is not
+    idle.
 
-    What its last request asked for goes before the model's own setting, that before all models'.
+    What its last request asked for overrides the model's own setting, and that overrides the
+    setting for all models.
     """
     worker = slot.ready_worker
     if worker is None or worker.idle_since_s is None or slot.pinned:
@@ -85,7 +88,8 @@ def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
 
 
 def _queued(slots: Iterable[Slot], now_s: float) -> list[Waiting]:
-    """Models whose files are still being read wait for no memory yet."""
+    """Return the models that wait for memory. Models whose files are still being read do not wait
+    for memory yet."""
     return [
         Waiting(slot.model.id, need_bytes, slot.life.demand.asked_at_s(now_s), slot.pinned)
         for slot in slots

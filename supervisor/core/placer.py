@@ -1,4 +1,5 @@
-"""Carries out what placement decides: starts, evictions, refusals, until nothing is left."""
+"""Carries out what placement decides: starts, evictions and refusals, until nothing is left to
+do."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Placer:
-    """Decides and acts for all slots at once. Holds nothing of its own but the pressure."""
+    """Decides and acts for all slots at once. The pressure is the only state of its own."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class Placer:
 
     @property
     def hindrance(self) -> str | None:
-        """Why nothing at all can be started, None if something can. No figures: they change each
-        second."""
+        """Why no model at all can be started, None if models can be. The text has no figures,
+        because they would change each second."""
         if self.pressure is MemoryPressure.NONE:
             return None
         return (
@@ -96,7 +97,7 @@ class Placer:
 
     def _evict(self, model_id: str, for_model: str | None, now_s: float, *, if_idle: bool) -> None:
         if for_model is not None:
-            # What causes it is told before it.
+            # The cause is reported before the eviction.
             places = positions(self._store.slots.values(), now_s)
             self._tell_queued(for_model, places[for_model], now_s)
         if for_model is None:

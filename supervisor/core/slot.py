@@ -1,4 +1,4 @@
-"""One configured model as the supervisor holds it: what is set, where it is in its life, and what
+"""One configured model as the supervisor holds it: its settings, where it is in its life, and what
 is known and counted of it. Values only."""
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lmx.supervisor.memory.plan import MemoryPlan
 
 @dataclass(frozen=True, slots=True)
 class SlotFiles:
-    """What is known of a model from its files."""
+    """What is known about a model from its files."""
 
     path: Path | None = None
     """Its folder on this machine; None until a start or a fetch has found it."""
     inspection: Inspection | None = None
     """All that its files say; None until they were read."""
     kind: ModelKind | None = None
-    """What the model is for; None: it is not configured and the files are not known."""
+    """What the model is for; None if that is not configured and the files are not known."""
     facts: ModelFacts = field(default_factory=ModelFacts)
-    """What its files say to people."""
+    """What its files say about it, for people."""
     needs: MemoryPlan | None = None
-    """What its next worker would get, as of its files and of what was measured since; None: they
-    are not known, or it can't be planned for."""
+    """The memory that its next worker would get, from its files and from what was measured since.
+    None if the files are not known, or the model can't be planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,25 @@ class LastExit:
     instance: str
     pid: int
     returned: Returned | None = None
-    """What came back of its memory; None until that was measured."""
+    """How much of its memory came back; None until that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPast:
-    """What was counted and heard of a model's workers. Nothing is decided by it."""
+    """What was counted and reported about a model's workers. No decision depends on it."""
 
     loads_total: int = 0
     """The loads that this supervisor saw from their start to their end."""
     load_s_total: float = 0.0
-    """How long these took together."""
+    """How long these loads took together."""
     loaded_at_s: float | None = None
-    """The time of day when its worker became ready, in seconds since 1970; None: it has none that
-    did."""
+    """The time of day when its worker became ready, in seconds since 1970; None if it has no worker
+    that did."""
     restarts: int = 0
-    """How often the model was started again after a worker's end that made no room."""
+    """How often the model was started again after a worker's end, except an end that made room for
+    another model."""
     exits: Mapping[ExitCause, int] = field(default_factory=dict)
-    """The ends of its workers."""
+    """The number of its workers' ends by cause."""
     last_exit: LastExit | None = None
     capabilities: tuple[str, ...] = ()
     """What its last worker said that requests may use."""
@@ -70,28 +71,28 @@ class SlotPast:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A model's place. The supervisor's core alone replaces it by another value."""
+    """One model. Only the supervisor's core replaces it by another value."""
 
     model: ModelConfig
     """The configuration that its next worker gets."""
     life: SlotLife
-    """Where it is in its life: only the table changes it."""
+    """Where the model is in its life. Only the transition table changes it."""
     pinned: bool = False
-    """Whether it is never evicted: an operator's word goes before the configuration's."""
+    """Whether the model is never evicted. An operator's word overrides the configuration."""
     files: SlotFiles = field(default_factory=SlotFiles)
     plan: MemoryPlan | None = None
-    """The memory of the worker that it has, or waits for; None for one that was adopted, and
-    while its files are being read."""
+    """The memory of the worker that it has or waits for. None for an adopted worker, and while the
+    model's files are being read."""
     past: SlotPast = field(default_factory=SlotPast)
 
     @property
     def state(self) -> SlotState:
-        """Where it is."""
+        """Where the model is."""
         return self.life.state
 
     @property
     def worker(self) -> Worker | None:
-        """Its worker, while it is OCCUPIED."""
+        """The model's worker, while the slot is OCCUPIED."""
         return self.life.worker
 
     @property
@@ -101,7 +102,7 @@ class Slot:
 
     @property
     def problem(self) -> str | None:
-        """Why it is down, or would be if it were started now, for people."""
+        """Why the model is down, or would be if it were started now, for people."""
         if self.life.problem is not None:
             return self.life.problem.message
         if self.worker is None and self.files.inspection is not None:
@@ -115,16 +116,16 @@ class Slot:
 
     @property
     def context_length(self) -> int | None:
-        """The context that its worker has, or the next one will have; else the one that is set.
-        None: the model's own, which is not known."""
+        """The context length that the model's worker has, or the next one will have, else the one
+        that is set. None: the model's own, which is not known."""
         if self.worker is not None and self.worker.context_length:
             return self.worker.context_length
         planned = self.plan or self.files.needs
         return (planned.context_tokens if planned else None) or self.model.context_length
 
     def lives(self, life: SlotLife) -> Slot:
-        """Return the slot in another state of its life. A plan is of one run: it goes when its
-        worker has gone, or does not come."""
+        """Return the slot in another state of its life. A plan is for one run, and is dropped when
+        the worker has ended or will not be started."""
         runs = life.worker is not None or life.need_bytes is not None
         return replace(self, life=life, plan=self.plan if runs else None)
 

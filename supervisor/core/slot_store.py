@@ -1,9 +1,9 @@
-"""The one owner of all slots: takes events, replaces values, and carries out what follows.
+"""The only owner of all slots. It takes events, replaces values, and carries out what follows.
 
-What follows an event is said by :mod:`lmx.supervisor.decisions.slots.table`. One thread, no awaits;
-what touches the world is behind :class:`lmx.supervisor.core.actions.Actions`, so that all of it
-runs in tests without any. Whether there is room for a model is not decided here:
-:mod:`lmx.supervisor.decisions.placement`.
+:mod:`lmx.supervisor.decisions.slots.table` says what follows from an event. This module has one
+thread and no awaits. What touches the world is behind
+:class:`lmx.supervisor.core.actions.Actions`, so that all of it runs in tests without any. It does
+not decide whether there is room for a model: :mod:`lmx.supervisor.decisions.placement` does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 class SlotStore:
-    """All slots, by model id, and whose worker is whose."""
+    """All slots by model id, and the model of each worker."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class SlotStore:
         epoch: str,
         tell_routers: Callable[[float], None],
     ) -> None:
-        """``tell_routers`` is called before requests are told of a worker: a router must know it
-        before it is told to use it."""
+        """``tell_routers`` is called before requests hear of a worker, because a router must know a
+        worker before it is told to use it."""
         self.slots: dict[str, Slot] = {}
         self.by_instance: dict[str, str] = {}
         """The model of each worker."""
         self.stopping = False
-        """Whether lmx is going down: nothing is started any more."""
+        """Whether lmx is being stopped, so that nothing is started any more."""
         self.swaps_total = 0
         """How many workers ended to make room for another model."""
         self.hindrance: str | None = None
-        """Why the system let no process start, the last time."""
+        """Why the system could not start a process, the last time."""
         self._settings = settings
         self._ledger = ledger
         self._actions = actions
@@ -74,7 +74,7 @@ class SlotStore:
         self._tell_routers = tell_routers
 
     def put(self, slot: Slot) -> None:
-        """Have a slot be this value."""
+        """Replace the slot of a model by this value."""
         self.slots[slot.model.id] = slot
 
     def step(self, model_id: str, event: Any, now_s: float) -> None:
@@ -104,7 +104,7 @@ class SlotStore:
         return Rules(policy, self.stopping)
 
     def limits(self, model: ModelConfig) -> Limits:
-        """Return the deadlines of a worker that starts now; it keeps them as long as it runs."""
+        """Return the deadlines of a worker that starts now. It keeps them as long as it runs."""
         timing = self._settings.current.timing
         return Limits(
             start_s=timing.start_timeout_s,
@@ -119,7 +119,7 @@ class SlotStore:
     # Its files.
 
     def inspected(self, model_id: str, found: Inspection, now_s: float) -> None:
-        """Take what a model's files say; one that waited for it waits for memory from here on."""
+        """Take what a model's files say. A model that waited for that now waits for memory."""
         slot = self.slots[model_id]
         if not found.question.same_model(question_of(slot.model)):
             return  # it has another configuration by now, whose files are being read
@@ -158,7 +158,7 @@ class SlotStore:
     # Its worker.
 
     def launch(self, model_id: str, now_s: float) -> None:
-        """Reserve the bytes and spawn the worker of a queued model; there must be room."""
+        """Reserve the bytes of a queued model and start its worker. There must be room."""
         slot = self.slots[model_id]
         path, kind, plan = slot.files.path, slot.files.kind, slot.plan
         assert path is not None and kind is not None and plan is not None
@@ -229,7 +229,7 @@ class SlotStore:
         del self.by_instance[worker.instance]
         held_bytes = self._ledger.exited(worker.instance)
         self._actions.measure_back(worker, held_bytes)
-        # What one took that was out of bounds says nothing of what the next one needs.
+        # What a worker took that was out of bounds says nothing about what the next one needs.
         in_bounds = cause is not ExitCause.OUT_OF_MEMORY
         if before.plan is not None and effect.was_ready and in_bounds:
             self._actions.remember(
@@ -283,7 +283,7 @@ class SlotStore:
             case effects_of.WorkerReady():
                 self._worker_ready(effect)
             case effects_of.WorkerMeasured(measured):
-                # At peaks too: a cache that has grown is memory that others can't have.
+                # Peaks count too: a cache that has grown is memory that no other model can have.
                 self._ledger.raise_to(measured.instance, measured.figures.memory_bytes)
             case effects_of.WorkerStuck():
                 self._worker_stuck(effect)
@@ -309,7 +309,8 @@ class SlotStore:
 
 
 def _log_state(before: Worker | None, after: Worker | None) -> None:
-    """That a worker is ready, or has gone, is an event already."""
+    """Log a worker's change of state. That it is ready, or has gone, is an event already, and is
+    not logged here."""
     if before is None or after is None or before.state is after.state:
         return
     if after.state is not WorkerState.READY:

@@ -1,4 +1,5 @@
-"""Why a request can't have a model now, and when it might: what routers and CLI are told. Pure."""
+"""Says why a request can't have a model now, and when it might, for routers and the CLI. This
+module is pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from lmx.protocol.states import LoadPhase, SlotState
 from lmx.supervisor.core.slot import Slot
 
 _LOAD_S: Final = 10.0
-"""A load's length before one was seen."""
+"""How long a load is assumed to take before one was seen."""
 
 _LEAST_S: Final = 1.0
 _MOST_S: Final = 120.0
@@ -22,7 +23,7 @@ def denied(error: LmxError) -> control.Denied:
 
 
 def not_ready(slot: Slot, position: int | None, now_s: float) -> control.Denied:
-    """Return the reply to a request that has waited for as long as it would."""
+    """Return the reply to a request whose time to wait is over."""
     return control.Denied(
         ErrorCode.MODEL_LOADING,
         f"{slot.model.id} is not ready yet: {_where(slot, position)}",
@@ -42,8 +43,8 @@ def _where(slot: Slot, position: int | None) -> str:
 
 
 def ready_in_s(slot: Slot, position: int | None, now_s: float) -> float | None:
-    """Return in how many seconds the model may be ready, from what its loads took and how far
-    this one is; within 1 and 120. None for one that is ready, or is not on its way."""
+    """Return in how many seconds the model may be ready, between 1 and 120, from how long its loads
+    took and how far this one is. Returns None if the model is ready or nobody is loading it."""
     if slot.ready_worker is not None:
         return None
     past = slot.past
@@ -69,5 +70,5 @@ def _left_of_load_s(slot: Slot, load_s: float, now_s: float) -> float:
     took_s = now_s - slot.life.spawned_at_s
     if worker.phase is LoadPhase.WEIGHTS and worker.fraction and worker.fraction >= 0.05:
         return took_s * (1.0 - worker.fraction) / worker.fraction
-    # One that takes longer than others did is likely to take a good deal longer.
+    # A load that takes longer than earlier ones is likely to take a good deal longer.
     return load_s - took_s if took_s < load_s else took_s / 2

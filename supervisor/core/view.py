@@ -1,5 +1,5 @@
-"""What others see of the models: the routers' snapshot, a whole one for each change, numbered, and
-the models' part of the status. Pure."""
+"""What others see of the models: the snapshots for routers, a whole numbered one for each change,
+and the models' part of the status."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lmx.supervisor.memory.plan import MemoryPlan
 def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -> ModelView:
     """Return a slot as routers see it.
 
-    A model whose files are not known yet is as old as the supervisor, ``started_s``.
-    ``memory_bytes`` is what the worker measured when it became ready, not each beat's: the
-    snapshot changes on facts, not every second.
+    A model whose files are not known yet counts as old as the supervisor, ``started_s``.
+    ``memory_bytes`` is what the worker measured when it became ready, and not the figure of each
+    heartbeat, so that the snapshot changes with facts and not every second.
     """
     worker = slot.worker
     return ModelView(
@@ -43,7 +43,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
 
 
 def model_kind(slot: Slot) -> ModelKind | None:
-    """Return what a model is for: what its worker serves, else what its files say."""
+    """Return what a model is for: what its worker serves, or else what its files say."""
     return (slot.worker.kind if slot.worker else None) or slot.files.kind
 
 
@@ -112,8 +112,8 @@ def _left_s(at_s: float | None, now_s: float) -> float | None:
 
 
 def _context_bytes(slot: Slot, needs: MemoryPlan | None) -> int | None:
-    """Return what as many requests of full length as memory is kept for hold in the KV cache,
-    which has room for more where the context is short."""
+    """Return what requests of full length take in the KV cache, as many as memory is kept for. The
+    cache has room for more requests if the context is short."""
     if needs is None or needs.kv_cache_bytes is None or needs.context_tokens is None:
         return None
     row_bytes = kv_bytes(needs.kv_layers, needs.context_tokens)
@@ -144,7 +144,8 @@ def known_names(slots: Iterable[Slot]) -> str:
 
 
 _FREE_STEP_BYTES: Final = 64 * 1024**2
-"""A smaller change of what is free is nothing new: a cache that grows makes one each second."""
+"""A smaller change of the free memory is not published, because a growing cache makes one each
+second."""
 
 
 class PublicState:
@@ -179,7 +180,7 @@ class PublicState:
         )  # fmt: skip
 
     def flush(self, snapshot: Snapshot) -> None:
-        """Publish a snapshot if it says something new; how long to wait is nothing new."""
+        """Publish a snapshot if it says something new. How long to wait does not count as new."""
         facts = (
             snapshot.stopping,
             snapshot.no_loads,
@@ -197,7 +198,7 @@ class PublicState:
 def _routes(config: Config) -> tuple[Route, ...]:
     id_of = {name: model.id for model in config.models for name in (model.id, *model.aliases)}
     return tuple(
-        # Two names may be of one model. Routers leave out what is not there.
+        # Two names may belong to one model. Routers ignore names of models that are not there.
         Route(name, tuple(dict.fromkeys(id_of.get(each, each) for each in names)))
         for name, names in config.routing.items()
     )
