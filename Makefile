@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fuzz bench bench-memory bench-relay bench-mixed docs fmt lint types imports check clean
+.PHONY: help install run test fuzz bench bench-memory bench-relay bench-mixed bench-lanes docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ bench-relay: install ## processor time of a token in router and worker; AGAINST=
 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@$(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
+
+bench-lanes: install ## decoding of rows of one length, and of short ones beside a long one; AGAINST=another checkout, in turns
+	@PYTHONPATH=tests/support/models:tests/support/rigs $(BIN)/python tests/bench/bench_lanes.py $(AGAINST)
 
 docs: install ## write into the documents what the code says of each field and key
 	@$(BIN)/python docs/generate.py

@@ -1,0 +1,309 @@
+"""Rows of all kinds that come, end and are removed at any time: each makes what it makes alone.
+
+The seeds are fixed; a row's tokens alone are those of an engine without prefix cache and guesses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from engine_rig import GREEDY, HOT, NO_STALL_S, WARM_TOP_P, EngineRunner, spec_of
+from tiny_models import VOCABULARY, make_tiny_model
+
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.engine import BeamSearch, Hypothesis, RowSampling, StepOutput, TokenScores
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.scheduling import length_groups
+
+pytestmark = pytest.mark.engine
+
+BAD: Final = 254
+"""A prompt with this token can't be read."""
+
+NEVER: Final = 1 << 30
+
+SAMPLINGS: Final = (
+    GREEDY,
+    GREEDY,
+    HOT,
+    WARM_TOP_P,
+    RowSampling(0.0, repetition_penalty=1.3),
+    RowSampling(1.0, seed=5, presence_penalty=0.5, frequency_penalty=0.2),
+    RowSampling(0.0, min_tokens=4, end_ids=frozenset(range(0, 256, 3))),
+)
+
+
+class Residues:
+    """Allows every ``every``-th token, from another one on each time; until it raises."""
+
+    def __init__(self, every: int, masks: int = NEVER, accepts: int = NEVER) -> None:
+        self._every = every
+        self._masks = masks
+        self._accepts = accepts
+        self._made = 0
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        self._masks -= 1
+        if self._masks < 0:
+            raise RuntimeError("mask")
+        allowed = np.zeros(-(-VOCABULARY // 32) * 32, np.bool_)
+        allowed[self._made % self._every :: self._every] = True
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+    def accept(self, token: int) -> None:
+        self._accepts -= 1
+        if self._accepts < 0:
+            raise RuntimeError("accept")
+        assert token % self._every == self._made % self._every
+        self._made += 1
+
+    def fork(self) -> Residues:
+        forked = Residues(self._every, self._masks, self._accepts)
+        forked._made = self._made
+        return forked
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    prompt: tuple[int, ...]
+    sampling: RowSampling
+    max_tokens: int
+    constraint: tuple[int, ...]
+    top_logprobs: int | None
+    prompt_logprobs: bool
+    beam: BeamSearch | None
+    cache_salt: str
+
+    @property
+    def may_fail(self) -> bool:
+        return BAD in self.prompt or len(self.constraint) > 1 or bool(self.beam and self.constraint)
+
+    def admit(self, runner: EngineRunner) -> int:
+        return runner.admit(
+            list(self.prompt),
+            self.sampling,
+            self.max_tokens,
+            constraint=Residues(*self.constraint) if self.constraint else None,
+            top_logprobs=self.top_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            beam=self.beam,
+            cache_salt=self.cache_salt,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    tokens: Sequence[int]
+    scores: Sequence[TokenScores]
+    prompt_scores: Sequence[TokenScores]
+    found: Sequence[Hypothesis]
+
+
+class Alone:
+    """What rows make alone, each computed once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+        self._made: dict[Asked, Made] = {}
+
+    def __call__(self, asked: Asked) -> Made:
+        asked = dataclasses.replace(asked, constraint=asked.constraint[:1], cache_salt="")
+        if asked not in self._made:
+            runner = self._runner
+            row_id = asked.admit(runner)
+            runner.finish()
+            self._made[asked] = Made(
+                runner.tokens[row_id],
+                runner.scores[row_id],
+                runner.started[row_id].prompt_scores,
+                runner.found.get(row_id, ()),
+            )
+        return self._made[asked]
+
+
+class RandomRun:
+    """Admits, steps and removes at random, and checks what comes of it."""
+
+    def __init__(
+        self, runner: EngineRunner, seed: int, samplings: Sequence[RowSampling] = SAMPLINGS
+    ) -> None:
+        self.runner = runner
+        self.samplings = samplings
+        self.random = random.Random(seed)
+        self.asked: dict[int, Asked] = {}
+        self.removed: set[int] = set()
+        self.prefill_tokens = 0
+        base = self._tokens(300)
+        self.bases = [base, base[:200] + self._tokens(150), self._tokens(150), self._tokens(90)]
+
+    def go(self) -> None:
+        for _ in range(20):
+            chance = self.random.random()
+            if chance < 0.4 and len(self.runner.live) < 10:
+                asked = self._ask()
+                for _ in range(self.random.choice((1, 1, 1, 2, 3))):
+                    self.asked[asked.admit(self.runner)] = asked
+            elif chance < 0.9:
+                for _ in range(self.random.randrange(1, 12)):
+                    self._step()
+            elif self.runner.live:
+                row_id = self.random.choice(list(self.runner.live))
+                self.runner.remove(row_id)
+                self.removed.add(row_id)
+        for _ in range(3000):
+            if not self.runner.live:
+                return
+            self._step()
+        raise AssertionError(f"rows that wait for ever: {self.runner.live}")
+
+    def check(self, alone: Callable[[Asked], Made]) -> None:
+        runner = self.runner
+        all_read = True
+        for row_id, asked in self.asked.items():
+            failed = row_id in runner.failed
+            assert not failed or asked.may_fail, runner.failed
+            if row_id not in runner.started:
+                all_read = False
+                assert failed or row_id in self.removed
+                continue
+            if asked.beam is not None and failed:
+                continue
+            expected, started = alone(asked), runner.started[row_id]
+            assert 0 <= started.cached_tokens < len(asked.prompt)
+            assert_near(started.prompt_scores, expected.prompt_scores)
+            if asked.beam is not None:
+                if row_id in runner.found:
+                    found = [one.tokens for one in runner.found[row_id]]
+                    assert found == [one.tokens for one in expected.found]
+                continue
+            made = runner.tokens[row_id]
+            assert made == expected.tokens[: len(made)]
+            assert len(made) == len(expected.tokens) or failed or row_id in self.removed
+            if asked.top_logprobs is not None:
+                assert_near(runner.scores[row_id], expected.scores[: len(made)])
+        if all_read:
+            assert self.prefill_tokens == sum(
+                len(asked.prompt) - runner.started[row_id].cached_tokens
+                for row_id, asked in self.asked.items()
+            )
+        inner: Any = runner.generator
+        rows = inner._rows
+        assert rows.idle
+        assert not rows._sampler._rows
+        assert not rows._speculation or not rows._speculation._rows
+
+    def _step(self) -> StepOutput:
+        made = self.runner.step()
+        self.prefill_tokens += made.prefill_tokens
+        told = [row_id for row_id, *_ in [*made.tokens, *made.started, *made.failed]]
+        assert not self.removed.intersection(told)
+        return made
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(1, 200) for _ in range(count)]
+
+    def _prompt(self) -> list[int]:
+        pick = self.random
+        ended = [row_id for row_id in self.asked if row_id not in self.runner.live]
+        if ended and pick.random() < 0.3:  # The next turn.
+            row_id = pick.choice(ended)
+            turn = [*self.asked[row_id].prompt, *self.runner.tokens[row_id]]
+            return turn[:420] + self._tokens(pick.randrange(1, 20))
+        if pick.random() < 0.6:
+            base = pick.choice(self.bases)
+            return base[: pick.randrange(1, len(base))] + self._tokens(pick.randrange(30))
+        return self._tokens(pick.choice((1, 2, 5, 20, 70)))
+
+    def _ask(self) -> Asked:
+        pick = self.random
+        prompt = self._prompt()
+        if pick.random() < 0.04:
+            prompt.insert(len(prompt) // 2, BAD)
+        constraints: tuple[tuple[int, ...], ...] = (
+            *((),) * 12,
+            (2,),
+            (7,),
+            (2, pick.randrange(6)),
+            (2, NEVER, pick.randrange(6)),
+        )
+        return Asked(
+            tuple(prompt),
+            pick.choice(self.samplings),
+            pick.choice((1, 1, 2, 3, 8, 15, 30)),
+            pick.choice(constraints),
+            pick.choice((None, None, 0, 2)),
+            pick.random() < 0.1,
+            BeamSearch(2, 1.0, frozenset({3, 4})) if pick.random() < 0.06 else None,
+            pick.choice(("", "", "", "another")),
+        )
+
+
+def assert_near(some: Sequence[TokenScores], others: Sequence[TokenScores]) -> None:
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=2e-3)
+        assert [value for _, value in one.top] == pytest.approx(
+            [value for _, value in other.top], abs=2e-3
+        )
+
+
+@pytest.fixture(autouse=True)
+def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that can't be read, and lanes of rows that differ by little."""
+    advance = PromptPrefill.advance
+
+    def advance_or_raise(self: PromptPrefill, most_tokens: int, stops: Sequence[int]) -> int:
+        if BAD in self.row.prompt[self.done_tokens : self.done_tokens + most_tokens]:
+            raise RuntimeError("a bad prompt")
+        return advance(self, most_tokens, stops)
+
+    monkeypatch.setattr(PromptPrefill, "advance", advance_or_raise)
+    monkeypatch.setattr(length_groups, "_MOST_MORE_TOKENS", 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines"),
+    [("llama", "memory draft"), ("gemma3", "small"), ("qwen3_5", "disk small")],
+)
+def test_each_row_of_a_random_run_is_as_alone(tmp_path: Path, kind: str, engines: str) -> None:
+    folder = make_tiny_model(tmp_path / "model", kind)
+    draft = make_tiny_model(tmp_path / "draft", "llama")
+    disk = PrefixCacheSpec(200_000, str(tmp_path / "disk"), 64 << 20)
+    specs: dict[str, dict[str, Any]] = {
+        "memory": {"max_decode_stall_s": NO_STALL_S, "prefix_cache": PrefixCacheSpec(64 << 20)},
+        "small": {"max_decode_stall_s": 10, "prefix_cache": PrefixCacheSpec(150_000)},
+        "disk": {"prefix_cache": disk, "speculation": SpeculationSpec()},
+        "draft": {"max_decode_stall_s": 10, "speculation": SpeculationSpec(draft_path=str(draft))},
+    }
+    # The logits of qwen3_5 are so even that rounding decides what is drawn.
+    samplings = [one for one in SAMPLINGS if kind != "qwen3_5" or one.temperature == 0]
+    alone = Alone(folder)
+    for seed, engine in enumerate(engines.split()):
+        runner = EngineRunner(spec_of(folder, **specs[engine]))
+        run = RandomRun(runner, seed, samplings)
+        run.go()
+        run.check(alone)
+        runner.resident.close()
+
+
+def test_rows_give_back_all_memory(tmp_path: Path) -> None:
+    """Ended, failed or removed at any time."""
+    runner = EngineRunner(
+        spec_of(make_tiny_model(tmp_path / "model", "llama"), max_decode_stall_s=NO_STALL_S)
+    )
+    held = []
+    for seed in range(2):
+        RandomRun(runner, seed).go()
+        runner.failed.clear()  # Their tracebacks hold what was being read.
+        runner.resident.rest()
+        held.append(mx.get_active_memory())
+    # What the sampler has prepared for a batch may differ by a few numbers.
+    assert max(held) - held[0] < 20_000
