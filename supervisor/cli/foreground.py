@@ -1,6 +1,6 @@
-"""``lmx-supervisor up``: the service in this process, narrated on the terminal.
+"""``lmx-supervisor up``: runs the service in this process, and shows on the terminal what happens.
 
-What would make this machine serve better, for the person who starts lmx.
+:func:`advice` says what would make this machine serve better, for the person who starts lmx.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from lmx.supervisor.state.home import Home
 
 
 def advice() -> str | None:
-    """Return a line of advice, or None. Starts processes to look for libraries: takes tenths
-    of a second, so not for the event loop."""
+    """Return a line of advice, or None. It starts processes to look for libraries, which takes
+    tenths of a second, so that the event loop must not call it."""
     if sys.platform == "linux" and ctypes.util.find_library("openblas") is None:
         return (
             "tip: prompts are read several times faster with OpenBLAS "
@@ -72,8 +72,9 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
 
 
 class _Logs:
-    """The supervisor's own log: alone in its file (detached), or on the terminal with a copy. And
-    the limit of all log files: a process that hangs, or was forked, keeps to none."""
+    """The supervisor's own log: only in its file (detached), or on the terminal with a copy in the
+    file. It also keeps all log files to their limit, because a process that hangs, or was forked,
+    does not do that itself."""
 
     def __init__(self, home: Home, config: LogConfig, *, detached: bool) -> None:
         self._folder = home.logs
@@ -92,7 +93,8 @@ class _Logs:
         configure_logs("supervisor", config.level, copy_to=self._copy, changeable=True)
 
     def _keep_once(self) -> None:
-        """One that can't be kept does not keep the others from it. Raises the first ``OSError``."""
+        """Keep each log file to its limit. A failure with one file does not stop the others. Raises
+        the first ``OSError``."""
         failed: OSError | None = None
         for path in self._folder.glob("*.log"):
             try:
@@ -128,8 +130,8 @@ async def _serve(service: Service, *, narrate: bool) -> Handover | None:
 
 
 async def _keep_signals(service: Service) -> None:
-    """Have signals wait for the next program: without a handler they would end this process.
-    One that came too late for this program is sent to the next one."""
+    """Block signals until the next program runs, because without a handler they would end this
+    process. A signal that came too late for this program is sent to the next one."""
     # Blocked in this thread alone: another one would take them.
     await asyncio.get_running_loop().shutdown_default_executor()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

@@ -1,7 +1,7 @@
-"""``lmx-supervisor rescue``: sees to a supervisor that a router has heard nothing of.
+"""``lmx-supervisor rescue``: takes care of a supervisor from which a router has heard nothing.
 
-One that is stopped is woken; one that hangs is ended, with its stacks in its log; and where no
-service manager does that, another one is started, which adopts what runs.
+It wakes a supervisor that was stopped by a signal. It ends one that hangs, with its stacks in its
+log. If no service manager does so, it then starts another supervisor, which adopts what runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _START_S: Final = 60.0
 
 
 def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: float) -> None:
-    """See to the supervisor of a home once; one at a time does it. Raises ``OSError``."""
+    """Take care of the supervisor of a home once. Only one process at a time does this. Raises
+    ``OSError``."""
     # A folder can be locked too, and needs no file on a disk that may take none.
     lock = os.open(home.logs, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -58,7 +59,7 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
         because = f"the supervisor (pid {holder.pid}) hung, and was ended"
         _tell_terminal(holder, guarded)
         if not _ended(holder):
-            # The system holds it, for a disk or a driver: so would it hold another one.
+            # The system holds it, because of a disk or a driver, and would hold another one too.
             log.error("supervisor.not_ended", supervisor_pid=holder.pid)
             return
         if guarded is Guarded.SERVICE:
@@ -71,7 +72,7 @@ def run_rescue(home: Home, config: Path | None, guarded: Guarded, silence_s: flo
 
 
 def _watched(home: Home, holder: psutil.Process, silence_s: float) -> Verdict:
-    """Look at a supervisor until it is clear what is the matter with it."""
+    """Look at a supervisor until it is clear what is wrong with it."""
     patience = Patience(silence_s)
     while True:
         look = _look(home, holder)
@@ -117,13 +118,13 @@ def _ended(holder: psutil.Process) -> bool:
 
 
 def _see_up(home: Home, child: subprocess.Popen[bytes]) -> None:
-    """Stay until it answers, so that routers don't ask again meanwhile."""
+    """Wait until the new supervisor answers, so that routers do not start this again meanwhile."""
     if not _within(_START_S, lambda: child.poll() is not None or silence(home) is None):
         log.error("supervisor.not_up", supervisor_pid=child.pid)
 
 
 def _tell_terminal(holder: psutil.Process, guarded: Guarded) -> None:
-    """Who sits at the terminal of a supervisor that hangs sees where it went."""
+    """Tell the person at the terminal of a supervisor that hung what happened to it."""
     if guarded is not Guarded.FOREGROUND:
         return
     with contextlib.suppress(psutil.Error, OSError):

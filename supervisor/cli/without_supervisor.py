@@ -1,7 +1,7 @@
-"""What the command line does to lmx's processes itself, when no supervisor answers.
+"""What the command line itself does with lmx's processes when no supervisor answers.
 
-Whom it ends it knows by the records and by the ids that processes of lmx have in their environment;
-a pid alone is never enough.
+It recognizes the processes that it ends by the records, and by the ids that processes of lmx have
+in their environment. A pid alone is never enough.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _POLL_S: Final = 0.1
 _GONE_S: Final = 5.0
 _STACKS_S: Final = 1.0
 _TERM_GRACE_S: Final = 12.0
-"""For routers and workers to end after SIGTERM: longer than any of their graces."""
+"""How long routers and workers have to end after SIGTERM. It is longer than any of their graces."""
 
 _HUNG_S: Final = 10.0
-"""A supervisor that was told to stop and says nothing for so long is ended."""
+"""A supervisor that was told to stop and reports nothing for this long is ended."""
 
 _ROUNDS: Final = 5
 """A supervisor that was being started meanwhile is stopped in another one."""
 
 
 def kill_worker(home: Home, model: str, why: Silence) -> str:
-    """SIGKILL a model's worker, with all it started; returns what was done, for people.
+    """Send SIGKILL to a model's worker and its descendants. Returns what was done, for people.
 
     Raises :class:`OperationError` (model_not_loaded) when none is found.
     """
@@ -95,8 +95,8 @@ def _who_starts_again(why: Silence) -> str:
 
 
 def stop(home: Home, say: Say) -> int:
-    """Have the supervisor stop, and end what a dead or hung one leaves; returns the first pid that
-    ended. ``say`` is told of all that is out of the ordinary. Nothing is left when it returns.
+    """Stop the supervisor, and end what a dead or hung one leaves. Returns the first pid that
+    ended. No process is left then. ``say`` is called with everything that is out of the ordinary.
 
     Raises :class:`OperationError`: not_running, or what could not be ended.
     """
@@ -129,7 +129,8 @@ def stop(home: Home, say: Say) -> int:
 
 
 def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
-    """Return whether it has ended, after its own graces as long as it answers."""
+    """Stop the supervisor, and return whether it has ended. As long as it answers it gets its own
+    graces."""
     silent = silence(home)
     asked = silent is None and _asked_to_stop(home)
     if not asked and lives(holder):
@@ -184,8 +185,8 @@ def _end_hung(holder: psutil.Process, say: Say) -> bool:
 
 
 def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
-    """End what is left of a home, with the lock held so that nobody adopts it meanwhile; returns
-    its pids."""
+    """End the processes that are left of a home, and return their pids. The lock is held meanwhile,
+    so that no supervisor adopts them."""
     if not home.lock.exists():
         return []
     if locked:
@@ -213,14 +214,16 @@ def _end_rest(home: Home, say: Say, *, locked: bool) -> list[int]:
 
 
 def _workers(home: Home) -> list[WorkerRecord]:
-    """The workers that run: those with a record, and those whose record was never written."""
+    """Return the workers that run: those with a record, and those whose record was never
+    written."""
     recorded = [record for record in Records(home.state).workers() if record.alive]
     known = {record.pid for record in recorded}
     return [*recorded, *(each for each in _others(home) if each.pid not in known)]
 
 
 def _others(home: Home) -> list[WorkerRecord]:
-    """Workers as their command lines tell: ``-m lmx.worker MODEL INSTANCE``."""
+    """Return the workers that are found by their command lines: ``-m lmx.worker MODEL
+    INSTANCE``."""
     found = []
     for process in marked(home):
         with contextlib.suppress(psutil.Error):

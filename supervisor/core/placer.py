@@ -57,7 +57,7 @@ class Placer:
         )
 
     def place(self, now_s: float) -> None:
-        """Have start what can, give way what must, and tell of what waits."""
+        """Start the models that can start, evict those that must go, and report those that wait."""
         if self._store.stopping:
             return
         # Each round takes models out of the queue or workers out of service, so it ends; the

@@ -83,7 +83,7 @@ class SlotStore:
         try:
             life, effects = table.step(before.life, event, self._rules, now_s)
         except lifecycle.LifecycleError as error:
-            # What comes out of turn is a bug to be seen, not a reason to fall.
+            # An event that can't happen in this state is a bug to be seen, not a reason to crash.
             log.error("slot.unexpected_event", error=str(error))
             return
         self.put(before.lives(life))

@@ -71,7 +71,8 @@ def _snapshots(folder: Path) -> list[dict[str, Any]]:
 
 
 def _missing_part(folder: Path) -> str | None:
-    """One that can't be read is not whole, and costs no other."""
+    """Return what a snapshot lacks. One that can't be read counts as incomplete, and does not
+    affect the others."""
     try:
         return missing_part(folder)
     except OSError as error:
@@ -132,7 +133,8 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _files(folder: Path) -> Iterator[os.stat_result]:
-    """Look at each file but links. One that is gone by then is none: a download renames its own."""
+    """Yield the status of each file that is not a link. A file that is gone by then is left out,
+    because a download renames its files."""
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             found = path.lstat()

@@ -29,7 +29,7 @@ constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
 _LOCK_LOOK_S: Final = 2.0
 _WAITS_S: Final = (1.0, 2.0, 4.0)
 LONGEST_WAIT_S: Final = 60.0
-"""A wait beyond this, that the hub asks for, is no wait but a failure with that time."""
+"""If the hub asks for a longer wait than this, the download fails and names that time."""
 
 _LATER: Final = frozenset({429, 500, 502, 503, 504})
 # The client tries these again itself.
@@ -95,8 +95,8 @@ def patiently(
 
 
 class _Part:
-    """What has come of a file so far. The hub client writes to it; each piece is hashed and
-    counted. An earlier part is taken over."""
+    """What has arrived of a file so far. The hub client writes to it, and each piece is hashed and
+    counted. A part from an earlier try is taken over."""
 
     def __init__(self, path: Path, file: HubFile, advanced: Callable[[int], None]) -> None:
         self._file = path.open("r+b" if path.exists() else "w+b")
@@ -122,7 +122,8 @@ class _Part:
         return self.size_bytes
 
     def seek(self, offset: int) -> int:
-        """Only back to the start, where the client goes when a server sends a file anew."""
+        """Go back to the start, as the client does when a server sends a file anew. Nothing else is
+        supported."""
         assert offset == 0
         self.restart()
         return 0
@@ -131,7 +132,7 @@ class _Part:
         return self.size_bytes
 
     def restart(self) -> None:
-        """Throw away what has come."""
+        """Throw away what has arrived."""
         self._file.seek(0)
         self._file.truncate()
         self._advanced(-self.size_bytes)
@@ -145,7 +146,7 @@ class _Part:
         return self.size_bytes == file.size_bytes and self._hash.hexdigest() == file.digest
 
     def close(self) -> None:
-        """Have it on the disk, whatever happens to the machine next."""
+        """Write the part to the disk, so that it is there whatever happens to the machine next."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -1,12 +1,13 @@
-"""Make a model folder out of a GGUF file, once, with gguf2mlx.
+"""Makes a model folder out of a GGUF file, once, with gguf2mlx. It runs only inside the fetch
+program.
 
-The folder is `<models dir>/<file name>-<form>-<hash of the file's path>`; the hash keeps two files
-of one name in two folders apart. A stamp in it, written before it appears under that name, tells
-which file it was made from. Runs only inside the fetch program.
+The folder is `<models dir>/<file name>-<form>-<hash of the file's path>`. The hash separates two
+files of one name that are in two folders. A stamp in the folder says which file it was made from.
+The stamp is written before the folder appears under that name.
 
-The border to gguf2mlx: one call that converts a file, with progress and a reason when it fails.
-
-What gguf2mlx 2.2.0 can do, tried on Linux with a Q4_1 file of 135M weights:
+This module is also the border to gguf2mlx: one call converts a file, with progress, and with a
+reason when it fails. What gguf2mlx 2.2.0 can do was tried on Linux with a Q4_1 file of 135M
+weights:
 
 - `float32`: every architecture it knows, with an audit of the written weights.
 - `bfloat16`: its command line refuses it for language models, though the converter below that
@@ -19,9 +20,7 @@ What gguf2mlx 2.2.0 can do, tried on Linux with a Q4_1 file of 135M weights:
 - `quant_source="preserve"`, which would keep the file's own codes, writes float16 scales and turns
   whole tensors of some kinds (all of a Q4_1 file) into float16. It is not used.
 
-A projector file for vision (mmproj) is not taken: a multimodal GGUF is refused.
-
-Runs only inside the fetch program.
+A projector file for vision (mmproj) is not supported: a multimodal GGUF is refused.
 """
 
 import errno

@@ -126,7 +126,8 @@ def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[H
 
 
 def _refuse_no_model(names: set[str], repo_id: str) -> None:
-    """Before gb of something else are downloaded."""
+    """Refuse a repository that is not a model, before gigabytes of something else are
+    downloaded."""
     if "config.json" not in names:
         missing = "config.json"
     elif not any(name.endswith(".safetensors") for name in names):
@@ -151,7 +152,7 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
     missing = [file for file in files if not (blobs / file.digest).exists()]
     total_bytes = sum(file.size_bytes for file in files)
     missing_bytes = sum(file.size_bytes for file in missing)
-    # First: who asks for a download is told that it has begun with its first report.
+    # This comes first, because a client hears with the first report that its download has begun.
     _check_disk(repo_id, missing_bytes - sum(_part_bytes(blobs / file.digest) for file in missing))
     counted = Counted(report, repo_id, total_bytes, total_bytes - missing_bytes)
     # Beyond this size the hub answers its own protocol alone, which the client speaks.
@@ -178,7 +179,7 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
 
 
 def _linked(repo_id: str, revision: str | None, filename: str | None, counted: Counted) -> Path:
-    """Have the client make the snapshot of what is in its cache."""
+    """Let the hub client make the snapshot from what is in its cache."""
     bar = _bar_class(counted)
     if filename is not None:
         return Path(hf_hub_download(repo_id, filename, revision=revision, tqdm_class=bar))
@@ -197,7 +198,8 @@ def _linked(repo_id: str, revision: str | None, filename: str | None, counted: C
 
 
 def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exception) -> Path:
-    """Return what is whole in the cache when the hub can't be asked; else raise why it can't."""
+    """Return the complete snapshot in the cache when the hub can't be asked. If there is none,
+    raise why the hub can't be asked."""
     try:
         if filename is not None:
             return Path(

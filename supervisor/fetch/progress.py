@@ -1,4 +1,4 @@
-"""How far a download is, in bytes: counted by several threads, reported as one."""
+"""Counts how far a download is, in bytes. Several threads count, and one figure is reported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ Phase = Literal["download", "convert", "check"]
 
 
 class Report(Protocol):
-    """Tells how far a fetch is. ``fraction`` of 1, None where it can't be told. The bytes are of
-    all that is wanted, also of what was there before; given once, they hold on."""
+    """A function that reports how far a fetch is. ``fraction`` is from 0 to 1, None if it is not
+    known. The bytes are those of all files that are wanted, with what was there before. Bytes that
+    were given once hold for later reports too."""
 
     def __call__(
         self,
@@ -24,7 +25,8 @@ class Report(Protocol):
 
 
 class Counted:
-    """The bytes of one download. The first report is made at once, so that its size is known."""
+    """Counts the bytes of one download. The first report comes at once, so that the size is
+    known."""
 
     def __init__(self, report: Report, name: str, total_bytes: int, done_bytes: int) -> None:
         self._report = report
@@ -35,7 +37,7 @@ class Counted:
         self.advanced(0)
 
     def advanced(self, count_bytes: int) -> None:
-        """So many more have come; less than 0 where some were thrown away."""
+        """Count more bytes that have arrived. The number is negative if bytes were thrown away."""
         with self._lock:
             self._done_bytes += count_bytes
             done_bytes, total_bytes = self._done_bytes, self._total_bytes

@@ -29,11 +29,15 @@ from lmx.supervisor.state.home import Home
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes, what for, and how they come about."""
+    """One line of an estimate."""
 
     name: str
+    """What the bytes are for."""
+
     size_bytes: int
+
     reason: str = ""
+    """How the figure comes about."""
 
 
 def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> None:

@@ -1,4 +1,5 @@
-"""The table of models for a terminal of any width: columns that matter less give way."""
+"""The table of models for a terminal of any width. On a narrow one the less important columns are
+left out."""
 
 from __future__ import annotations
 
@@ -16,19 +17,24 @@ from lmx.supervisor.decisions.ledger import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading and a cell for each model. ``leave`` is when it gives way to the width: 1
-    first, None never. ``cut_to``: it takes what is left, and at least so many characters."""
+    """A heading, and a cell for each model."""
 
     heading: str
     cells: tuple[str, ...]
+
     leave: int | None = None
+    """The order in which columns are left out if the width is too small: 1 is the first. None: the
+    column always stays."""
+
     right: bool = True
     style: tuple[str, ...] = ()
+
     cut_to: int | None = None
+    """If set, the column gets the width that is left, but at least this many characters."""
 
     @property
     def width(self) -> int:
-        """How many characters it takes at least, with the gap before the next one."""
+        """The least number of characters that the column takes, with the gap after it."""
         longest = max(cell_len(text) for text in (self.heading, *self.cells))
         return min(longest, self.cut_to or longest) + 2
 
@@ -56,7 +62,7 @@ def model_columns(models: Sequence[ModelStatus]) -> dict[str, Column]:
 
 
 def model_table(columns: Sequence[Column], width: int) -> Table:
-    """Return the table, without as many of the columns that may leave as do not fit."""
+    """Return the table, without the columns that do not fit and may be left out."""
     shown = list(columns)
     leaving = sorted((c for c in columns if c.leave is not None), key=lambda c: c.leave or 0)
     while leaving and sum(column.width for column in shown) > width:

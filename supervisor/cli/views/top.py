@@ -26,12 +26,12 @@ from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
 
 _READINGS: Final = 4
-"""Totals come with beats, as often as they are read here: one difference alone would be now
-none and now that of two beats."""
+"""Totals come with heartbeats, as often as they are read here. The difference of two readings alone
+would sometimes be none, and sometimes that of two heartbeats."""
 
 
 class TokenRates:
-    """Rates over the last few readings. A new worker counts from 0 again: its rate begins
+    """Rates over the last few readings. A new worker counts from 0 again, so that its rate begins
     anew."""
 
     def __init__(self) -> None:

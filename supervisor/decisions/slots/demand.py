@@ -1,4 +1,4 @@
-"""Who waits for a model, and since when: a value, and what may be done to it. Pure."""
+"""The requests and operators that wait for a model, as a value. This module is pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 MAX_WAITERS: Final = 1000
 
 _ASKS_AGAIN_S: Final = 2.0
-"""Somebody who was told that it takes longer asks again at once, if the model is still wanted:
-until then the place in the queue is kept."""
+"""A router that was told that a load takes longer asks again at once, if the model is still wanted.
+Its place in the queue is kept for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asked a question on the control socket, and which one."""
+    """The process that asked a question on the control socket, and the number of the question."""
 
     identity: bytes
     correlation: int
@@ -27,20 +27,20 @@ class Waiter:
     asker: Asker
     deadline_s: float
     since_s: float
-    """Since when the request waits; also before it asked, as it says."""
+    """Since when the request has waited, with the time before it asked, as it says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """All who wait for one model. Times are monotonic seconds."""
+    """All requests and operators that wait for one model. Times are monotonic seconds."""
 
     waiters: tuple[Waiter, ...] = ()
     ordered_at_s: float | None = None
-    """Since when an operator waits for the model, who waits for ever."""
+    """Since when an operator has waited for the model. An operator waits for ever."""
     lapsed_since_s: float = 0.0
-    """Since when the oldest of the requests waited whose time to wait was over last."""
+    """Since when the oldest of the requests had waited whose time to wait ended last."""
     lapsed_at_s: float | None = None
-    """When their time was over."""
+    """When the time of these requests ended."""
 
     @property
     def is_full(self) -> bool:
@@ -48,7 +48,7 @@ class Demand:
         return len(self.waiters) >= MAX_WAITERS
 
     def asked_at_s(self, now_s: float) -> float | None:
-        """Return since when somebody waits for the model; None if nobody does."""
+        """Return since when somebody has waited for the model, None if nobody waits."""
         asked = [waiter.since_s for waiter in self.waiters]
         if self.ordered_at_s is not None:
             asked.append(self.ordered_at_s)
@@ -61,13 +61,13 @@ class Demand:
         return replace(self, waiters=(*self.waiters, waiter))
 
     def without(self, identity: bytes) -> Demand:
-        """Return the demand without the requests of one asker, who needs no answer."""
+        """Return the demand without the requests of one asker, which need no reply."""
         left = tuple(waiter for waiter in self.waiters if waiter.asker.identity != identity)
         return replace(self, waiters=left)
 
     def lapse(self, now_s: float) -> tuple[Demand, tuple[Waiter, ...]]:
-        """Return the demand without the requests whose time to wait is over, and these. The place
-        of the oldest one is kept for a moment."""
+        """Return the demand without the requests whose time to wait is over, and those requests.
+        The place of the oldest one is kept for a moment."""
         overdue = tuple(waiter for waiter in self.waiters if now_s >= waiter.deadline_s)
         if not overdue:
             return self, ()

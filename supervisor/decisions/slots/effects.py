@@ -1,5 +1,5 @@
-"""What is to be done about what happened to a model's slot, beside the messages and signals that
-its worker is sent."""
+"""The effects of what happened to a model's slot: what must be done, beside the messages and
+signals for its worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lmx.supervisor.decisions.worker import SendDrain, SendSignal, SendWelcome, 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Have its files read. Their answer is ``Planned``, ``NotStarted`` or ``FilesMissing``."""
+    """Ask for the model's files to be read. The event ``Planned``, ``NotStarted`` or
+    ``FilesMissing`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,12 @@ class StartFetch:
 
 @dataclass(frozen=True, slots=True)
 class StopFetch:
-    """End its fetch; no event follows."""
+    """End the model's fetch. No event follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell those who waited that the worker is ready."""
+    """Tell the requests that waited that the worker is ready."""
 
     waiters: tuple[Waiter, ...]
     instance: str
@@ -38,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Tell those who waited that they waited in vain."""
+    """Tell the requests that waited why they can't have the model."""
 
     waiters: tuple[Waiter, ...]
     error: LmxError
@@ -46,24 +47,24 @@ class Deny:
 
 @dataclass(frozen=True, slots=True)
 class TellLate:
-    """Tell those whose time to wait is over where the model is."""
+    """Tell the requests whose time to wait is over where the model is."""
 
     waiters: tuple[Waiter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """The worker answers requests; the ledger takes its measured bytes."""
+    """The worker answers requests, and the ledger takes the bytes that it measured."""
 
     worker: Worker
     memory_bytes: int
     load_s: float | None
-    """How long its load took; None where this supervisor did not see all of it."""
+    """How long its load took; None if this supervisor did not see all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMeasured:
-    """The worker told what it holds."""
+    """The worker reported how much memory it holds."""
 
     worker: Worker
 
@@ -87,14 +88,14 @@ class WorkerGone:
     swapped: bool
     """Whether it made room for another model."""
     restarts: bool
-    """Whether it counts as a restart that the model is started again."""
+    """Whether the model is started again, and that counts as a restart."""
     decision: str
     """What follows, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Keep an event for people. ``data``: plain values."""
+    """Keep an event for people. ``data`` has plain values."""
 
     name: str
     detail: str
@@ -103,15 +104,15 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class LogNoRoom:
-    """Log that there is no room for the model. It is no event for people: each request hears it,
-    and would push all else out of the events."""
+    """Log that there is no room for the model. This is not kept as an event, because each request
+    causes it, and it would push everything else out of the events."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The slot of a removed model is to be forgotten."""
+    """Forget the slot of a removed model."""
 
 
 SlotEffect = (

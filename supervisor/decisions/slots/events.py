@@ -1,5 +1,5 @@
-"""What may happen to a model's slot. A worker's messages, ``KillAsked`` and ``Tick`` are events of
-its slot too."""
+"""The events that may happen to a model's slot. The messages of its worker, ``KillAsked`` and
+``Tick`` are events of the slot too."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ class Preloaded:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An operator wants the model: at once also out of backoff, quarantine and hold, its past
-    forgiven."""
+    """An operator wants the model loaded. It leaves backoff, quarantine and hold at once, and its
+    failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedAnew:
-    """An operator wants another worker of the model than the one that it has, if it has one."""
+    """An operator wants another worker of the model in place of the one that it may have."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """An operator wants the model's worker to end after its streams; its next request loads it
-    again."""
+    """An operator wants the model's worker to end after its streams. The next request loads the
+    model again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An operator wants the model down, and to take no request."""
+    """An operator wants the model to be unloaded and to take no request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator forgives the model's failures and its hold."""
+    """An operator wants the model's failures and its hold to be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The requests of one router have all left."""
+    """The requests of one router for the model have all left."""
 
     identity: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """lmx ends: so does the worker, and nobody waits any more."""
+    """lmx is being stopped. The worker ends too, and nobody waits any more."""
 
     at_once: bool
 
@@ -73,7 +73,7 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """What the model needs may have changed: its files are to be read again."""
+    """The memory that the model needs may have changed, and its files must be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,19 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The model is configured again, while its worker of before is on its way out."""
+    """The model is configured again, while its earlier worker is about to end."""
 
     preload: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FilesMissing:
-    """The model is not on this machine as it is: it must be fetched."""
+    """The model is not on this machine in a form that can be loaded, and must be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAdvanced:
-    """Its fetch has come so far."""
+    """The model's fetch has made progress."""
 
     phase: LoadPhase
     fraction: float | None
@@ -105,57 +105,57 @@ class FetchAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Its fetch has ended well."""
+    """The model's fetch has ended well."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """Its fetch has ended without the model."""
+    """The model's fetch has failed."""
 
     error: LmxError
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Its files were read: it waits for so much memory."""
+    """The model's files were read, and it waits for ``need_bytes`` of memory."""
 
     need_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTold:
-    """People were told that it waits for memory."""
+    """People were told that the model waits for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """No worker of it can be started as things stand."""
+    """No worker of the model can be started as things stand."""
 
     error: LmxError
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """There is no room for it and nobody waits for it."""
+    """There is no room for the model, and nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Its bytes are reserved and its worker was started."""
+    """The model's bytes are reserved, and its worker was started."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A worker of it that an earlier supervisor started is taken over."""
+    """A worker of the model that an earlier supervisor started is taken over."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """It is to give its memory back, to make room or because it was idle for long enough."""
+    """The model must give its memory back, to make room or because it was idle for long enough."""
 
     cause: ExitCause
     detail: str
@@ -165,7 +165,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The end of its worker's process was observed. ``status`` and ``out_of_memory`` as in
+    """The end of the worker's process was observed. ``status`` and ``out_of_memory`` are those of
     :class:`lmx.supervisor.decisions.worker.ProcessExited`."""
 
     status: int | None

@@ -1,4 +1,4 @@
-"""Where one model is in its life: a value."""
+"""Where one model is in its life, as a value."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lmx.supervisor.decisions.worker import Worker
 
 
 class Intent(Enum):
-    """What is to become of a model. It decides what follows when its worker ends."""
+    """What shall become of a model. It decides what follows when its worker ends."""
 
     UP = "up"
-    """It is to be running: somebody asked for it, and nobody has taken that back since."""
+    """The model shall run: somebody asked for it, and nobody has taken that back since."""
     DOWN = "down"
-    """Nobody wants it: it stays down until somebody asks."""
+    """Nobody wants the model. It stays down until somebody asks for it."""
     HELD = "held"
-    """An operator drained it: it takes no request until an operator wants it again."""
+    """An operator drained the model. It takes no request until an operator wants it again."""
     REMOVED = "removed"
-    """It is no longer configured: its slot goes with its worker."""
+    """The model is no longer configured. Its slot is removed when its worker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all slots alike."""
+    """The rules that hold for all slots."""
 
     restart: RestartPolicy
     stopping: bool = False
-    """lmx is going down: nothing is started any more."""
+    """Whether lmx is being stopped, so that nothing is started any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,18 @@ class SlotLife:
     state: SlotState = SlotState.COLD
     intent: Intent = Intent.DOWN
     worker: Worker | None = None
-    """Its process; there is one exactly while the slot is OCCUPIED."""
+    """The model's worker. There is one exactly while the slot is OCCUPIED."""
     demand: Demand = field(default_factory=Demand)
-    """Who waits for it."""
+    """The requests and operators that wait for the model."""
     failures: FailureRecord = field(default_factory=FailureRecord)
     problem: LmxError | None = None
-    """Why it is down, or what is wrong with its worker."""
+    """Why the model is down, or what is wrong with its worker."""
     fetch_phase: LoadPhase | None = None
-    """How far its fetch is, while it is FETCHING."""
+    """What its fetch is busy with, while it is FETCHING."""
     fetch_fraction: float | None = None
     need_bytes: int | None = None
-    """The memory that it waits for, while it is QUEUED; None: its files are still being read."""
+    """The memory that the model waits for, while it is QUEUED. None: its files are still being
+    read."""
     queue_told: bool = False
     """Whether people were told that it waits for memory."""
     retry_at_s: float | None = None
@@ -64,21 +65,21 @@ class SlotLife:
     evicted_for: str | None = None
     """The model that its worker makes room for."""
     history: tuple[str, ...] = ("cold",)
-    """Its latest events that changed its state, for the message of a bug."""
+    """The latest events that changed its state, for the message of a bug."""
 
     @property
     def wanted(self) -> bool:
-        """Whether it is to be running."""
+        """Whether the model shall run."""
         return self.intent is Intent.UP
 
     @property
     def held(self) -> bool:
-        """Whether an operator keeps it down."""
+        """Whether an operator keeps the model down."""
         return self.intent is Intent.HELD
 
     @property
     def removed(self) -> bool:
-        """Whether it is no longer configured."""
+        """Whether the model is no longer configured."""
         return self.intent is Intent.REMOVED
 
     @property

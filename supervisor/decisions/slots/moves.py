@@ -1,5 +1,5 @@
-"""What the handlers of the slot's table have in common: how a slot changes, and what those who wait
-for its model are told. Pure."""
+"""What the handlers of the slot's table have in common: how a slot changes, and what the requests
+that wait for its model are told. This module is pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from lmx.supervisor.decisions.slots.life import Intent, Rules, SlotLife
 from lmx.supervisor.decisions.worker import Worker
 
 _BY_OPERATOR_S: Final = 300.0
-"""What only an operator brings back: longer than client libraries wait by themselves."""
+"""When to ask again for a model that only an operator brings back. It is longer than client
+libraries wait by themselves."""
 
 Effects = tuple[SlotEffect, ...]
 Result = tuple[SlotLife, Effects]
@@ -52,17 +53,20 @@ def changed(life: SlotLife, **changes: Any) -> SlotLife:
 
 
 def wished(life: SlotLife, intent: Intent) -> Intent:
-    """What requests and the machine's memory may wish: no more than operators let them."""
+    """Return the intent after a wish of a request or of the machine's memory, which may not
+    override operators."""
     return life.intent if life.intent in (Intent.HELD, Intent.REMOVED) else intent
 
 
 def operator_wished(life: SlotLife, intent: Intent) -> Intent:
-    """What operators may wish: everything, of a model that is configured."""
+    """Return the intent after an operator's wish. It overrides everything, if the model is
+    configured."""
     return life.intent if life.intent is Intent.REMOVED else intent
 
 
 def never(life: SlotLife, event: Any, _rules: Rules, _now_s: float) -> Result:
-    """It can't happen: a bug, told with the slot's past."""
+    """The event can't happen in this state. That is a bug, and is raised with the slot's
+    history."""
     raise LifecycleError(
         f"the slot of {life.model_id} got {type(event).__name__} while {life.state}; before that: "
         f"{', '.join(life.history)}"
@@ -70,26 +74,26 @@ def never(life: SlotLife, event: Any, _rules: Rules, _now_s: float) -> Result:
 
 
 def late(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """It comes too late to matter."""
+    """The event comes too late to matter."""
     return life, ()
 
 
 def deny_all(life: SlotLife, error: LmxError) -> Result:
-    """All who wait are about to hear that it is in vain."""
+    """Deny all requests that wait."""
     waiters = life.demand.waiters
     effects: Effects = (Deny(waiters, error),) if waiters else ()
     return changed(life, demand=Demand()), effects
 
 
 def answer_all(life: SlotLife, worker: Worker) -> Result:
-    """All who wait are about to get their answer. It is told even where nobody waits, so that
-    routers know of the worker at once."""
+    """Answer all requests that wait. The effect is returned even if none waits, so that routers
+    hear of the worker at once."""
     answer = Answer(life.demand.waiters, worker.instance)
     return changed(life, demand=Demand()), (answer,)
 
 
 def lapse(life: SlotLife, now_s: float) -> Result:
-    """Those whose time to wait is over are about to hear where the model is."""
+    """Tell the requests whose time to wait is over where the model is."""
     demand, overdue = life.demand.lapse(now_s)
     effects: Effects = (TellLate(overdue),) if overdue else ()
     return changed(life, demand=demand), effects
@@ -125,8 +129,8 @@ def failed_error(detail: str) -> UnavailableError:
 
 
 def begin(life: SlotLife, rules: Rules) -> Result:
-    """A cold model's files are read, at each start anew: the folder may hold another model by now,
-    and what was measured of it since may have made the plan another one."""
+    """Begin to start a cold model. Its files are read anew at each start, because the folder may
+    hold another model by now, and new measurements may have changed the plan."""
     if rules.stopping:
         return life, ()
     return enter(life, SlotState.QUEUED, problem=None), (ReadFiles(),)
@@ -138,7 +142,7 @@ def park(life: SlotLife, state: SlotState, **changes: Any) -> Result:
 
 
 def stop_fetch(life: SlotLife) -> Effects:
-    """Return what ends its fetch, if one runs."""
+    """Return the effect that ends the model's fetch, if one runs."""
     return (StopFetch(),) if life.state is SlotState.FETCHING else ()
 
 
@@ -146,7 +150,8 @@ def quarantine(
     life: SlotLife, decision: restart.Quarantine, detail: str, rules: Rules, *,
     permanent: bool = False,
 ) -> Result:  # fmt: skip
-    """Only an operator starts the model again. ``permanent``: its first failure says it all."""
+    """Put the model into quarantine, so that only an operator starts it again. ``permanent`` means
+    that already its first failure led here."""
     how = (
         "can't be loaded as it is"
         if permanent

@@ -1,5 +1,5 @@
-"""A slot with a worker: what the worker says, how it is asked to go, and what follows its end.
-Pure. What a worker's own states are is :mod:`lmx.supervisor.decisions.lifecycle`."""
+"""A slot with a worker: what the worker reports, how it is asked to end, and what follows its end.
+This module is pure. The worker's own states are in :mod:`lmx.supervisor.decisions.lifecycle`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MADE_ROOM: Final = (ExitCause.EVICTED, ExitCause.EXPIRED)
 
 
 def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) -> Result:
-    """The worker of an earlier supervisor is this one's. A model that is held has none."""
+    """The worker of an earlier supervisor is taken over. A model that is held has none."""
     effects = stop_fetch(life)
     after = enter(life, SlotState.OCCUPIED, worker=event.worker, intent=wished(life, Intent.UP))
     if life.intent is not Intent.HELD:
@@ -70,8 +70,8 @@ def adopt(life: SlotLife, event: events.Adopted, _rules: Rules, now_s: float) ->
 
 
 def evict(life: SlotLife, event: events.Evicted, rules: Rules, now_s: float) -> Result:
-    """The worker is to give its memory back; nobody wants the model until somebody asks again.
-    Only one that takes requests gives way."""
+    """The worker must give its memory back, and nobody wants the model until somebody asks again.
+    Only a worker that takes requests is evicted."""
     if life.ready_worker is None:
         return never(life, event, rules, now_s)
     after = changed(life, intent=wished(life, Intent.DOWN), evicted_for=event.for_model)
@@ -81,17 +81,17 @@ def evict(life: SlotLife, event: events.Evicted, rules: Rules, now_s: float) -> 
 def drain(
     life: SlotLife, cause: ExitCause, detail: str, now_s: float, *, if_idle: bool = False
 ) -> Result:
-    """The worker is to end after its streams."""
+    """The worker must end after its streams."""
     return step_worker(life, DrainAsked(if_idle, cause, detail), now_s)
 
 
 def worker_said(life: SlotLife, event: Any, _rules: Rules, now_s: float) -> Result:
-    """The worker says something, or is killed."""
+    """The worker sent a message, or must be killed."""
     return step_worker(life, event, now_s)
 
 
 def tick_occupied(life: SlotLife, event: Tick, _rules: Rules, now_s: float) -> Result:
-    """The worker's deadlines, and those of the requests that wait."""
+    """Check the deadlines of the worker and of the requests that wait."""
     after, effects = step_worker(life, event, now_s)
     after, late = lapse(after, now_s)
     return after, (*effects, *late)
@@ -104,7 +104,7 @@ def _occupant(life: SlotLife) -> Worker:
 
 
 def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
-    """Take an event of its worker, all but its end."""
+    """Take any event of the slot's worker except its end."""
     before = _occupant(life)
     worker, effects = lifecycle.step(before, event, now_s)
     life = changed(life, worker=worker)
@@ -139,7 +139,7 @@ def _became_ready(life: SlotLife, worker: Worker, memory_bytes: int, now_s: floa
 
 
 def _stays(life: SlotLife, before: Worker, worker: Worker) -> Result:
-    """It stays after all; so do those who asked for it while it was to go."""
+    """The worker stays after all, and the requests that came meanwhile get it."""
     effects: Effects = ()
     if before.state is WorkerState.DRAINING:
         waits_on = "" if life.evicted_for is None else f": {life.evicted_for} waits on"
@@ -151,7 +151,7 @@ def _stays(life: SlotLife, before: Worker, worker: Worker) -> Result:
 
 
 def exited(life: SlotLife, event: events.Exited, rules: Rules, now_s: float) -> Result:
-    """The worker is gone: what follows is said by its cause and by what is wanted."""
+    """The worker is gone. What follows depends on the cause and on the intent."""
     end = ProcessExited(event.status, event.out_of_memory)
     worker, (ended, *_) = lifecycle.step(_occupant(life), end, now_s)
     assert isinstance(ended, Ended)

@@ -1,4 +1,5 @@
-"""A model's way to its worker: its files, its fetch, its place, and what keeps it down. Pure."""
+"""A model's way to its worker: its files, its fetch, its place in the queue, and what keeps it
+down. This module is pure."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from lmx.supervisor.decisions.worker import Tick
 
 
 def files_missing(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model is not on this machine as it is."""
+    """The model is not on this machine in a form that can be loaded."""
     return enter(life, SlotState.FETCHING), (StartFetch(),)
 
 
 def fetch_advanced(
     life: SlotLife, event: events.FetchAdvanced, _rules: Rules, _now_s: float
 ) -> Result:
-    """The fetch has come so far."""
+    """The fetch has made progress."""
     return changed(life, fetch_phase=event.phase, fetch_fraction=event.fraction), ()
 
 

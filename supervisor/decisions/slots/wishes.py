@@ -1,4 +1,5 @@
-"""What requests, operators and the configuration wish of a model's slot. Pure."""
+"""Handles what requests, operators and the configuration want from a model's slot. This module is
+pure."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from lmx.supervisor.decisions.worker import KillAsked, StopAsked
 
 
 def ask(life: SlotLife, event: events.Asked, rules: Rules, _now_s: float) -> Result:
-    """The request waits, if one more may."""
+    """The request waits, if one more may wait."""
     error = _refusal(life, rules)
     if error is not None:
         return life, (Deny((event.waiter,), error),)
@@ -42,13 +43,13 @@ def ask(life: SlotLife, event: events.Asked, rules: Rules, _now_s: float) -> Res
 
 
 def ask_cold(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
-    """The request has the model begin."""
+    """The request makes the model start."""
     after, effects = ask(life, event, rules, now_s)
     return (after, effects) if effects else begin(after, rules)
 
 
 def ask_occupied(life: SlotLife, event: events.Asked, rules: Rules, now_s: float) -> Result:
-    """The request waits for the worker, or for the next one if this one is on its way out."""
+    """The request waits for the worker, or for the next one if this one is about to end."""
     worker = life.ready_worker
     if worker is not None:
         return life, (Answer((event.waiter,), worker.instance),)
@@ -66,7 +67,7 @@ def ask_held(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) 
 
 
 def ask_quarantined(life: SlotLife, event: events.Asked, _rules: Rules, _now_s: float) -> Result:
-    """Nothing is tried for a request."""
+    """A request does not start a model in quarantine."""
     problem = life.problem.message if life.problem else ""
     return life, (Deny((event.waiter,), quarantined_error(life.model_id, problem)),)
 
@@ -84,12 +85,12 @@ def _refusal(life: SlotLife, rules: Rules) -> LmxError | None:
 
 
 def withdraw(life: SlotLife, event: events.Withdrawn, _rules: Rules, _now_s: float) -> Result:
-    """What has begun goes on, whoever leaves."""
+    """What has begun goes on, although the requests have left."""
     return changed(life, demand=life.demand.without(event.identity)), ()
 
 
 def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_s: float) -> Result:
-    """Nobody gives way for what nobody waits for any more."""
+    """No model is evicted for a model that nobody waits for any more."""
     demand = life.demand.without(event.identity)
     after = changed(life, demand=demand)
     if demand == life.demand or demand.asked_at_s(now_s) is not None:
@@ -103,7 +104,7 @@ def withdraw_queued(life: SlotLife, event: events.Withdrawn, _rules: Rules, now_
 
 
 def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
-    """The model begins now, whatever kept it down."""
+    """The model starts now, whatever kept it down."""
     demand = replace(life.demand, ordered_at_s=now_s)
     intent = operator_wished(life, Intent.UP)
     after = enter(life, SlotState.COLD, intent=intent, demand=demand, failures=FailureRecord())
@@ -111,7 +112,7 @@ def order(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
 
 
 def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
-    """The model goes on, and its past is forgiven."""
+    """The model goes on, and its failures are forgotten."""
     demand = replace(life.demand, ordered_at_s=now_s)
     intent = operator_wished(life, Intent.UP)
     return changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
@@ -148,7 +149,8 @@ def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) ->
 
 
 def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model is down already, and only ``load``, ``restart`` and ``reset`` forgive it."""
+    """The model is down already, and only ``load``, ``restart`` and ``reset`` forget its
+    failures."""
     return deny_all(life, unloaded_error(_UNLOADED))
 
 
@@ -163,7 +165,7 @@ def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
 
 
 def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Result:
-    """The worker ends after its streams, and the model stays down then."""
+    """The worker ends after its streams, and then the model stays down."""
     after, denied = deny_all(life, drained_error(life.model_id))
     after = changed(after, intent=operator_wished(life, Intent.HELD))
     detail = "an operator drained the model"
@@ -172,7 +174,7 @@ def hold_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> R
 
 
 def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
-    """The model is cold, and begins where somebody waits for it. An operator's load that failed
+    """The model becomes cold, and starts if a request waits for it. An operator's load that failed
     is not tried again."""
     note = Note("model.reset", f"it was {life.state}")
     asked = life.demand.asked_at_s(now_s) is not None
@@ -183,7 +185,8 @@ def reset(life: SlotLife, _event: Any, rules: Rules, now_s: float) -> Result:
 
 
 def reset_coming(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model goes on; where it was to be held once its worker has ended, it is not."""
+    """The model goes on. If it was about to be held after the end of its worker, it is no
+    longer."""
     state = life.worker.state if life.worker else life.state
     intent = Intent.DOWN if life.intent is Intent.HELD else life.intent
     after = changed(life, intent=intent, failures=FailureRecord())
@@ -209,7 +212,7 @@ def shut_down_coming(life: SlotLife, event: Any, rules: Rules, now_s: float) -> 
 def shut_down_occupied(
     life: SlotLife, event: events.ShutDown, rules: Rules, now_s: float
 ) -> Result:
-    """The worker ends: after it was asked politely, or at once."""
+    """The worker ends: at once, or after it was asked to stop."""
     end = KillAsked if event.at_once else StopAsked
     after, effects = step_worker(life, end(ExitCause.SHUTDOWN, _SHUTTING_DOWN), now_s)
     after, denied = shut_down(after, event, rules, now_s)
@@ -220,7 +223,7 @@ def shut_down_occupied(
 
 
 def preload(life: SlotLife, event: events.Preloaded, rules: Rules, now_s: float) -> Result:
-    """The model begins, though nobody waits for it."""
+    """The model starts, although nobody waits for it."""
     after, _ = want(life, event, rules, now_s)
     return begin(after, rules)
 
@@ -231,7 +234,7 @@ def want(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
 
 
 def reconfigure(life: SlotLife, _event: Any, rules: Rules, _now_s: float) -> Result:
-    """What failed, and what was read, was another configuration's."""
+    """The failures and the plan belong to the old configuration, and are dropped."""
     after, effects = park(life, SlotState.COLD, failures=FailureRecord())
     after, begun = begin(after, rules) if after.wanted else (after, ())
     return after, (*effects, *begun)
@@ -244,19 +247,19 @@ def reconfigure_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: floa
 
 
 def reconfigure_held(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """An operator's word stands."""
+    """The model stays held, because an operator's word overrides the configuration."""
     return changed(life, failures=FailureRecord()), ()
 
 
 def remove(life: SlotLife, event: events.Removed, _rules: Rules, _now_s: float) -> Result:
-    """The slot goes at once."""
+    """The slot is removed at once."""
     after, denied = deny_all(life, unloaded_error(event.detail))
     after, effects = park(after, SlotState.COLD, intent=Intent.REMOVED)
     return after, (*denied, *effects, Gone())
 
 
 def remove_occupied(life: SlotLife, event: events.Removed, _rules: Rules, now_s: float) -> Result:
-    """The slot goes with its worker, which ends after its streams."""
+    """The worker ends after its streams, and then the slot is removed."""
     after, denied = deny_all(life, unloaded_error(event.detail))
     after = changed(after, intent=Intent.REMOVED)
     after, effects = drain(after, ExitCause.UNLOADED, event.detail, now_s)
@@ -264,7 +267,7 @@ def remove_occupied(life: SlotLife, event: events.Removed, _rules: Rules, now_s:
 
 
 def restore(life: SlotLife, event: events.Restored, rules: Rules, now_s: float) -> Result:
-    """The slot of a removed model stays, though its worker still goes."""
+    """The slot of a removed model stays, although its worker still ends."""
     if life.intent is not Intent.REMOVED:
         return never(life, event, rules, now_s)
     return changed(life, intent=Intent.UP if event.preload else Intent.DOWN), ()
