@@ -50,7 +50,7 @@ def start_background(home: Home, config_path: Path | None) -> SystemStatus:
 def spawn_background(
     home: Home, config_path: Path | None, options: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start ``up`` detached, and wait for nothing. Raises ``OSError``."""
+    """Start ``up`` detached, without waiting. Raises ``OSError``."""
     command = [sys.executable, "-P", "-m", "lmx.supervisor", "up", "--detached", "--background"]
     if config_path is not None:
         command += ["--config", str(config_path)]
@@ -72,7 +72,7 @@ def _not_started(home: Home, status: int) -> OperationError:
         with home.supervisor_log.open("ab", buffering=0) as log:
             log.write(f"{what}\n".encode())
     except OSError as error:
-        # On a full disk what it had to say is lost too, and the log ends with an earlier run.
+        # On a full disk its messages are lost too, and the log ends with an earlier run.
         reason = f"{home.supervisor_log} can't be written: {error.strerror or error}"
         return OperationError(ErrorCode.INTERNAL, f"{what}; {reason}")
     return OperationError(ErrorCode.INTERNAL, f"{what}; the end of {home.supervisor_log}:\n{said}")

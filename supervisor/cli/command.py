@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, how errors are told, where the configuration is."""
+"""What all commands share: the exit codes, how errors are shown, where the configuration is."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _EXITS: Final = {
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn an :class:`LmxError`, or what the file system has to say, into a message and an
-    exit code. Ctrl-C ends the command as the signal does, once the terminal is as it was."""
+    """Turn an :class:`LmxError`, or an error of the file system, into a message and an exit code.
+    Ctrl-C ends the command as the signal does, once the terminal is restored."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -50,7 +50,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except LmxError as error:
             _fail(error)
         except KeyboardInterrupt:
-            # Not an exit code: a shell's loop over commands ends with it too.
+            # The command dies of the signal and has no exit code, so that a shell's loop over
+            # commands ends too.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         except BrokenPipeError:
@@ -74,7 +75,8 @@ def home() -> Home:
 
 
 def config_path(chosen: Path | None) -> Path | None:
-    """Return the configuration's file: the chosen one, ``LMX_CONFIG``'s, the home's, or None."""
+    """Return the configuration's file: the chosen one, that of ``LMX_CONFIG``, that of the home, or
+    None."""
     if chosen is not None:
         return chosen
     named = os.environ.get("LMX_CONFIG")

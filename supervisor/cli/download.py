@@ -1,4 +1,4 @@
-"""What the CLI's commands on models' files do: ask the supervisor, and show what it says."""
+"""Carries out the CLI's commands on models' files: asks the supervisor, and shows its answers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
 def download_model(home: Home, repository: str, filename: str | None) -> None:
-    """Download a repository, or a file of it, and wait with a bar. Raises
-    :class:`OperationError` when it does not come whole."""
+    """Download a repository, or a file of it, and wait with a progress bar. Raises
+    :class:`OperationError` when it is not downloaded completely."""
     repo_id, at, revision = repository.partition("@")
     with ControlClient(home, _START_S) as client:
         view: DownloadView = client.ask(StartDownload(repo_id, revision if at else None, filename))
@@ -62,7 +62,7 @@ def download_model(home: Home, repository: str, filename: str | None) -> None:
 
 
 def cancel_download(home: Home, download_id: str) -> None:
-    """End a download."""
+    """Cancel a download."""
     with ControlClient(home, _START_S) as client:
         view: DownloadView = client.ask(CancelDownload(download_id))
     click.echo(f"{view.download_id} ({view.repo_id}) is {view.status}")

@@ -1,4 +1,5 @@
-"""``lmx-supervisor``: the command line. Exit codes are a contract, see :mod:`cli_command`."""
+"""``lmx-supervisor``: the command line. The exit codes are a contract, see
+:mod:`lmx.supervisor.cli.command`."""
 
 from __future__ import annotations
 

@@ -25,27 +25,30 @@ _Found = TypeVar("_Found")
 
 _POLL_S: Final = 0.1
 _RESTART_S: Final = 60.0
-"""For a new router or supervisor to serve, on a machine that is busy with something else."""
+"""How long a new router or supervisor may take to serve, on a machine that is busy with something
+else."""
 _REMOVE_S: Final = 600.0
-"""For the streams of a model that is removed to end: longer than any `drain_timeout_s` in use."""
+"""How long the streams of a removed model may take to end. It is longer than any `drain_timeout_s`
+in use."""
 _AWAY_S: Final = 15.0
-"""For a supervisor to be gone: it never is while it replaces itself, but one that fails then may
-be started again by launchd or systemd."""
+"""How long a supervisor may be gone. It is never gone while it replaces itself, but one that fails
+then may be started again by launchd or systemd."""
 _MEMORY_S: Final = 8.0
-"""For a killed worker's end, and to see whether its memory comes back."""
+"""How long to wait for a killed worker's end, and to see whether its memory comes back."""
 _INTRODUCTION_S: Final = 5.0
-"""For workers to tell a new supervisor how they are: they do with their next beat."""
+"""How long workers have to tell a new supervisor how they are. They do so with their next
+heartbeat."""
 
 
 def load_model(home: Home, model: str, context_length: int | None) -> None:
-    """Load a model and wait, with another context than it has where one is given. Raises
+    """Load a model and wait. If ``context_length`` is given, the model gets that one. Raises
     :class:`OperationError` when it can't be loaded."""
     _ask(home, control.LoadModel(model, context_length))
     _wait_ready(home, model, old_pid=None, context_length=context_length)
 
 
 def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
-    """Have another model served; loads nothing. Raises :class:`OperationError`."""
+    """Let another model be served. Loads nothing. Raises :class:`OperationError`."""
     try:
         if not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one
@@ -55,7 +58,7 @@ def add_model(home: Home, model_id: str, source: str, context_length: int | None
 
 
 def remove_model(home: Home, model: str) -> None:
-    """Have a model that was added served no more, and wait until its process is gone."""
+    """Remove a model that was added, and wait until its process is gone."""
     done = _ask(home, inventory.RemoveModel(model))
     if done.pid is not None:
         _poll_status(
@@ -82,7 +85,7 @@ def unload_model(home: Home, model: str) -> None:
 
 
 def drain_model(home: Home, model: str) -> None:
-    """Have a model take no new request, and wait until its streams and its process ended."""
+    """Drain a model, and wait until its streams and its process have ended."""
     done = _ask(home, control.DrainModel(model))
     found = _wait_gone(home, model, done.pid)
     name = found.model
@@ -96,8 +99,8 @@ def drain_model(home: Home, model: str) -> None:
 
 
 def kill_model(home: Home, model: str) -> None:
-    """SIGKILL a model's worker, also when no supervisor answers, and wait for its memory, not for
-    its return."""
+    """Send SIGKILL to a model's worker, also when no supervisor answers. Waits until its memory has
+    come back, but not until the model is loaded again."""
     silent = silence(home)
     if silent is None:
         try:
@@ -114,19 +117,19 @@ def kill_model(home: Home, model: str) -> None:
 
 
 def reset_model(home: Home, model: str) -> None:
-    """Forget a model's failures; loads nothing."""
+    """Forget a model's failures. Loads nothing."""
     click.echo(_ask(home, control.ResetModel(model)).message)
 
 
 def pin_model(home: Home, model: str, *, pinned: bool) -> None:
-    """Pin or unpin a model; loads nothing."""
+    """Pin or unpin a model. Loads nothing."""
     click.echo(_ask(home, control.PinModel(model, pinned)).message)
 
 
 def reload_config(home: Home) -> None:
-    """Have the configuration read again and print what follows.
+    """Let the supervisor read the configuration again, and print what follows.
 
-    Raises :class:`OperationError` (config_invalid) with every problem; nothing changed then.
+    Raises :class:`OperationError` (config_invalid) with every problem. Nothing has changed then.
     """
     with ControlClient(home) as client:
         reloaded: control.Reloaded = client.ask(control.ReloadConfig())
@@ -139,8 +142,8 @@ def reload_config(home: Home) -> None:
 
 
 def restart_router(home: Home) -> None:
-    """Start a new router beside the old one, and wait until it serves, or one that was started
-    in its place."""
+    """Start a new router beside the old one, and wait until it serves, or another one that was
+    started in its place."""
     with ControlClient(home) as client:
         old_pid = client.status().router.pid
         client.ask(control.RestartRouter())
@@ -174,7 +177,7 @@ def restart_supervisor(home: Home) -> None:
         silent = (one.pid in warm and one.state is ModelState.STARTING for one in now.workers)
         return None if any(silent) else True
 
-    # One that stays silent is the new supervisor's to judge, not a failure to take over.
+    # A worker that stays silent is judged by the new supervisor. It is no failure of the restart.
     _poll_status(home, heard, _INTRODUCTION_S)
     after = status.supervisor
     versions = " -> ".join(dict.fromkeys((before.version, after.version)))
@@ -193,8 +196,8 @@ def _wait_ready(
     def settled(now: ModelStatus) -> bool:
         if now.state is ModelState.READY:
             return now.pid != old_pid and context_length in (None, now.context_length)
-        # A model in BACKOFF or QUEUED goes on by itself; one that is COLD is given up, or was
-        # unloaded by somebody else, as one that is HELD was drained.
+        # A model in BACKOFF or QUEUED goes on by itself. One that is COLD was given up, or somebody
+        # else unloaded it. One that is HELD was drained by somebody else.
         return now.state in SETTLED
 
     found = _wait_for(home, model, settled)
@@ -210,7 +213,8 @@ def _wait_gone(home: Home, model: str, pid: int | None) -> ModelStatus:
 
 
 def _memory_back(home: Home, model: str, pid: int | None) -> str:
-    """Wait until it was measured what came back of a worker's memory; returns it for people."""
+    """Wait until it was measured how much of a worker's memory came back, and return that for
+    people."""
 
     def measured(status: SystemStatus) -> ReturnedMemory | None:
         last = find_model(status.workers, model).last_exit
@@ -227,11 +231,11 @@ def _gone(pid: int | None) -> str:
 
 
 def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> ModelStatus:
-    """Poll the status until a model satisfies ``until``; returns what was told of it then.
+    """Poll the status until a model satisfies ``until``, and return the model's part of it.
 
-    Has no deadline of its own: the supervisor's deadlines end every state in which a model
-    is on its way, so ``until`` has to be satisfied by those in which it is not. A model that
-    waits for memory waits as long as the person at the terminal does.
+    This has no deadline of its own. The supervisor's deadlines end every state in which a model is
+    being loaded, so that ``until`` must accept all other states. A model that waits for memory
+    waits as long as the person at the terminal does.
     """
     with (
         ReconnectingClient(home, answered=True) as client,
@@ -248,8 +252,8 @@ def _wait_for(home: Home, model: str, until: Callable[[ModelStatus], bool]) -> M
 
 
 def _wait_status(home: Home, until: Callable[[SystemStatus], bool], failure: str) -> SystemStatus:
-    """Poll the status until it satisfies ``until``; raises :class:`OperationError` with
-    ``failure`` when it does not in time."""
+    """Poll the status until it satisfies ``until``. Raises :class:`OperationError` with ``failure``
+    when it does not in time."""
     status = _poll_status(home, lambda now: now if until(now) else None, _RESTART_S)
     if status is None:
         raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, failure)
@@ -259,7 +263,7 @@ def _wait_status(home: Home, until: Callable[[SystemStatus], bool], failure: str
 def _poll_status(
     home: Home, find: Callable[[SystemStatus], _Found | None], limit_s: float
 ) -> _Found | None:
-    """Return what is found first in a status, None if nothing is in time."""
+    """Return the first thing that is found in a status, None if nothing is found in time."""
     deadline_s = time.monotonic() + limit_s
     with ReconnectingClient(home, _AWAY_S, answered=True) as client:
         while time.monotonic() < deadline_s:

@@ -154,7 +154,8 @@ def _stop_supervisor(home: Home, holder: psutil.Process, say: Say) -> bool:
 
 
 def _asked_to_stop(home: Home) -> bool:
-    """Return whether it is stopping. It is never asked twice: that means "at once"."""
+    """Ask the supervisor to stop, and return whether it is stopping. It must not be asked twice,
+    because that means "at once"."""
     try:
         with ControlClient(home) as client:
             client.ask(control.StopAll())

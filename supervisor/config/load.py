@@ -72,7 +72,7 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
 
 
 def config_notices(path: Path | None) -> list[str]:
-    """Return, in sentences for people, what is odd about a configuration that is valid."""
+    """Return sentences for people about what is odd in a configuration that is valid."""
     if path is None or read_regular(path, _MOST_BYTES).strip():
         return []
     return [f"{path} is empty: what it should say is as by default, and no models are in it"]
@@ -106,7 +106,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  a SafeLoader underneath
     except yaml.YAMLError as error:
-        # Not all that the error says: it shows the lines around, and a key may stand there.
+        # Not the whole error is shown: it has the lines around, which may contain a secret key.
         message = f"{path} is not YAML: {_what_and_where(error)}"
         raise OperationError(ErrorCode.CONFIG_INVALID, message) from None
     except RecursionError:
@@ -147,7 +147,7 @@ def _apply_variables(
                 section = target[part] = {}
             target = section
         try:
-            # What begins with a star would be an alias, and there is nothing to be one of.
+            # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
             target[key[-1]] = text if text.startswith("*") else yaml.safe_load(text)
         except yaml.YAMLError:
             given = "what it is set to" if _is_secret(key) else repr(text)
@@ -174,7 +174,7 @@ def _describe(detail: dict[str, Any]) -> str:
 
 
 def _is_secret(path: tuple[Any, ...]) -> bool:
-    """Whether a key stands there: nobody is shown what is given."""
+    """Return whether the value there is a secret key, which must not be shown."""
     return path[:1] == ("security",)
 
 

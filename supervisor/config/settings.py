@@ -1,4 +1,4 @@
-"""The configuration in force: one cell, which everybody reads at use."""
+"""The configuration in force, in one place that every part reads when it needs a value."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ configuration already."""
 
 
 class Settings:
-    """Owner of the configuration in force: what a person wrote, with the models that were added
+    """The owner of the configuration in force: what a person wrote, with the models that were added
     while lmx ran.
 
-    Whoever needs a value reads :attr:`current` when it is needed and keeps no copy: a change
-    reaches all of them at once, and nobody has to know who they are. Only those who must do
+    A part that needs a value reads :attr:`current` when it needs it, and keeps no copy. So a change
+    reaches all parts at once, and this class need not know them. Only the parts that must do
     something about a change are called, see :meth:`on_change`.
     """
 
@@ -48,13 +48,15 @@ class Settings:
         return self._current
 
     def on_change(self, *reactions: Reaction) -> None:
-        """Have these called at each change, in this order. The first of them may refuse a change
-        by raising :class:`LmxError`, having done nothing; the others must take it."""
+        """Add functions that are called at each change, in this order. The first of them may refuse
+        a change by raising :class:`LmxError`, and must have done nothing then. The others must
+        accept it."""
         self._reactions = reactions
 
     def put_in_force(self, new: Config, now_s: float) -> ConfigDiff:
-        """Put another configuration in force; returns what differs. Nobody is called where
-        nothing does. Raises :class:`LmxError` when it is refused; the old one stays in force."""
+        """Put another configuration in force, and return what differs. If nothing differs, no
+        function is called. Raises :class:`LmxError` when it is refused, and then the old one stays
+        in force."""
         old = self._current
         change = Change(old, new, compare(old, new))
         if not change.diff.sections:

@@ -1,7 +1,7 @@
-"""Where a model comes from: the text a person writes, read into one of three sources.
+"""Reads where a model comes from: the text that a person writes becomes one of three sources.
 
-Text in, values out. Nothing here looks at a disk or a network, so a source that is read
-without an error may still not exist; the fetch program finds that out and says so.
+Nothing here looks at a disk or a network, so that a source that is read without an error may still
+not exist. The fetch program finds that out and reports it.
 """
 
 import hashlib
@@ -146,8 +146,8 @@ def folder_path(source: str) -> Path:
 
 
 def file_hash(path: PurePath) -> str:
-    """Return what tells what a GGUF file was converted to from what others were, by its resolved
-    path."""
+    """Return a hash of a GGUF file's resolved path. It separates what this file was converted to
+    from what other files were."""
     return hashlib.sha256(str(path).encode()).hexdigest()[:8]
 
 
