@@ -258,7 +258,7 @@ class Admission(RuleBasedStateMachine):
         step = math.gcd(*(part.step_tokens for part in self.layers))
 
         def length(one: RowRequest) -> RowLength:
-            steps = -(-(len(one.prompt) + self.made.get(one.row_id, 0)) // step)
+            steps = -(-(len(one.prompt) + self.engine.made[one.row_id]) // step)
             return RowLength((steps - 1) * step + 1, steps * step, tokens(one))
 
         alike = [length(one) for one in running.values() if one.beam is None]
