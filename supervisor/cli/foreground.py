@@ -44,7 +44,7 @@ def advice() -> str | None:
 
 _POLL_S: Final = 0.1
 _SEEN_S: Final = 0.01
-"""For the event loop to hear of a signal that came just before."""
+"""How long the event loop needs to see a signal that came just before."""
 
 _SHOWN: Final = SETTLED | {ModelState.BACKOFF, ModelState.QUEUED}
 """States in which a model's load has come to an end, or to a pause that others decide about."""

@@ -1,6 +1,6 @@
 """What has to happen before a changed value of the configuration is in force.
 
-It stands on each key, in its annotation: ``Annotated[int, Needs.ROUTER]``. Pure.
+It is declared in the annotation of each key: ``Annotated[int, Needs.ROUTER]``. This module is pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IN_WORDS: Final = {
     Needs.ROUTER_AND_NEXT_WORKER: "the router is replaced, after its streams; workers have it from "
     "their next start",
 }
-"""For documents."""
+"""The words for documents."""
 
 
 @cache

@@ -10,7 +10,7 @@ from lmx.protocol.web_origins import NULL_ORIGIN, parse_host_pattern, parse_orig
 
 
 def _one_or_more(value: Any) -> Any:
-    """One may stand without a list, and a list is not one text with commas."""
+    """Accept one value without a list. A text with commas is not a list."""
     if not isinstance(value, str):
         return value
     if "," in value:
@@ -19,7 +19,7 @@ def _one_or_more(value: Any) -> Any:
 
 
 def _text_of_null(value: Any) -> Any:
-    """YAML reads the origin `null` as nothing."""
+    """Return the text `null` for None, because YAML reads the origin `null` as None."""
     return NULL_ORIGIN if value is None else value
 
 

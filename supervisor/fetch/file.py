@@ -1,9 +1,9 @@
-"""One file of a repository, downloaded so that the next try goes on where this one stopped, and
-compared with what the hub says that it is.
+"""Downloads one file of a repository so that the next try goes on where this one stopped, and
+compares it with the hash that the hub names.
 
-The hub client itself begins a file anew in each process, and does not look at its hash. What is
-complete is put where the client keeps it; the client then finds it there. Runs only inside the
-fetch program.
+The hub client itself begins a file anew in each process, and does not look at its hash. A complete
+file is put where the client keeps it, so that the client then finds it there. This module runs only
+inside the fetch program.
 """
 
 import hashlib

@@ -21,7 +21,8 @@ COLOURS: Final[dict[ModelState, str]] = {
     ModelState.STOPPING: "yellow",
     ModelState.DRAINING: "yellow",
 }
-"""Of states; any other is on its way: cyan."""
+"""The colours of states. Any other state means that the model is being loaded or ended, and is
+cyan."""
 
 SETTLED: Final = frozenset(
     {ModelState.READY, ModelState.COLD, ModelState.QUARANTINED, ModelState.HELD}
@@ -102,7 +103,7 @@ def trouble(model: ModelStatus, now_s: float) -> str | None:
 
     ``now_s`` is the time of day.
     """
-    # Of one that is ready it is over; the last exit is told with its own reason.
+    # The problem of a model that is ready is over, and the last exit is shown with its own reason.
     problem = None if model.state is ModelState.READY else model.problem
     last = model.last_exit
     if last is None or last.cause not in _FAILURES:
