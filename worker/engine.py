@@ -196,6 +196,8 @@ class ConstraintMaker:
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
     """Check the part of functions' arguments that the constraint does not enforce, by function
     name."""
+    marked_calls: bool = False
+    """Whether text is a call only after the mark with which the family's calls begin."""
 
     def __call__(self) -> Constraint:
         """Return a row's constraint, at its beginning. Prompt thread."""

@@ -18,7 +18,11 @@ from lmx.worker.constraints.bans import BanConstraint, ban_rules
 from lmx.worker.constraints.grammar import Form, GrammarConstraint
 from lmx.worker.constraints.probe import LIMITS, verdict
 from lmx.worker.constraints.thinking import ThinkingConstraint, ThinkingRules
-from lmx.worker.constraints.vocabulary import GrammarVocabulary, read_vocabulary
+from lmx.worker.constraints.vocabulary import (
+    GrammarVocabulary,
+    read_vocabulary,
+    takes_grammars,
+)
 from lmx.worker.constraints.words import LONE_SURROGATE, UNSPELLABLE, has_half, in_words, parts
 from lmx.worker.engine import (
     AnswerCheck,
@@ -30,7 +34,7 @@ from lmx.worker.engine import (
 from lmx.worker.formats.closed_objects import closed
 from lmx.worker.formats.families.table import family_of
 from lmx.worker.formats.family import Tool
-from lmx.worker.formats.grammar import tools_grammar
+from lmx.worker.formats.grammar import begins_by_token, free_grammar, tools_grammar
 from lmx.worker.schemas.cost import MOST_SCHEMA_CHARS, too_costly
 from lmx.worker.schemas.dialects import SchemaFault
 from lmx.worker.schemas.form import SchemaForm, schema_forms
@@ -111,9 +115,17 @@ class ConstraintCompiler:
             forms.append(Form(matcher))
             remarks += schema.remarks if schema else ()
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
-            matcher, said = self._tools(use, required, call_checks)
-            forms.append(Form(matcher, open_end=not use.one_call))
+            matched, said = self._tools(use, required, call_checks)
+            assert matched is not None
+            forms.append(Form(matched, open_end=not use.one_call))
             remarks += said
+        marked = False
+        if use and not forms and _asks_strictly(use) and self._tells_calls():
+            matched, said = self._tools(use, False, call_checks, free=True)
+            if matched is not None:
+                forms.append(Form(matched))
+                remarks += said
+                marked = True
         rules = self._rules(source)
         if not forms and (rules is None or rules.budget_tokens is None):
             return None
@@ -129,7 +141,7 @@ class ConstraintCompiler:
             return ThinkingConstraint(answer, masks, rules, source.thinking_open)
 
         check = schema.check if schema else None
-        return ConstraintMaker(make, check, tuple(remarks), call_checks)
+        return ConstraintMaker(make, check, tuple(remarks), call_checks, marked)
 
     def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
         if structure.kind is StructureKind.JSON_SCHEMA:
@@ -176,12 +188,18 @@ class ConstraintCompiler:
             return self._matcher([{"lark_grammar": frame}, {"name": "answer", **grammar}], param)
         return self._matcher([grammar], param)
 
+    def _tells_calls(self) -> bool:
+        """Return whether a token tells that a call begins in free text."""
+        is_readable = takes_grammars(self._tokenizer)
+        return is_readable and begins_by_token(self._family, self._vocabulary.special)
+
     def _tools(
-        self, use: ToolUse, required: bool, checks: dict[str, AnswerCheck]
-    ) -> tuple[LLMatcher, list[str]]:
+        self, use: ToolUse, required: bool, checks: dict[str, AnswerCheck], *, free: bool = False
+    ) -> tuple[LLMatcher | None, list[str]]:
         """Compile the tools that may be called. Arguments that can't be enforced are an error if a
         call is required or the function is strict; otherwise any object is allowed. Adds to
-        ``checks``."""
+        ``checks``. ``free``: any text may come before and between calls; returns None if no token
+        separates calls from text."""
         tools = []
         remarks = [self._family.remark] if self._family.remark else []
         for index, tool in use.callable():
@@ -204,7 +222,10 @@ class ConstraintCompiler:
                 param="tool_choice",
             )
         special = self._vocabulary.special
-        grammar = tools_grammar(tools, self._family, not use.one_call, special)
+        write = free_grammar if free else tools_grammar
+        grammar = write(tools, self._family, not use.one_call, special)
+        if grammar is None:
+            return None, []
         return self._matcher([grammar], "tools"), remarks
 
     def _parameters(
@@ -317,6 +338,12 @@ class ConstraintCompiler:
                 self._tokenizer, self._vocabulary_size, self._eos_token_ids
             )
         return self._made
+
+
+def _asks_strictly(use: ToolUse) -> bool:
+    """Return whether a function is strict that the model may call, or not."""
+    functions = [tool["function"] for _, tool in use.callable()]
+    return use.choice is ToolChoice.AUTO and any(one.get("strict") for one in functions)
 
 
 def _texts(part: Mapping[str, Any]) -> list[str]:

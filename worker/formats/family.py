@@ -29,6 +29,10 @@ class SpecialTokens:
 
     ids: Mapping[str, int]
 
+    def begins(self, text: str) -> bool:
+        """Return whether ``text`` begins with one of them."""
+        return text.startswith(tuple(self.ids))
+
     def lark(self, text: str) -> str:
         """Return Lark that matches ``text``, in which special tokens have their names."""
         names = sorted(self.ids, key=len, reverse=True)

@@ -40,7 +40,7 @@ class OutputParser:
     With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
     is neither reasoning nor a call is a call that was cut off, or the end of the answer, and is
     dropped. ``either`` means that an answer is content or calls, and that everything after calls is
-    dropped.
+    dropped. With ``marked_calls`` there are no calls without marks.
     """
 
     __slots__ = (
@@ -69,6 +69,7 @@ class OutputParser:
         parallel: bool = True,
         calls_only: bool = False,
         either: bool = False,
+        marked_calls: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
@@ -78,7 +79,7 @@ class OutputParser:
         self._sink = PartSink(tools, parallel)
         self._forms: Sequence[CallForm] = ()
         family = family_of(tool_parser, reasoning)
-        self._read_bare: Reader | None = family.read_bare if tools else None
+        self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
         self._space = ""
         self._trim = False
         self._wrote = False

@@ -205,7 +205,8 @@ def prepare(
         )
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )
-    rules = _text_rules(facts, request, encoded)
+    marked = make_constraint is not None and make_constraint.marked_calls
+    rules = _text_rules(facts, request, encoded, marked_calls=marked)
     if len(prompt) < len(encoded.tokens):
         rules = replace(rules, prompt=None)
     return Job(
@@ -283,7 +284,9 @@ def _check_memory(spec: WorkerSpec, prompt_tokens: int, sequences: int, param: s
     )
 
 
-def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) -> TextRules:
+def _text_rules(
+    facts: ModelFacts, request: Generate, encoded: EncodedPrompt, *, marked_calls: bool
+) -> TextRules:
     sampling, tool_use = request.sampling, request.tool_use
     tools = tool_use.known if tool_use else ()
     named = tool_use is not None and tool_use.function is not None
@@ -303,6 +306,7 @@ def _text_rules(facts: ModelFacts, request: Generate, encoded: EncodedPrompt) ->
                 parallel=tool_use is None or not tool_use.one_call,
                 calls_only=tool_use is not None and tool_use.choice is ToolChoice.REQUIRED,
                 either=request.structure is not None,
+                marked_calls=marked_calls,
             )
         )
         if parses

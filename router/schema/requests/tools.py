@@ -35,8 +35,9 @@ class Function(Strict):
     parameters: FreeObject | None = None
     """A JSON schema of the arguments. Default: the function takes none."""
     strict: bool | None = None
-    """It is accepted. A call that must be made is always held to the schema; beside a form of the
-    answer, so is any other call of a function that is `strict`."""
+    """Whether calls that need not be made are held to the schema too, from the token on that begins
+    them; calls that must be made always are. Of models that begin their calls with ordinary text,
+    or with none, such calls are not held to it without a form of the answer."""
 
 
 class Tool(Strict):

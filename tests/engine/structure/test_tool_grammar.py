@@ -490,3 +490,99 @@ def test_an_unknown_function_is_an_error() -> None:
     with pytest.raises(RequestError, match="gone") as raised:
         Family("json_tools").constraint(required(["weather"], "gone"))
     assert raised.value.param == "tool_choice"
+
+
+def strict(names: Sequence[str], parallel: bool = True) -> ToolUse:
+    """Return tools that may be called, all of them strict."""
+    tools = [
+        {"type": "function", "function": {**TOOLS[one]["function"], "strict": True}}
+        for one in names
+    ]
+    return ToolUse(tuple(tools), ToolChoice.AUTO, None, parallel)
+
+
+def begin(it: Family) -> str:
+    """Return the special token that begins a call."""
+    (first,) = it.tokenizer.encode(it.begins, add_special_tokens=False)[:1]
+    return str(it.tokenizer.convert_ids_to_tokens(first))
+
+
+TOLD = [
+    name
+    for name, (_, special, begins) in FAMILIES.items()
+    if begins.startswith(tuple(special) or "\0") and name != "harmony"
+]
+
+
+@pytest.mark.parametrize("family", TOLD)
+def test_a_strict_call_is_held_to_its_form_behind_free_text(family: str) -> None:
+    it = Family(family)
+    use = strict(["weather", "typed"], parallel=False)
+    told = 'Well: {"name": "weather"} is < or > /that/.\n'
+    for seed in range(3):
+        one = it.constraint(use)
+        assert allowed_tokens(one) is not None
+        feed(one, it.tokens(told))
+        assert set(allowed_tokens(one)) >= it.eos  # type: ignore[arg-type]
+        feed(one, it.tokens(begin(it)))
+        drawn = [
+            *it.tokens(told + begin(it)),
+            *walk(one, it.tokenizer, it.eos, seed, PHRASES),
+        ]
+        text = str(it.tokenizer.decode(drawn, skip_special_tokens=False))
+        parser = OutputParser(None, False, it.parser, use.tools, marked_calls=True)
+        parts = [*parser.add(text), *parser.finish()]
+        content = "".join(part.text for part in parts if part.kind is DeltaKind.CONTENT)
+        assert content.startswith(told.rstrip())
+        names: dict[int, str] = {}
+        arguments: dict[int, str] = {}
+        for part in parts:
+            if part.call is not None:
+                names.setdefault(part.call.index, part.call.name or "")
+                arguments[part.call.index] = arguments.get(part.call.index, "") + part.text
+        assert names
+        check([(name, json.loads(arguments[index])) for index, name in names.items()])
+
+
+@pytest.mark.parametrize("family", ["json_tools", "mistral", "kimi_k2", "pythonic"])
+def test_every_strict_call_of_an_answer_is_held_to_its_form(family: str) -> None:
+    it = Family(family)
+    one = it.constraint(strict(["weather", "nothing"]))
+    call = it.draw(required(["nothing"], parallel=False), 0)
+    for _ in range(2):
+        feed(one, it.tokens(f"Now.\n{call}\nAnd "))
+    feed(one, it.tokens(begin(it)))
+    assert len(allowed_tokens(one)) < 10  # type: ignore[arg-type]
+
+
+def test_bare_calls_are_text_where_strict_ones_are_marked() -> None:
+    text = '{"name": "weather", "arguments": {"days": 99}}'
+    for marked in (False, True):
+        parser = OutputParser(None, False, "json_tools", [TOOLS["weather"]], marked_calls=marked)
+        parts = [*parser.add(text), *parser.finish()]
+        assert parser.called is not marked
+        assert marked is ("".join(p.text for p in parts if p.kind is DeltaKind.CONTENT) == text)
+
+
+@pytest.mark.parametrize("family", TOLD)
+def test_free_text_has_no_call_in_another_form(family: str) -> None:
+    it = Family(family)
+    one = it.constraint(strict(["weather"]))
+    feed(one, it.tokens("a <tool_cal"))
+    if "<tool_call>" not in FAMILIES[family][1]:
+        with_it = it.tokens("l>")
+        feed(one, with_it[:1])
+        assert with_it[1] not in set(allowed_tokens(one))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(TOLD)))
+def test_where_no_token_tells_a_call_strict_ones_are_free(family: str) -> None:
+    it = Family(family)
+    source = ConstraintSource(None, strict(["weather"]), Thinking(), False)
+    assert it.compiler.compile(source) is None
+
+
+def test_calls_that_nobody_wants_strict_are_free() -> None:
+    it = Family("json_tools")
+    use = replace(required(["weather"]), choice=ToolChoice.AUTO)
+    assert it.compiler.compile(ConstraintSource(None, use, Thinking(), False)) is None
