@@ -12,12 +12,11 @@ from mlx_vlm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
-from mlx_vlm.utils import load
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.model.folder import read_folder
 from lmx.worker.mlx.model.forward import cache_states
-from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+from lmx.worker.mlx.model.library import open_checkpoint
 
 Choose = Callable[[mx.array, int], mx.array]
 """Takes logits [1, vocabulary] and how many tokens were guessed before; returns the token [1]."""
@@ -117,20 +116,19 @@ def load_draft(folder: Path, tokenizer: Any) -> DraftModel:
     """Load the draft model in ``folder``, for a model with ``tokenizer``.
 
     Raises :class:`OperationError` when it can't be loaded as it is, or can't draft for that
-    model, and whatever mlx-vlm raises for a folder that it can't load.
+    model, and as :func:`lmx.worker.mlx.model.library.open_checkpoint` does.
     """
     config = read_folder(folder)
-    forbid_checkpoint_code()
-    model, processor = load(str(folder), trust_remote_code=False)
-    own = getattr(processor, "tokenizer", processor)
-    differs = _difference(own, tokenizer)
+    checkpoint = open_checkpoint(folder)
+    mx.eval(checkpoint.model.parameters())
+    differs = _difference(checkpoint.tokenizer, tokenizer)
     if differs:
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
             f"The draft model in {folder} can't guess for this model: {differs}. Choose one "
             "with the same tokenizer.",
         )
-    draft = DraftModel(model, config.context_tokens)
+    draft = DraftModel(checkpoint.model, config.context_tokens)
     draft.check()
     return draft
 

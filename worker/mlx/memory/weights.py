@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import open_regular, parse_json
@@ -24,6 +24,11 @@ _HEADER_LIMIT_BYTES: Final = 32 * 1024**2
 _HEADERS_LIMIT_BYTES: Final = 128 * 1024**2
 _MOST_BYTES: Final = 2**50
 """More than any file has: a petabyte."""
+
+_METADATA: Final = "__metadata__"
+"""The entry of a header that is no tensor."""
+
+_Taken = TypeVar("_Taken")
 
 _FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 _DEFAULT_FLOAT_BYTES: Final = 2
@@ -71,6 +76,23 @@ def tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
     Format: u64 little endian header length, then JSON whose entries have ``dtype`` and
     ``data_offsets``. Raises :class:`OperationError` for a file that is not one.
     """
+
+    def measure(header: dict[str, Any], length: int) -> tuple[Counter[str], int]:
+        sizes: Counter[str] = Counter()
+        for dtype, size in _tensors(header):
+            sizes[dtype] += size
+        return sizes, length
+
+    return _read_header(shard, measure)
+
+
+def tensor_names(shard: Path) -> Sequence[str]:
+    """Return the names of a safetensors file's tensors. Raises as :func:`tensor_bytes` does."""
+    return _read_header(shard, lambda header, _: [name for name in header if name != _METADATA])
+
+
+def _read_header(shard: Path, take: Callable[[dict[str, Any], int], _Taken]) -> _Taken:
+    """Return what ``take`` finds in a file's header; it may stumble over a header of nonsense."""
     try:
         with open_regular(shard) as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -78,10 +100,7 @@ def tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
                 most = _HEADER_LIMIT_BYTES
                 raise ValueError(f"header of {length} bytes, of which at most {most} are read")
             header = parse_json(file.read(length))
-        sizes: Counter[str] = Counter()
-        for dtype, size in _tensors(header):
-            sizes[dtype] += size
-        return sizes, length
+        return take(header, length)
     except OSError as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID, f"{shard} can't be read: {error.strerror or error}"
@@ -95,7 +114,7 @@ def tensor_bytes(shard: Path) -> tuple[Counter[str], int]:
 
 def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, entry in header.items():
-        if name == "__metadata__":
+        if name == _METADATA:
             continue
         begin, end = entry["data_offsets"]
         if type(begin) is not int or type(end) is not int:

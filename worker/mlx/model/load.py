@@ -1,7 +1,4 @@
-"""Loading a model folder into memory, with progress.
-
-Bringing a lazily loaded model's weights into memory, with progress.
-"""
+"""Bringing a model folder's weights into memory, with progress."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any, Final
 import mlx.core as mx
 import structlog
 from mlx.utils import tree_flatten
-from mlx_vlm.utils import load
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
@@ -25,7 +21,7 @@ from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.memory.estimate import buffers_bytes
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
-from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+from lmx.worker.mlx.model.library import open_checkpoint
 
 log = structlog.get_logger()
 
@@ -81,28 +77,27 @@ class LoadedModel:
     forward: Forward
     tokenizer: Any
     facts: ModelFacts
+    library: str
+    """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
 
 
 def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     """Load the folder that the spec names. Engine thread; takes as long as the disk needs.
 
-    Raises :class:`OperationError` for a folder that can't be served as configured, and whatever
-    mlx-vlm raises for one that it can't load.
+    Raises :class:`OperationError` for a folder that can't be served as configured, and as
+    :func:`lmx.worker.mlx.model.library.open_checkpoint` does.
     """
     folder = Path(spec.model_path)
     config = read_folder(folder)
     context_tokens = effective_context(config.context_tokens, spec.context_length)
     advanced(LoadPhase.WEIGHTS, 0.0, "")
-    forbid_checkpoint_code()
-    model, processor = load(str(folder), lazy=True, trust_remote_code=False)
+    checkpoint = open_checkpoint(folder)
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
     read_weights(model, advanced)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = getattr(processor, "chat_template", None)
     forward = Forward(model)
     facts = ModelFacts(
         context_tokens=context_tokens,
-        eos_token_ids=frozenset(tokenizer.stopping_criteria.eos_token_ids),
+        eos_token_ids=checkpoint.end_ids,
         vocabulary_size=forward.vocabulary_size,
         sampling=config.sampling,
         reasoning=find_markers(tokenizer),
@@ -110,7 +105,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         converses=bool(tokenizer.chat_template),
         grammars=takes_grammars(tokenizer),
     )
-    return LoadedModel(model, forward, tokenizer, facts)
+    return LoadedModel(model, forward, tokenizer, facts, checkpoint.library)
 
 
 def _tool_parser(chat_template: Any, configured: str | None) -> str | None:

@@ -1,0 +1,145 @@
+"""Whether a model does in lmx what its library makes of it alone: in chunks, in company, after a
+prefix. And what lmx may do with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from engine_rig import spec_of
+from mlx_vlm.generate.ar import _extend_cache
+from mlx_vlm.generate.common import generation_stream
+
+from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.engine import RowRequest, RowSampling
+from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.decoding.rollback import can_roll_back
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.load import load_model
+from lmx.worker.mlx.prefix.cache import PrefixCache
+from lmx.worker.mlx.prefix.state import CacheLayout
+
+CHUNK_TOKENS: Final = 8
+PROMPT: Final = random.Random(1).choices(range(1, 250), k=44)
+FOLLOWING: Final = random.Random(2).choices(range(1, 250), k=6)
+# The window of the tiny models is shorter than the longer one.
+_COMPANY: Final = random.Random(3).choices(range(1, 250), k=13)
+
+Logits = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """Of a type, how far the logits are off in units of their spread; None: not tried, for it is
+    not done with such a model."""
+
+    library: str
+    """Whose class serves it."""
+
+    alone_off: float
+    """Prefilled in chunks and decoded, against the library's own whole prompt."""
+
+    batched_off: float | None
+    """Joined by a shorter row and left by it, against the row alone."""
+
+    prefix_off: float | None
+    """After a prefix that was stored and restored, against a cold prompt."""
+
+    prefix: str
+    """``any``: cut anywhere; ``ends``: a state after a prompt; ``none``."""
+
+    rolls_back: bool
+    """Whether it can be speculated with."""
+
+
+@dataclass
+class _Row:
+    cache: PromptCache
+    deltas: mx.array | None
+    logits: mx.array
+
+
+def examine(folder: Path, reference: Logits) -> Conformance:
+    """Load a folder as a worker does, and try. ``reference``: after PROMPT, and after each of
+    FOLLOWING."""
+    with mx.stream(generation_stream):
+        loaded = load_model(spec_of(folder), lambda *_: None)
+        forward = loaded.forward
+        alone = _alone(forward)
+        layout = CacheLayout(loaded.model)
+        prefix = "any" if layout.cuttable else "ends" if layout.restorable else "none"
+        return Conformance(
+            library=loaded.library,
+            alone_off=_off(alone, reference),
+            batched_off=_off(_in_company(forward), alone) if can_batch(forward) else None,
+            prefix_off=None if prefix == "none" else _after_prefix(loaded.model, forward),
+            prefix=prefix,
+            rolls_back=can_roll_back(forward),
+        )
+
+
+def _prefill(
+    forward: Forward, prompt: Sequence[int], cache: PromptCache | None = None, cached: int = 0
+) -> _Row:
+    row = RowRequest(0, prompt, 1, RowSampling(0.0))
+    prefill = PromptPrefill(forward, row, forward.new_cache() if cache is None else cache, cached)
+    while not prefill.ready:
+        prefill.advance(CHUNK_TOKENS, ())
+    logits = prefill.finish()
+    mx.eval(logits, cache_states(prefill.prompt_cache))
+    return _Row(prefill.prompt_cache, prefill.rope_deltas(), logits[0])
+
+
+def _alone(forward: Forward) -> Logits:
+    row = _prefill(forward, PROMPT)
+    logits = [row.logits]
+    for token in FOLLOWING:
+        logits.append(forward.decode(mx.array([[token]]), row.cache, row.deltas)[0, -1])
+    return _numbers(mx.stack(logits))
+
+
+def _in_company(forward: Forward) -> Logits:
+    """The row is alone for a token, in company for three, and then the company leaves."""
+    row, company = _prefill(forward, PROMPT), _prefill(forward, _COMPANY)
+    logits = [row.logits, forward.decode(mx.array([[FOLLOWING[0]]]), row.cache, row.deltas)[0, -1]]
+    mx.eval(logits, cache_states(row.cache))
+    both = _extend_cache(row.cache, company.cache)
+    deltas = row.deltas
+    if deltas is not None and company.deltas is not None:
+        deltas = mx.concatenate([deltas, company.deltas])
+    for token in FOLLOWING[1:4]:
+        logits.append(forward.decode(mx.array([[token], [7]]), both, deltas)[0, -1])
+        mx.eval(logits, cache_states(both))
+    for layer in both:
+        layer.filter(mx.array([0], mx.int32))
+    for token in FOLLOWING[4:]:
+        logits.append(forward.decode(mx.array([[token]]), both, row.deltas)[0, -1])
+    return _numbers(mx.stack(logits))
+
+
+def _after_prefix(model: Any, forward: Forward) -> float:
+    prefixes = PrefixCache(model, PrefixCacheSpec(1 << 30), "conformance")
+    first = _prefill(forward, PROMPT)
+    prefixes.store(PROMPT, first.cache, "")
+    longer = [*PROMPT, *FOLLOWING]
+    cold = _numbers(_prefill(forward, longer).logits)
+    found = prefixes.lookup(longer, "")
+    assert found is not None and found.cached_tokens, "nothing was found again"
+    warm = _prefill(forward, longer, found.prompt_cache, found.cached_tokens)
+    return _off(_numbers(warm.logits), cold)
+
+
+def _numbers(logits: mx.array) -> Logits:
+    return np.array(logits.astype(mx.float32))
+
+
+def _off(found: Logits, expected: Logits) -> float:
+    width = min(found.shape[-1], expected.shape[-1])
+    found, expected = found[..., :width], expected[..., :width]
+    return float(np.abs(found - expected).max() / expected.std())

@@ -1,0 +1,162 @@
+"""A model folder opened by the library that can: mlx-lm where there is text alone, else mlx-vlm.
+
+Both know most types of models, and each knows some that the other doesn't, or gets wrong. What
+``mlx_lm.convert`` writes of a model with eyes or ears has neither their weights nor their
+configuration, which mlx-vlm asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+from mlx_lm.utils import MODEL_REMAPPING
+from mlx_vlm.utils import load_config, load_model, load_processor, resolve_eos_token_ids
+from transformers import AutoTokenizer
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config, weight_files
+from lmx.protocol.states import ModelKind
+from lmx.worker.mlx.memory.weights import tensor_names
+from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+from lmx.worker.mlx.model.text_model import TextModel, load_text_model
+
+log = structlog.get_logger()
+
+_EYES_AND_EARS: Final = re.compile(
+    r"vision|visual|image|video|audio|speech|multi_modal|mm_projector|perceiver"
+)
+"""Of a model that takes more than text, the names of its weights say so."""
+
+_VLM_DOES_MORE: Final[frozenset[str]] = frozenset()
+"""Types that both libraries get right, and for which mlx-vlm's class does more."""
+
+_UNFIT: Final = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError)
+_UNFIT_WEIGHTS: Final = re.compile(r"^(Missing|Received) \d+ parameters|^Expected shape")
+_UNKNOWN: Final = re.compile(r"^Model type \S+ not supported")
+_LONGEST_SAYING: Final = 200
+
+
+class Checkpoint(NamedTuple):
+    """A folder's model, its weights not read yet, and its tokenizer."""
+
+    model: Any
+    """With ``language_model`` and ``get_input_embeddings``, as mlx-vlm's models."""
+
+    tokenizer: Any
+    end_ids: frozenset[int]
+    """The tokens that end an answer."""
+
+    library: str
+    """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a folder whose model writes.
+
+    Raises :class:`OperationError` for one that can't be loaded as it is, and ``OSError`` and
+    ``RuntimeError`` for files that can't be read.
+    """
+    forbid_checkpoint_code()
+    config = read_checkpoint_config(folder)
+    text_only = _is_text_only(folder)
+    errors: list[Exception] = []
+    for load in _loaders(config, text_only=text_only):
+        try:
+            model = load(folder)
+        except (*_UNFIT, FileNotFoundError, TypeError, ValueError) as error:
+            log.info("model.library_refused", library=load.__module__, reason=repr(error))
+            errors.append(error)
+            continue
+        tokenizer, end_ids = _open_tokenizer(folder, model, text_only=text_only)
+        library = "mlx-lm" if isinstance(model, TextModel) else "mlx-vlm"
+        return Checkpoint(model, tokenizer, end_ids, library)
+    raise _refused(folder, config, errors) from errors[-1]
+
+
+def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Path], Any]]:
+    if not text_only or not _known_to_lm(config):
+        return [_load_vlm]
+    if config.model_type in _VLM_DOES_MORE:
+        return [_load_vlm, load_text_model]
+    return [load_text_model, _load_vlm]
+
+
+def _load_vlm(folder: Path) -> Any:
+    return load_model(folder, lazy=True)
+
+
+def _known_to_lm(config: CheckpointConfig) -> bool:
+    # Its modules are named as the types are, capitals included.
+    name = str(config.whole.get("model_type"))
+    name = MODEL_REMAPPING.get(name, name)
+    return name.isprintable() and "." not in name and find_spec(f"mlx_lm.models.{name}") is not None
+
+
+def _is_text_only(folder: Path) -> bool:
+    names = (name for file in weight_files(folder, ModelKind.CHAT) for name in tensor_names(file))
+    return not any(map(_EYES_AND_EARS.search, names))
+
+
+def _open_tokenizer(
+    folder: Path, model: Any, *, text_only: bool
+) -> tuple[Any, frozenset[int]]:
+    """Return a folder's tokenizer, and the tokens that end an answer."""
+    named = load_config(folder).get("eos_token_id")
+    processor: Any = None
+    if not isinstance(model, TextModel):
+        try:
+            processor = load_processor(folder, eos_token_ids=named, trust_remote_code=False)
+        except (ImportError, OSError, ValueError) as error:
+            if not text_only:
+                raise
+            # A processor of images, whose settings the folder doesn't have.
+            log.info("model.no_processor", reason=repr(error))
+    if processor is None:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processor, "chat_template", None)
+    return tokenizer, frozenset(tokenizer.stopping_criteria.eos_token_ids)
+
+
+def _refused(
+    folder: Path, config: CheckpointConfig, errors: Sequence[Exception]
+) -> OperationError:
+    """Return what to say of a folder that no library opens. It stays so until its files change."""
+    name = config.model_type
+    saying = next((str(e) for e in errors if _UNFIT_WEIGHTS.search(str(e))), "")
+    if not name:
+        problem = f"{folder / 'config.json'} names no model_type"
+        advice = "fetch the model again"
+    elif saying:
+        problem = (
+            f"The weights in {folder} are not those that its config.json describes "
+            f"({_first_line(saying)})"
+        )
+        advice = "fetch the model again, or choose another conversion of it"
+    elif _UNKNOWN.search(str(errors[-1])):
+        problem = (
+            f"lmx has no model of the type {name!r}: neither mlx-lm {version('mlx-lm')} nor "
+            f"mlx-vlm {version('mlx-vlm')} knows it"
+        )
+        advice = "choose a model of another architecture, or try a newer lmx"
+    elif isinstance(errors[-1], FileNotFoundError):
+        problem = f"{folder} is not complete ({_first_line(str(errors[-1]))})"
+        advice = "fetch the model again, with its *.safetensors"
+    else:
+        told = "; ".join(f"{type(e).__name__}: {_first_line(str(e))}" for e in errors)
+        problem = f"{folder} can't be loaded as a model of the type {name!r} ({told})"
+        advice = "choose another conversion of it, or try a newer lmx"
+    return OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{problem}: {advice}.")
+
+
+def _first_line(text: str) -> str:
+    line = next(iter(text.strip().splitlines()), "").rstrip(": .")
+    return line if len(line) <= _LONGEST_SAYING else f"{line[:_LONGEST_SAYING]} ..."

@@ -1,0 +1,71 @@
+"""A model class of mlx-lm in the form that mlx-vlm's have: text alone, with mlx-vlm's caches.
+
+All that works on caches here (batches, prefixes, rollbacks) knows mlx-vlm's. Those of mlx-lm have
+the same names, and the models of both use them in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.models.cache as lm
+import mlx_vlm.models.cache as vlm
+from mlx_lm.utils import load_model
+from mlx_vlm.models.base import InputEmbeddingsFeatures
+
+_CACHES: Final[Mapping[type, Any]] = {
+    lm.KVCache: lambda _: vlm.KVCache(),
+    lm.RotatingKVCache: lambda cache: vlm.RotatingKVCache(max_size=cache.max_size, keep=cache.keep),
+    lm.ArraysCache: lambda cache: vlm.ArraysCache(len(cache.cache)),
+    lm.ChunkedKVCache: lambda cache: vlm.ChunkedKVCache(cache.chunk_size),
+    lm.CacheList: lambda cache: vlm.CacheList(*map(_as_vlm, cache.caches)),
+}
+
+
+class TextModel(nn.Module):  # type: ignore[misc]  # mlx has no types.
+    """What :class:`lmx.worker.mlx.model.forward.Forward` runs, around a model of mlx-lm."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises ``TypeError`` for a model with a kind of cache that mlx-vlm doesn't have."""
+        super().__init__()
+        self.language_model = _TextLanguage(model)
+        self.language_model.make_cache()
+
+    def get_input_embeddings(self, tokens: mx.array, **_: Any) -> Any:
+        """Return a placeholder: the model embeds its tokens itself, each chunk in its turn."""
+        return InputEmbeddingsFeatures(inputs_embeds=mx.zeros((*tokens.shape, 1)))
+
+
+class _TextLanguage(nn.Module):  # type: ignore[misc]  # mlx has no types.
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inner = model
+
+    @property
+    def layers(self) -> Any:
+        return self.inner.layers
+
+    def make_cache(self) -> list[Any]:
+        return [_as_vlm(cache) for cache in lm.make_prompt_cache(self.inner)]
+
+    def __call__(self, tokens: mx.array, cache: list[Any] | None = None, **_: Any) -> mx.array:
+        """Return the logits. What else a prompt of mlx-vlm's may come with says nothing here."""
+        logits: mx.array = self.inner(tokens, cache=cache)
+        return logits
+
+
+def load_text_model(folder: Path) -> TextModel:
+    """Return mlx-lm's model of a folder, its weights not read yet. Raises whatever mlx-lm raises
+    for a folder that it can't load, and ``TypeError`` as :class:`TextModel` does."""
+    return TextModel(load_model(folder, lazy=True)[0])
+
+
+def _as_vlm(cache: Any) -> Any:
+    make = _CACHES.get(type(cache))
+    if make is None:
+        raise TypeError(f"mlx-vlm has no cache like mlx-lm's {type(cache).__name__}")
+    return make(cache)
