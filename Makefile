@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test fuzz bench bench-memory bench-relay bench-mixed bench-lanes docs fmt lint types imports check clean
+.PHONY: help install run test conformance fuzz bench bench-memory bench-relay bench-mixed bench-lanes docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ run: install ## serve MODELS (default: a small demo model) on PORT
 # stay together, in order, because they share what they have started.
 test: install ## run the tests, two files at a time (soak tests are left out)
 	@$(BIN)/pytest -q -n 2 --dist loadfile
+
+conformance: install ## every type of models against its library (a minute or two)
+	@$(BIN)/pytest -q -m 'engine or conformance' tests/engine/model/test_conformance.py
 
 fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py

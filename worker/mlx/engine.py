@@ -198,7 +198,7 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
     spec = worker.prefix_cache
     if spec is None:
         return None
-    versions = [version("mlx"), version("mlx-vlm")]
+    versions = [version("mlx"), version("mlx-lm"), version("mlx-vlm"), loaded.library]
     namespace = prefix_namespace(Path(worker.model_path), versions)
     return PrefixCache(loaded.model, spec, namespace)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import make_prompt_cache
-from mlx_vlm.utils import load
+from text_models import make_text_model
 from tiny_models import CONFIGS, make_tiny_model
 
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.estimate import estimate
+from lmx.worker.mlx.model.library import open_checkpoint
 
 pytestmark = pytest.mark.engine
 
@@ -37,10 +38,21 @@ def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
     assert counted == pytest.approx(_held(folder), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "model_type",
+    ["deepseek_v32", "gear", "gemma3", "gemma3n", "lfm2_moe", "llama4_text", "longcat_flash"],
+)
+def test_counted_is_what_is_held_by_a_class_of_mlx_lm(tmp_path: Path, model_type: str) -> None:
+    folder = make_text_model(tmp_path, model_type)
+    found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
+    counted = kv_bytes(found.kv_layers, TOKENS)
+    assert counted == pytest.approx(_held(folder), rel=0.02)
+
+
 def _held(folder: Path) -> int:
     """The bytes of all caches after so many tokens; the last ones come alone, as answers do,
     because a window holds a whole chunk more after a prefill."""
-    model, _ = load(str(folder))
+    model = open_checkpoint(folder).model
     caches = make_prompt_cache(model.language_model)
     tokens = [number % 200 for number in range(TOKENS)]
     ends = [*range(CHUNK, TOKENS, CHUNK), TOKENS - 1, TOKENS]

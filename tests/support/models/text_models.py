@@ -104,6 +104,7 @@ _MAMBA: dict[str, Any] = {
     "time_step_limit": [0.01, 10.0],
     "residual_in_fp32": False,
 }
+_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
 _SLIDING = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
 _GEMMA3 = {
     "model_type": "gemma3_text",
@@ -195,9 +196,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4_5": {},
     "ernie4_5_moe": _EXPERTS | {"moe_layer_start_index": 0},
     "exaone": {"num_layers": 3},
-    "exaone4": {"sliding_window_pattern": "LLG", "rope_scaling": None},
-    "exaone_moe": _EXPERTS | {"is_moe_layer": [False, True, True, True], **_SLIDING,
-                              "num_hidden_layers": 4},
+    "exaone4": {"sliding_window_pattern": "LLLG", "rope_scaling": None, "layer_types": _WINDOWS},
+    "exaone_moe": _EXPERTS | {"is_moe_layer": [False, True, True, True], "layer_types": _WINDOWS},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16,
                   "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 1},
     "gear": _EXPERTS | _LINEAR | {"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -364,7 +364,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "seed_oss": {},
     "smollm3": {},
     "solar_open": _EXPERTS,
-    "spark2_5": _EXPERTS | {"rope_parameters": _ROPE, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "spark2_5": _EXPERTS | {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE}},
     "stablelm": {"use_qkv_bias": True},
     "starcoder2": {"norm_epsilon": 1e-5},
     "step3p5": _EXPERTS | {
@@ -392,7 +394,9 @@ def make_text_model(
         config["quantization"] = config["quantization_config"] = {"group_size": 32, "bits": bits}
         nn.quantize(model, 32, bits, class_predicate=_can_quantize)
     folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(_parameters(model)), {"format": "mlx"})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), dict(_parameters(model)), {"format": "mlx"}
+    )
     (folder / "config.json").write_text(json.dumps(config))
     make_tokenizer().save_pretrained(folder)
     return folder
@@ -410,9 +414,7 @@ def reference_logits(folder: Path, prompt: Sequence[int], following: Sequence[in
 
 
 def _build(model_type: str) -> tuple[dict[str, Any], Any]:
-    module = importlib.import_module(
-        f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}"
-    )
+    module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
     known = {field.name for field in dataclasses.fields(module.ModelArgs)}
     own = CONFIGS[model_type]
     config = {name: value for name, value in _SHARED.items() if name in known} | own

@@ -98,10 +98,7 @@ def _prefill(
 
 def _alone(forward: Forward) -> Logits:
     row = _prefill(forward, PROMPT)
-    logits = [row.logits]
-    for token in FOLLOWING:
-        logits.append(forward.decode(mx.array([[token]]), row.cache, row.deltas)[0, -1])
-    return _numbers(mx.stack(logits))
+    return _numbers(mx.stack([row.logits, *_decode(forward, row, FOLLOWING)]))
 
 
 def _in_company(forward: Forward) -> Logits:
@@ -118,9 +115,12 @@ def _in_company(forward: Forward) -> Logits:
         mx.eval(logits, cache_states(both))
     for layer in both:
         layer.filter(mx.array([0], mx.int32))
-    for token in FOLLOWING[4:]:
-        logits.append(forward.decode(mx.array([[token]]), both, row.deltas)[0, -1])
-    return _numbers(mx.stack(logits))
+    left = _Row(both, row.deltas, logits[-1])
+    return _numbers(mx.stack([*logits, *_decode(forward, left, FOLLOWING[4:])]))
+
+
+def _decode(forward: Forward, row: _Row, tokens: Sequence[int]) -> list[mx.array]:
+    return [forward.decode(mx.array([[token]]), row.cache, row.deltas)[0, -1] for token in tokens]
 
 
 def _after_prefix(model: Any, forward: Forward) -> float:

@@ -1,7 +1,8 @@
-"""What mlx-vlm's caches keep for each token of a sequence, by a model's config.json. Pure.
+"""What a model's caches keep for each token of a sequence, by its config.json. Pure.
 
-Follows what mlx-vlm 0.7.10 does with such a configuration, which is not always what the
-configuration says: a window that mlx-vlm doesn't keep to is none.
+Follows what mlx-lm 0.32.2 and mlx-vlm 0.7.10 do with such a configuration, which is not always what
+the configuration says: a window that they don't keep to is none. Where only one of them keeps less,
+it is the more that counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ _STATE_NUMBER_BYTES: Final = 4
 _SLIDE: Final = frozenset(
     {
         *("afmoe", "cohere2", "cohere2_moe", "cohere_compass", "exaone4", "exaone_moe", "flint"),
-        *("gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt_oss"),
+        *(
+            "gear",
+            "gemma3",
+            "gemma3_text",
+            "gemma3n",
+            "gemma3n_text",
+            "gemma4",
+            "gemma4_text",
+            "gpt_oss",
+        ),
         *("kolibri1", "laguna", "llama", "mellum", "mimo_v2_flash", "ministral3", "mistral"),
         *("mistral3", "muse_glimmer", "muse_spark", "olmo3", "recurrent_gemma", "spark2_5"),
         *("step3p5", "step3p7"),
@@ -32,8 +42,12 @@ _SLIDE: Final = frozenset(
 )
 """Model types whose windows mlx-vlm keeps to; the others' caches hold every token."""
 
-_CHUNKED: Final = frozenset({"llama4", "llama4_text"})
-"""Of four layers three hold a chunk, whatever the configuration says."""
+_CHUNKED: Final = "llama4"
+"""Of four layers three hold a chunk, whatever the configuration says. Of a ``llama4_text`` by
+itself all hold every token."""
+
+_TWO_CACHES: Final = frozenset({"longcat_flash", "longcat_flash_ngram"})
+"""Model types whose layers have two caches each."""
 
 _EXPAND: Final = frozenset(
     {
@@ -102,8 +116,10 @@ def _holdings(config: CheckpointConfig, types: set[str]) -> Sequence[_Holds]:
     if layers > _MOST_LAYERS:
         raise ValueError(f"{layers} layers")
     named = _named(text, layers) or [_by_rule(text, types, index) for index in range(layers)]
-    if not types & (_SLIDE | _CHUNKED):
+    if not types & (_SLIDE | {_CHUNKED}):
         named = [_Holds.ALL if holds is _Holds.WINDOW else holds for holds in named]
+    if types & _TWO_CACHES:
+        named = [*named, *named]
     # The last layers use the caches of others.
     shared = count(text, "num_kv_shared_layers")
     return named[: len(named) - shared] if shared < len(named) else named
@@ -142,7 +158,7 @@ def _by_rule(text: Section, types: set[str], index: int) -> _Holds:
         return _Holds.STATE
     if "falcon_h1" in types:
         return _Holds.STATE_AND_ALL
-    if types & _CHUNKED:
+    if _CHUNKED in types:
         return _Holds.ALL if (index + 1) % 4 == 0 else _Holds.WINDOW
     if interval := count(text, "full_attention_interval"):
         return _Holds.ALL if (index + 1) % interval == 0 else _Holds.STATE
@@ -165,7 +181,8 @@ def _token_numbers(config: CheckpointConfig, types: set[str], index: int, all_to
     rank = count(text, "kv_lora_rank")
     rope = count(text, "qk_rope_head_dim")
     if rank and not types & _EXPAND:
-        return rank + rope + count(text, "index_head_dim")
+        # The indexer keeps its keys in the place of values too.
+        return rank + rope + 2 * count(text, "index_head_dim")
     if rank:
         nope = count(text, "qk_nope_head_dim")
         return heads * (nope + rope + (count(text, "v_head_dim") or nope))

@@ -33,10 +33,18 @@ _EYES_AND_EARS: Final = re.compile(
 )
 """Of a model that takes more than text, the names of its weights say so."""
 
-_VLM_DOES_MORE: Final[frozenset[str]] = frozenset()
-"""Types that both libraries get right, and for which mlx-vlm's class does more."""
+_BETTER_BY_VLM: Final = frozenset({"falcon_mamba", "mamba", "qwen3_5", "qwen3_5_moe"})
+"""Types that both libraries know, and that mlx-vlm's class is tried first for. In mlx-lm Mamba
+works with mlx-lm's own caches alone, and Qwen 3.5 takes no tokens back: it couldn't speculate."""
 
-_UNFIT: Final = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError)
+_UNFIT: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, FileNotFoundError, ImportError),
+    *(LookupError, NotImplementedError, TypeError, ValueError),
+)
+"""What the libraries raise for a folder that they can't make a model of."""
+
+_UNFIT_TOKENIZER: Final = (*_UNFIT, OSError)
+_NO_CODE: Final = {"trust_remote_code": False}
 _UNFIT_WEIGHTS: Final = re.compile(r"^(Missing|Received) \d+ parameters|^Expected shape")
 _UNKNOWN: Final = re.compile(r"^Model type \S+ not supported")
 _LONGEST_SAYING: Final = 200
@@ -69,8 +77,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for load in _loaders(config, text_only=text_only):
         try:
             model = load(folder)
-        except (*_UNFIT, FileNotFoundError, TypeError, ValueError) as error:
-            log.info("model.library_refused", library=load.__module__, reason=repr(error))
+        except _UNFIT as error:
+            log.info("model.library_refused", library=load.__module__, reason=_told(error))
             errors.append(error)
             continue
         tokenizer, end_ids = _open_tokenizer(folder, model, text_only=text_only)
@@ -82,7 +90,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Path], Any]]:
     if not text_only or not _known_to_lm(config):
         return [_load_vlm]
-    if config.model_type in _VLM_DOES_MORE:
+    if config.model_type in _BETTER_BY_VLM:
         return [_load_vlm, load_text_model]
     return [load_text_model, _load_vlm]
 
@@ -103,32 +111,42 @@ def _is_text_only(folder: Path) -> bool:
     return not any(map(_EYES_AND_EARS.search, names))
 
 
-def _open_tokenizer(
-    folder: Path, model: Any, *, text_only: bool
-) -> tuple[Any, frozenset[int]]:
+def _open_tokenizer(folder: Path, model: Any, *, text_only: bool) -> tuple[Any, frozenset[int]]:
     """Return a folder's tokenizer, and the tokens that end an answer."""
     named = load_config(folder).get("eos_token_id")
-    processor: Any = None
     if not isinstance(model, TextModel):
         try:
-            processor = load_processor(folder, eos_token_ids=named, trust_remote_code=False)
-        except (ImportError, OSError, ValueError) as error:
+            return _of_processor(load_processor(folder, eos_token_ids=named, **_NO_CODE))
+        except _UNFIT_TOKENIZER as error:
             if not text_only:
-                raise
+                raise _refused_tokenizer(folder, error) from error
             # A processor of images, whose settings the folder doesn't have.
-            log.info("model.no_processor", reason=repr(error))
-    if processor is None:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer))
+            log.info("model.no_processor", reason=_told(error))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **_NO_CODE)
+    except _UNFIT_TOKENIZER as error:
+        raise _refused_tokenizer(folder, error) from error
+    return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer))
+
+
+def _of_processor(processor: Any) -> tuple[Any, frozenset[int]]:
     tokenizer = getattr(processor, "tokenizer", processor)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
     return tokenizer, frozenset(tokenizer.stopping_criteria.eos_token_ids)
 
 
-def _refused(
-    folder: Path, config: CheckpointConfig, errors: Sequence[Exception]
-) -> OperationError:
+def _refused_tokenizer(folder: Path, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error  # Of the disk, and not of what is on it.
+    return OperationError(
+        ErrorCode.MODEL_SOURCE_INVALID,
+        f"The tokenizer in {folder} can't be loaded ({_told(error)}): fetch the model again, with "
+        "its tokenizer's files, or choose another conversion of it.",
+    )
+
+
+def _refused(folder: Path, config: CheckpointConfig, errors: Sequence[Exception]) -> OperationError:
     """Return what to say of a folder that no library opens. It stays so until its files change."""
     name = config.model_type
     saying = next((str(e) for e in errors if _UNFIT_WEIGHTS.search(str(e))), "")
@@ -151,10 +169,14 @@ def _refused(
         problem = f"{folder} is not complete ({_first_line(str(errors[-1]))})"
         advice = "fetch the model again, with its *.safetensors"
     else:
-        told = "; ".join(f"{type(e).__name__}: {_first_line(str(e))}" for e in errors)
+        told = "; ".join(map(_told, errors))
         problem = f"{folder} can't be loaded as a model of the type {name!r} ({told})"
         advice = "choose another conversion of it, or try a newer lmx"
     return OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{problem}: {advice}.")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {_first_line(str(error))}"
 
 
 def _first_line(text: str) -> str:

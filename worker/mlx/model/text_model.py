@@ -25,6 +25,9 @@ _CACHES: Final[Mapping[type, Any]] = {
     lm.CacheList: lambda cache: vlm.CacheList(*map(_as_vlm, cache.caches)),
 }
 
+_SHARING: Final = ("mlx_lm.models.afm7", "mlx_lm.models.gemma3n")
+"""Models whose last layers read the caches of others."""
+
 
 class TextModel(nn.Module):  # type: ignore[misc]  # mlx has no types.
     """What :class:`lmx.worker.mlx.model.forward.Forward` runs, around a model of mlx-lm."""
@@ -44,6 +47,7 @@ class _TextLanguage(nn.Module):  # type: ignore[misc]  # mlx has no types.
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.inner = model
+        self.shares = type(model).__module__ in _SHARING
 
     @property
     def layers(self) -> Any:
@@ -54,8 +58,30 @@ class _TextLanguage(nn.Module):  # type: ignore[misc]  # mlx has no types.
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None, **_: Any) -> mx.array:
         """Return the logits. What else a prompt of mlx-vlm's may come with says nothing here."""
+        if self.shares and cache is not None:
+            cache = [_SharedCache(layer) for layer in cache]
         logits: mx.array = self.inner(tokens, cache=cache)
         return logits
+
+
+class _SharedCache:
+    """A cache of mlx-vlm's in which other layers look up what one has written."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    @property
+    def offset(self) -> Any:
+        """As it is now: those of a batch are changed in place, and the model keeps them."""
+        offset = self._cache.offset
+        return mx.array(offset) if isinstance(offset, mx.array) else offset
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        keys, values = self._cache.state[:2]
+        return keys, values
 
 
 def load_text_model(folder: Path) -> TextModel:
