@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance fuzz bench bench-memory bench-relay bench-mixed bench-lanes docs fmt lint types imports check clean
+.PHONY: help install run test conformance models-page fuzz bench bench-memory bench-relay bench-mixed bench-lanes docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ test: install ## run the tests, two files at a time (soak tests are left out)
 
 conformance: install ## every type of models against its library (a minute or two)
 	@$(BIN)/pytest -q -m 'engine or conformance' tests/engine/model/test_conformance.py
+
+models-page: install ## examine every type of models, and write docs/models.md
+	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/models_page.py
 
 fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py

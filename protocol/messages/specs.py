@@ -111,6 +111,9 @@ class WorkerSpec(SamplingParameters):
     orphan_grace_s: float = 300.0
     """For how long the worker goes on without a supervisor."""
 
+    allow_checkpoint_code: bool = False
+    """Whether code that the model's folder brings along may run, in the worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:

@@ -169,6 +169,9 @@ class ModelStatus(ModelCommon):
     retry_in_s: float | None
     """In how many seconds it is started again by itself; null where it is not."""
 
+    allow_checkpoint_code: bool = False
+    """Whether Python code in its folder may run, in its worker."""
+
 
 @untrimmed
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,7 @@ def model_status(
         last_exit=_last_exit(slot),
         restarts=slot.past.restarts,
         retry_in_s=_left_s(slot.life.retry_at_s, now_s),
+        allow_checkpoint_code=slot.model.allow_checkpoint_code,
     )
 
 

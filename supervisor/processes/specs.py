@@ -62,6 +62,7 @@ def worker_spec(
         ),
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
+        allow_checkpoint_code=model.allow_checkpoint_code,
     )
 
 

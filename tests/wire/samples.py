@@ -236,6 +236,7 @@ _MODEL_STATUS: Final = ModelStatus(
     ),
     restarts=2,
     retry_in_s=1.5,
+    allow_checkpoint_code=True,
 )
 
 _SUPERVISOR: Final = SupervisorStatus(
@@ -533,6 +534,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         render_timeout_s=5.0,
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
+        allow_checkpoint_code=True,
     ),
     RouterSpec(
         router_id="0000cafe",

@@ -83,7 +83,8 @@ def doing(model: ModelStatus) -> str:
 
 
 def remarks(model: ModelStatus) -> str:
-    """Return what a table has no column for, short: progress, its place in line, pinned."""
+    """Return what a table has no column for, short: progress, its place in line, pinned, and
+    whether it may run code of its own."""
     said = []
     if model.retry_in_s is not None:
         said.append(f"again in {model.retry_in_s:.0f} s")
@@ -92,6 +93,8 @@ def remarks(model: ModelStatus) -> str:
         said.append(progress)
     if model.pinned:
         said.append("pinned")
+    if model.allow_checkpoint_code:
+        said.append("may run its own code")
     last = model.last_exit
     if model.state is ModelState.COLD and last is not None and last.cause in _GAVE_WAY:
         said.append(last.cause.value)

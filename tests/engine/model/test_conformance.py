@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conformance import FOLLOWING, PROMPT, Conformance, examine
+from model_table import PAGE, line
 from text_models import CONFIGS, make_text_model, reference_logits
 from tiny_models import make_tiny_model
 
@@ -60,6 +61,7 @@ def test_a_type_is_right(tmp_path: Path, model_type: str) -> None:
     found = conformance(tmp_path, model_type)
     assert bool(wrong(found)) == (model_type in KNOWN_WRONG), found
     assert found.library == ("mlx-vlm" if model_type in BETTER_BY_VLM else "mlx-lm")
+    assert line(model_type, found) in PAGE.read_text().splitlines(), "make models-page"
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -34,12 +34,18 @@ def forbid_checkpoint_code() -> None:
     dynamic_module_utils.get_class_in_module = _refuse
 
 
-def _refuse(class_name: str, *_: object, **__: object) -> NoReturn:
-    raise OperationError(
+def needs_code(what: str) -> OperationError:
+    """Return the error of a checkpoint that doesn't load without running code of its own."""
+    return OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
-        f"This checkpoint needs code of its own to be run ({class_name}), which lmx doesn't: "
-        "use a checkpoint of a built-in architecture.",
+        f"This checkpoint needs code of its own to be run ({what}), which lmx doesn't: set "
+        "`allow_checkpoint_code: true` for this model if you trust its makers, or use a "
+        "checkpoint that needs none.",
     )
+
+
+def _refuse(class_name: str, *_: object, **__: object) -> NoReturn:
+    raise needs_code(class_name)
 
 
 log = structlog.get_logger()

@@ -23,7 +23,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config, weight_files
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.weights import tensor_names
-from lmx.worker.mlx.model.guard import forbid_checkpoint_code
+from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 
 log = structlog.get_logger()
@@ -44,7 +44,6 @@ _UNFIT: Final = (
 """What the libraries raise for a folder that they can't make a model of."""
 
 _UNFIT_TOKENIZER: Final = (*_UNFIT, OSError)
-_NO_CODE: Final = {"trust_remote_code": False}
 _UNFIT_WEIGHTS: Final = re.compile(r"^(Missing|Received) \d+ parameters|^Expected shape")
 _UNKNOWN: Final = re.compile(r"^Model type \S+ not supported")
 _LONGEST_SAYING: Final = 200
@@ -64,13 +63,14 @@ class Checkpoint(NamedTuple):
     """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder whose model writes.
+def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
+    """Open a folder whose model writes. ``allow_code``: its tokenizer's own code may run.
 
     Raises :class:`OperationError` for one that can't be loaded as it is, and ``OSError`` and
     ``RuntimeError`` for files that can't be read.
     """
-    forbid_checkpoint_code()
+    if not allow_code:
+        forbid_checkpoint_code()
     config = read_checkpoint_config(folder)
     text_only = _is_text_only(folder)
     errors: list[Exception] = []
@@ -81,7 +81,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             log.info("model.library_refused", library=load.__module__, reason=_told(error))
             errors.append(error)
             continue
-        tokenizer, end_ids = _open_tokenizer(folder, model, text_only=text_only)
+        tokenizer, end_ids = _open_tokenizer(
+            folder, model, text_only=text_only, allow_code=allow_code
+        )
         library = "mlx-lm" if isinstance(model, TextModel) else "mlx-vlm"
         return Checkpoint(model, tokenizer, end_ids, library)
     raise _refused(folder, config, errors) from errors[-1]
@@ -111,19 +113,22 @@ def _is_text_only(folder: Path) -> bool:
     return not any(map(_EYES_AND_EARS.search, names))
 
 
-def _open_tokenizer(folder: Path, model: Any, *, text_only: bool) -> tuple[Any, frozenset[int]]:
+def _open_tokenizer(
+    folder: Path, model: Any, *, text_only: bool, allow_code: bool
+) -> tuple[Any, frozenset[int]]:
     """Return a folder's tokenizer, and the tokens that end an answer."""
     named = load_config(folder).get("eos_token_id")
+    options = {"trust_remote_code": allow_code}
     if not isinstance(model, TextModel):
         try:
-            return _of_processor(load_processor(folder, eos_token_ids=named, **_NO_CODE))
+            return _of_processor(load_processor(folder, eos_token_ids=named, **options))
         except _UNFIT_TOKENIZER as error:
             if not text_only:
                 raise _refused_tokenizer(folder, error) from error
             # A processor of images, whose settings the folder doesn't have.
             log.info("model.no_processor", reason=_told(error))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **_NO_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
     except _UNFIT_TOKENIZER as error:
         raise _refused_tokenizer(folder, error) from error
     return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer))
@@ -139,6 +144,8 @@ def _of_processor(processor: Any) -> tuple[Any, frozenset[int]]:
 def _refused_tokenizer(folder: Path, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno is not None:
         return error  # Of the disk, and not of what is on it.
+    if "trust_remote_code" in str(error):
+        return needs_code(f"that of its tokenizer, in {folder}")
     return OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
         f"The tokenizer in {folder} can't be loaded ({_told(error)}): fetch the model again, with "

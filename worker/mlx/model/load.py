@@ -91,7 +91,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     config = read_folder(folder)
     context_tokens = effective_context(config.context_tokens, spec.context_length)
     advanced(LoadPhase.WEIGHTS, 0.0, "")
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, allow_code=spec.allow_checkpoint_code)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     read_weights(model, advanced)
     forward = Forward(model)
