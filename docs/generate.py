@@ -121,7 +121,7 @@ def _bounds(schema: Schema) -> Iterator[str]:
     if least is not None and least <= -_UNBOUNDED:
         least = None
     if least is not None and most is not None:
-        yield f"{least:g} to {_number(most)}"
+        yield f"{_number(least)} to {_number(most)}"
         return
     if above is not None:
         yield f"above {above:g}"

@@ -213,6 +213,10 @@ class Generate:
     owner: str = ""
     """An opaque name of the client whose request this is. Owners take turns where requests wait."""
 
+    priority: int = 0
+    """Requests of a lower value begin before those of a higher one, and give way after them when
+    memory runs out. Owners take turns among requests of the same value."""
+
     memory_wait_s: float | None = None
     """The longest that the request waits for a row while the machine is short of memory. None: as
     long as at other times."""

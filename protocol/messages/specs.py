@@ -136,6 +136,10 @@ class ApiKey:
     limits: RateLimits | None = None
     """The key's own limits. None: the limits that hold for every key."""
 
+    priority: int | None = None
+    """The lowest priority value that requests with this key may have, and the one of those that
+    name none. None: requests say it freely, and it is 0 for those that name none."""
+
 
 @dataclass(frozen=True, slots=True)
 class RescueSpec:

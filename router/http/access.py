@@ -88,11 +88,21 @@ def key_name(key: str) -> str:
 def own_request(generate: Generate, context: RequestContext) -> Generate:
     """Return a request as it is sent to its worker: with its id, with the owner who takes turns
     with others, and with a cache salt that differs for each key, so that nobody finds out what
-    others asked by guessing their salt. A request without a salt stays without one."""
+    others asked by guessing their salt. A request without a salt stays without one. No request goes
+    before what its key allows."""
     salt = generate.cache_salt
     if salt and context.owner is not None:
         salt = f"{context.owner}:{salt}"
-    return replace(generate, request_id=context.request_id, cache_salt=salt, owner=context.asker)
+    priority = generate.priority
+    if context.priority is not None:
+        priority = max(priority, context.priority)
+    return replace(
+        generate,
+        request_id=context.request_id,
+        cache_salt=salt,
+        owner=context.asker,
+        priority=priority,
+    )
 
 
 def _absence(headers: Sequence[str]) -> str:

@@ -28,6 +28,8 @@ class RequestContext:
     """Who takes turns with others and has rate limits: the owner, or else the client's address."""
     key: str | None = None
     """The name of the key in the configuration."""
+    priority: int | None = None
+    """The lowest priority value that the key allows; None: it allows all."""
 
 
 CONTEXT: Final = web.RequestKey("context", RequestContext)

@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from lmx.router.http.access import key_name
 from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.body import BODY_ROOM, LARGE_BODIES
 from lmx.router.http.body_room import MOST_BYTES, BodyRoom
@@ -30,6 +31,7 @@ def make_app(services: Services) -> web.Application:
         services.counts,
         services.metrics,
         services.farewell,
+        {key_name(one.key): one.priority for one in spec.api_keys if one.priority is not None},
     )
     app = web.Application(middlewares=[server.middleware])
     app[SERVICES] = services

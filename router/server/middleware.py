@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -73,6 +74,9 @@ class RequestServer:
     counts: KeptCounts
     metrics: RequestMetrics
     farewell: Farewell
+    priorities: Mapping[str, int]
+    """The lowest priority value that a key allows, by the name of the key's owner; keys that allow
+    all have none."""
 
     @property
     def middleware(self) -> Middleware:
@@ -147,6 +151,7 @@ class RequestServer:
                 owner=owner,
                 asker=owner or request.remote or "",
                 key=self.limiter.name_of(owner),
+                priority=None if owner is None else self.priorities.get(owner),
             )
             if not endpoint.is_inference:
                 return _Answer(await handler(request))

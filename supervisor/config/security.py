@@ -21,6 +21,9 @@ class ApiKeyConfig(Section):
     """What logs and refusals call the key."""
     limits: LimitsConfig | None = None
     """The key's own limits, instead of `rate_limits.per_key`."""
+    priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, examples=[10])
+    """The lowest `priority` that requests with this key may have, and the one of those that name
+    none. Of requests that wait for the same model, those of a lower value begin first."""
 
 
 class SecurityConfig(Section):
@@ -43,6 +46,7 @@ class SecurityConfig(Section):
                 one.key.get_secret_value(),
                 one.name,
                 None if one.limits is None else one.limits.spec,
+                one.priority,
             )
             for one in self.api_keys
         )

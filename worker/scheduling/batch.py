@@ -200,9 +200,10 @@ class BatchLimits:
 
 
 class Batch:
-    """The owners of jobs take turns, and each owner's jobs are served in the order of arrival. A
-    job's rows are admitted in order, and no job passes the one whose turn it is, however small it
-    is. A job that was preempted comes back before any other begins.
+    """Jobs of a lower priority value come first. Among those of the same value the owners of jobs
+    take turns, and each owner's jobs are served in the order of arrival. A job's rows are admitted
+    in order, and no job passes the one whose turn it is, however small it is. A job that was
+    preempted comes back before others of its priority value begin.
 
     ``outputs`` collects final output; the caller takes it. Every job that was added gets exactly
     one end in it, unless the engine breaks. An exception of the engine that concerns one row fails
@@ -241,7 +242,7 @@ class Batch:
 
     def add(self, job: Job) -> None:
         """Queue a job."""
-        self._waiting.add(job.owner, job)
+        self._waiting.add(job.owner, job, job.priority)
 
     def expire(self, now: float) -> None:
         """Fail the jobs that have waited too long for their first row, or to come back."""
@@ -281,8 +282,12 @@ class Batch:
         """Give the engine the rows that it has room for now."""
         while generator.can_admit():
             # The job that began first comes back first, so that later ones don't keep it out.
-            live = min(self._unfilled, key=lambda one: one.started_s, default=None)
-            if live is None:
+            live = min(
+                self._unfilled, key=lambda one: (one.job.priority, one.started_s), default=None
+            )
+            if live is None or (
+                self._waiting and self._waiting.peek().priority < live.job.priority
+            ):
                 if not self._waiting or not self._fits(self._waiting.peek().rows[0]):
                     return
                 job = self._waiting.pop()
@@ -361,8 +366,8 @@ class Batch:
         self.outputs.append(JobCancelled(job_id))
 
     def preempt_largest(self, generator: Generator, now: float) -> None:
-        """Let the newest of the largest running jobs give its memory back and come back later. Does
-        nothing if none runs.
+        """Let the newest of the largest running jobs of the highest priority value give its memory
+        back and come back later. Does nothing if none runs.
 
         The job fails instead if that would be useless: its only row runs alone and would begin
         again at once; it has come back often enough; or the engine can't let it come back.
@@ -371,7 +376,7 @@ class Batch:
         if not running:
             return
         # max takes the first of several equal ones: in this order that is the newest.
-        live = max(reversed(running), key=lambda one: self._kv.size(one.rows))
+        live = max(reversed(running), key=lambda one: (one.job.priority, *self._kv.size(one.rows)))
         kv_bytes, tokens = self._kv.size(live.rows)
         may_return = len(self._job_of) > 1 and live.preemptions < _MOST_PREEMPTIONS
         if may_return and self._preempt(generator, live, now):

@@ -69,6 +69,8 @@ class Job:
     """What is done otherwise than the request asked for, in sentences for people."""
     call_checks: Mapping[str, AnswerCheck] = field(default_factory=dict)
     """What the arguments of an answer's calls must satisfy, by the names of the functions."""
+    priority: int = 0
+    """Jobs of a lower value begin first, and are preempted last."""
 
 
 class Piece(NamedTuple):

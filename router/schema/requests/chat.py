@@ -98,6 +98,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         thinking=_thinking_of(request),
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
         token_ids=bool(request.return_token_ids),

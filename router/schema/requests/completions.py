@@ -156,6 +156,7 @@ def parse_completion(
         structure=structure_of(request),
         assist=assist_of(request),
         cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
         keep_alive_s=keep_alive_of(request),
         whole=not request.stream,
         token_ids=bool(request.return_token_ids),

@@ -139,6 +139,11 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     the choices. The name is vLLM's. Default: false."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT)] | None = None
     """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    """Of requests that wait for the same model, those of a lower value begin first, however long
+    the others have waited; when memory runs out, those of a higher value pause first. A key may
+    have a lowest value (`priority` in its configuration), which is taken instead of a lower one.
+    The name is vLLM's. Default: 0."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     """Only so many tokens at the end of the prompt are taken. -1: as many as the model's context

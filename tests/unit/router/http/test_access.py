@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling
-from lmx.protocol.messages.specs import RouterSpec
+from lmx.protocol.messages.specs import ApiKey, RouterSpec
 from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.http.access import check_access, key_name, own_request
@@ -291,6 +291,25 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
     assert "not valid HTTP" in told
     for key in (ADMIN, KEYS[0]):
         assert key not in told
+
+
+async def test_no_request_has_a_lower_priority_than_its_key_allows() -> None:
+    other = "another-inference-key"
+    keys = (ApiKey(KEYS[0], priority=5), ApiKey(other))
+    async with router_rig(api_keys=keys) as rig:
+        for key, asked in (
+            (KEYS[0], {}), (KEYS[0], {"priority": -3}), (KEYS[0], {"priority": 9}),
+            (other, {}), (other, {"priority": -3}),
+        ):  # fmt: skip
+            for path, body in (
+                ("/v1/chat/completions", chat_body(**asked)),
+                ("/v1/completions", {"prompt": "a", **asked}),
+            ):
+                headers = dict([bearer(key)])
+                async with rig.http.post(f"{rig.url}{path}", json=body, headers=headers) as answer:
+                    assert answer.status == 200, await answer.text()
+        found = [stream.request.priority for stream in rig.worker.streams]
+        assert found == [5, 5, 5, 5, 9, 9, 0, 0, -3, -3]
 
 
 async def test_a_worker_is_sent_salts_that_are_each_key_s_own() -> None:

@@ -112,6 +112,8 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (chat(cache_salt=""), "cache_salt", VALUE, "must not be empty"),
     (chat(cache_salt="x" * 257), "cache_salt", VALUE, "at most 256 characters"),
     (chat(cache_salt=5), "cache_salt", TYPE, "a string"),
+    (chat(priority=1.5), "priority", TYPE, "an integer"),
+    (chat(priority=-1_000_001), "priority", VALUE, "at least -1000000"),
     (chat(max_tokens=4, min_tokens=5), "min_tokens", VALUE, "more than the answer may have"),
     (chat(include_stop_str_in_output="no"), "include_stop_str_in_output", TYPE, "a boolean"),
     (

@@ -315,14 +315,14 @@ def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
 
 def test_a_key_may_have_a_name_and_limits_of_its_own(tmp_path: Path) -> None:
     config = load(
-        f"security: {{api_keys: [{KEY}, {{key: {OTHER}, name: ci, "
+        f"security: {{api_keys: [{KEY}, {{key: {OTHER}, name: ci, priority: 5, "
         "limits: {requests_per_minute: 60, concurrent_requests: 2}}]}\n"
         "rate_limits: {per_key: {tokens_per_minute: 100000}, total: {concurrent_requests: 8}}",
         tmp_path,
     )
     assert config.security.api_key_specs == (
         ApiKey(KEY),
-        ApiKey(OTHER, "ci", RateLimits(60, None, 2)),
+        ApiKey(OTHER, "ci", RateLimits(60, None, 2), 5),
     )
     assert config.rate_limits.per_key.spec == RateLimits(None, 100_000, None)
     assert config.rate_limits.total.spec == RateLimits(None, None, 8)

@@ -48,6 +48,30 @@ def test_one_owners_items_keep_their_order_and_are_taken_out_by_what_they_are() 
         queue.pop()
 
 
+def test_a_lower_value_comes_first_and_owners_take_turns_among_the_same() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item, owner, priority in (
+        ("a1", "a", 0), ("a2", "a", 0), ("late", "a", 5), ("b1", "b", 0), ("urgent", "a", -1),
+        ("b late", "b", 5),
+    ):  # fmt: skip
+        queue.add(owner, item, priority)
+    assert (len(queue), sorted(queue)[0], queue.peek()) == (6, "a1", "urgent")
+    # `a` had a turn with what was urgent.
+    assert [queue.pop() for _ in range(4)] == ["urgent", "b1", "a1", "a2"]
+    assert queue.take_first(lambda item: item == "late") == ["late"]
+    assert (queue.pop(), bool(queue), len(queue)) == ("b late", False, 0)
+
+
+@given(st.lists(st.tuples(OWNERS, st.integers(-2, 2))))
+def test_all_that_is_added_comes_out_by_priority(added: list[tuple[str, int]]) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue()
+    for number, (owner, priority) in enumerate(added):
+        queue.add(owner, (priority, number), priority)
+    taken = [queue.pop() for _ in added]
+    assert sorted(taken) == sorted((priority, n) for n, (_, priority) in enumerate(added))
+    assert [priority for priority, _ in taken] == sorted(priority for priority, _ in taken)
+
+
 @given(st.lists(st.one_of(OWNERS, st.none())))
 def test_while_two_wait_none_gets_two_turns_more_than_the_other(steps: list[str | None]) -> None:
     """A step adds an item of an owner, or takes the next one out."""

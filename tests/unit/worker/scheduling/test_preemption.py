@@ -33,6 +33,7 @@ class Rig:
         max_tokens: int = 100,
         beam: BeamSearch | None = None,
         memory_wait_s: float | None = None,
+        priority: int = 0,
         **script: object,
     ) -> int:
         self._jobs += 1
@@ -44,7 +45,16 @@ class Rig:
         )
         rules = TextRules(frozenset({0}))
         self.batch.add(
-            Job(self._jobs, "r", rows, rules, answers, self.now, memory_wait_s=memory_wait_s)
+            Job(
+                self._jobs,
+                "r",
+                rows,
+                rules,
+                answers,
+                self.now,
+                memory_wait_s=memory_wait_s,
+                priority=priority,
+            )
         )
         return self._jobs
 
@@ -189,3 +199,33 @@ def test_one_that_waits_to_come_back_can_be_cancelled() -> None:
     assert set(rig.ends) == {other, job}
     assert not isinstance(rig.ends[job], JobFinished | JobFailed)
     assert not rig.batch.busy
+
+
+def test_the_least_urgent_gives_way_first_however_small_it_is() -> None:
+    rig = Rig()
+    large, small = rig.add(), rig.add(max_tokens=10, priority=1)
+    rig.step(4)
+    rig.press()
+    assert rig.batch.rows == 1
+    rig.step(80)
+    assert list(rig.ends) == [large, small]
+
+
+def test_what_waits_with_a_lower_value_begins_before_what_comes_back_and_what_came_before() -> None:
+    rig = Rig()
+    running, gave_way = rig.add(max_tokens=20), rig.add(priority=3)
+    rig.step(6)
+    rig.press()
+    late, later, urgent = rig.add(priority=4), rig.add(priority=5), rig.add(priority=-1)
+    rig.step(300)
+    assert list(rig.ends) == [running, urgent, gave_way, late, later]
+
+
+def test_a_lower_value_begins_before_the_other_answers_of_a_job() -> None:
+    rig = Rig()
+    rig.add(answers=2)
+    rig.step(4)
+    rig.batch.paused = True
+    several, urgent = rig.add(answers=3, priority=1), rig.add()
+    rig.step(500)
+    assert list(rig.ends)[-2:] == [urgent, several]
