@@ -92,7 +92,7 @@ async def test_a_full_room_is_429_with_the_time_that_the_load_still_takes() -> N
         async with rig.chat(model="big", stream=True) as response:
             error = (await response.json())["error"]
             assert (response.status, error["code"]) == (429, "queue_full")
-            assert response.headers["Retry-After"] == "30"
+            assert 20 <= int(response.headers["Retry-After"]) <= 30
             assert "3rd in line" in error["message"]
         await rig.supervisor.reply(0, Acquired("big", LOADED))
         assert [status for status, _ in await asyncio.gather(*requests)] == [200, 200]

@@ -36,8 +36,12 @@ def test_a_worker_without_a_record_holds_what_its_start_would_reserve(
     records = Records(tmp_path)
     adoption = _adoption(rig, records, tmp_path)
     with subprocess.Popen(
-        [sys.executable, "-c", "input()", INSTANCE], stdin=subprocess.PIPE
+        [sys.executable, "-c", "print(flush=True); input()", INSTANCE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # Before, the system may not show its arguments.
         hello = control.WorkerHello(INSTANCE, "a", process.pid, WorkerState.READY, said_bytes)
         assert adoption.admits_worker(hello, 0.0)
         process.kill()

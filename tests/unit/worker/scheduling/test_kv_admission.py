@@ -131,7 +131,7 @@ class Engine(ScriptedEngine):
         return [*row.made, *(1 for _ in range(self.made[row_id]))]
 
 
-@settings(max_examples=60, stateful_step_count=40)
+@settings(max_examples=40, stateful_step_count=30)
 class Admission(RuleBasedStateMachine):
     """Jobs come, grow and end in any order, through the batch that admits them."""
 
