@@ -59,7 +59,9 @@ def main() -> None:
 
 
 def _percentiles(values: Sequence[float]) -> str:
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    if not values:
+        return "none"
+    cuts = statistics.quantiles([*values, values[-1]], n=100, method="inclusive")
     return "  ".join(f"p{each} {1000 * cuts[each - 1]:8.1f} ms" for each in _PERCENTILES)
 
 
