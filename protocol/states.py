@@ -189,3 +189,36 @@ class ToolChoice(StrEnum):
     AUTO = "auto"
     NONE = "none"
     REQUIRED = "required"
+
+
+class MediaKind(StrEnum):
+    """What a model takes beside text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+    VIDEO = "video"
+
+
+class MediaForm(StrEnum):
+    """The containers in which images, sounds and videos come. The values are the usual endings of
+    files."""
+
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+    GIF = "gif"
+    BMP = "bmp"
+    TIFF = "tiff"
+    HEIC = "heic"
+    AVIF = "avif"
+    WAV = "wav"
+    MP3 = "mp3"
+    FLAC = "flac"
+    OGG = "ogg"
+    M4A = "m4a"
+    AAC = "aac"
+    MP4 = "mp4"
+    WEBM = "webm"
+    MKV = "mkv"
+    AVI = "avi"
+    MOV = "mov"

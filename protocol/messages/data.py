@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import DeltaKind, FinishReason, StructureKind, ToolChoice
 from lmx.protocol.wire.codec import message
@@ -170,7 +171,10 @@ class Generate:
     """How many deltas the worker may send before the first Credit."""
 
     messages: tuple[dict[str, Any], ...] | None = None
-    """OpenAI's messages, text only. The router has checked them."""
+    """OpenAI's messages. The router has checked them. The content of a message of text alone is a
+    string. That of a message with media is a list of parts in the order of the request:
+    ``{"type": "text", "text": ...}``, and ``{"type": KIND, "media": INDEX}`` with a kind and a
+    place in ``media``."""
 
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
@@ -246,6 +250,10 @@ class Generate:
 
     adapter: str = ""
     """The id of the adapter that is applied to the model. Empty: none."""
+
+    media: tuple[MediaItem, ...] = ()
+    """The images, sounds and videos of the messages. The bytes of each are one more frame behind
+    this message."""
 
 
 @message
@@ -391,6 +399,15 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+    image_tokens: int = 0
+    """How many of the prompt's tokens stand for images."""
+
+    audio_tokens: int = 0
+    """How many of the prompt's tokens stand for sound."""
+
+    video_tokens: int = 0
+    """How many of the prompt's tokens stand for the frames of videos."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ from lmx.protocol.messages.inventory import (
     RemoveModel,
     StartDownload,
 )
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
 from lmx.protocol.messages.specs import (
     AdapterSpec,
@@ -136,6 +137,8 @@ from lmx.protocol.states import (
     ExitCause,
     FinishReason,
     LoadPhase,
+    MediaForm,
+    MediaKind,
     MemoryPressure,
     ModelKind,
     ModelState,
@@ -469,6 +472,21 @@ SAMPLES: Final[tuple[Any, ...]] = (
         continue_final_message=True,
         truncate_prompt_tokens=-1,
         adapter="tiny-sql",
+        media=(
+            MediaItem(
+                MediaKind.VIDEO,
+                MediaForm.WEBM,
+                "messages[0].content[1].video_url",
+                70_000,
+                bytes(range(32)),
+                "high",
+                1.0,
+                3136,
+                1_003_520,
+                64,
+                False,
+            ),
+        ),
     ),
     Credit(7, 32),
     Cancel(7),
@@ -488,7 +506,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
             ),
         ),
         ended=(ChoiceEnded(7, 1, FinishReason.TOOL_CALLS, "END"),),
-        finished=(Finished(7, Usage(21, 128, 16, 40), Timings(0.1, 0.2, 3.5, 30, 20)),),
+        finished=(Finished(7, Usage(21, 128, 16, 40, 9, 4, 2), Timings(0.1, 0.2, 3.5, 30, 20)),),
         failed=(Failed(8, ErrorCode.ENGINE_ERROR, "no kernel"),),
     ),
     Pulse("0badcafe", 2),
