@@ -134,7 +134,7 @@ def _digest(kind: bytes, array: npt.NDArray[np.generic], *rest: bytes) -> bytes:
     # bytes when joined.
     shape = struct.pack(f"<{array.ndim}q", *array.shape)
     total = hashlib.sha256(struct.pack("<qq", len(shape), len(kind)) + kind + shape)
-    total.update(memoryview(array).cast("B"))
+    total.update(array.data.cast("B"))
     for part in rest:
         total.update(struct.pack("<q", len(part)))
         total.update(part)
