@@ -386,6 +386,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """By model_type, what is not as in most; fields of no such type are left out of the file."""
 
 
+def text_sizes(model_type: str) -> dict[str, Any]:
+    """Return the ``text_config`` of a model of several parts."""
+    found: dict[str, Any] = CONFIGS[model_type]["text_config"]
+    return found
+
+
 def make_text_model(
     folder: Path, model_type: str, *, bits: int | None = None, tied: bool = False
 ) -> Path:

@@ -279,7 +279,16 @@ TEXT_ALONE: dict[str, dict[str, Any]] = {
 
 def make_vlm_model(folder: Path, model_type: str) -> Path:
     """Write a model into ``folder``, and return that."""
-    config = _text_config(model_type) if model_type in TEXT_ALONE else _config(model_type)
+    config = _text_config(model_type) if model_type in TEXT_ALONE else seeing_config(model_type)
+    tied = model_type in SEEING and SEEING[model_type].tied
+    save_random_model(folder, config, tied=tied)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_random_model(folder: Path, config: Mapping[str, Any], *, tied: bool = False) -> None:
+    """Write config.json and random weights. ``tied``: with a head that is a copy of the
+    embeddings."""
     module, _ = get_model_and_args(json.loads(json.dumps(config)))
     copy = json.loads(json.dumps(config))
     parsed = module.ModelConfig.from_dict(copy)
@@ -287,14 +296,12 @@ def make_vlm_model(folder: Path, model_type: str) -> Path:
     model = module.Model(update_module_configs(parsed, module, copy, parts))
     mx.random.seed(0)
     weights = {name: random_weight(name, v) for name, v in tree_flatten(model.parameters())}
-    if model_type in SEEING and SEEING[model_type].tied:
+    if tied:
         embeddings = weights["language_model.model.embed_tokens.weight"]
         weights["language_model.lm_head.weight"] = embeddings
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
-    make_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def text_logits(
@@ -334,7 +341,8 @@ def _text_config(model_type: str) -> dict[str, Any]:
     }
 
 
-def _config(model_type: str) -> dict[str, Any]:
+def seeing_config(model_type: str) -> dict[str, Any]:
+    """Return the config.json of a model with eyes."""
     own = SEEING[model_type]
     module, name = get_model_and_args({"model_type": model_type})
     text = _part(module.TextConfig, name, _TEXT, own.text)

@@ -1,0 +1,38 @@
+"""The tiny models that see and hear: mlx-vlm alone loads them with their processors, and what it is
+shown changes what it makes of a prompt. The other tests of media build on that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from media_families import FAMILIES
+from media_models import MlxVlmAlone, conversation, make_media_model, random_media
+
+pytestmark = pytest.mark.engine
+
+LEAST_OFF = 0.1
+"""Other media change the last logits by this much of their spread at least."""
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_media_and_their_order_change_the_logits(tmp_path: Path, family: str) -> None:
+    alone = MlxVlmAlone(make_media_model(tmp_path, family))
+    for kind in FAMILIES[family].places:
+        # Of one size, so that the tokens are the same.
+        first, second, third = (random_media(kind, seed) for seed in (1, 2, 3))
+        told = conversation("ab", 0, "cd", 1, "ef", kind=kind)
+        if kind == "video":
+            told = conversation("ab", 0, "cd", kind=kind)
+        tokens, logits = alone.logits(told, [first, second])
+        swapped_tokens, swapped = alone.logits(told, [second, first])
+        _, other = alone.logits(told, [third, second])
+        assert tokens == swapped_tokens
+        assert off(swapped, logits) > LEAST_OFF
+        assert off(other, logits) > LEAST_OFF
+
+
+def off(found: Any, expected: Any) -> float:
+    return float(np.abs(found[-1] - expected[-1]).max() / expected.std())
