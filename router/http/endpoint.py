@@ -47,6 +47,8 @@ class Endpoint:
     """The shape of the body of a 200: a model, or a type that pydantic can describe. If it is None,
     the body is not JSON but of the media type ``media``."""
     media: str = "text/plain"
+    also: str | None = None
+    """A further media type, which a client gets that asks for it by ``Accept``."""
     streams: bool = False
     """Whether the answer is, or may be, a stream of server-sent events."""
     event: Any = None

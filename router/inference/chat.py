@@ -15,6 +15,7 @@ from lmx.router.rendering.chat import ChatShape
 from lmx.router.rendering.envelope import Form
 from lmx.router.rendering.openai import OpenAiAnswer
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
+from lmx.router.schema.requests.older_forms import has_functions
 from lmx.router.schema.requests.unsupported import CHAT, ignored_fields
 from lmx.router.services import SERVICES
 
@@ -37,6 +38,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         chat.stop_texts,
         chat.continuous_usage,
         bool(chat.return_token_ids),
+        has_functions(body),
         chat.prompt_logprobs is not None,
     )
     generate = own_request(generate, context)

@@ -97,7 +97,9 @@ _FILE_HEADERS: Final = {**_NO_GUESSING, "Cache-Control": "public, max-age=3600"}
 
 
 async def docs_page(request: web.Request) -> web.Response:
-    """Return the page."""
+    """Return the page. Its links are relative: with a slash behind its path they would miss."""
+    if request.path.endswith("/"):
+        return web.Response(status=308, headers={"Location": "../docs"})
     return web.Response(
         text=page(request.app[SERVICES].spec.version),
         content_type="text/html",

@@ -15,7 +15,7 @@ from lmx.router.schema.answers.engines import (
     ServerHealth,
     SystemFigures,
 )
-from lmx.router.services import SERVICES
+from lmx.router.services import SERVICES, Services
 from lmx.router.supervisor.directory import Directory, can_serve
 from lmx.router.supervisor.waiting_room import progress_text
 
@@ -48,6 +48,15 @@ async def health(request: web.Request) -> web.Response:
     if reason is not None:
         response.headers["Retry-After"] = "5"
     return response
+
+
+def current_health(
+    services: Services,
+) -> tuple[Literal["healthy", "degraded", "unhealthy"], str | None]:
+    """Return how lmx is, and why if it is not healthy."""
+    directory = services.supervisor.latest
+    reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
+    return _status(directory, reason), reason or no_loads(directory)
 
 
 def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> str | None:

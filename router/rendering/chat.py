@@ -37,7 +37,10 @@ class ChatShape:
 
     def _said(self, delta: Delta) -> dict[str, Any]:
         if delta.call is not None:
-            return _chunk(delta.index, {"tool_calls": [_call_fragment(delta)]})
+            fragment = _call_fragment(delta)
+            if self._form.functions:
+                return _chunk(delta.index, {"function_call": fragment["function"]})
+            return _chunk(delta.index, {"tool_calls": [fragment]})
         if delta.kind is DeltaKind.REASONING:
             return _chunk(delta.index, {"reasoning_content": delta.text})
         choice = _chunk(delta.index, {"content": delta.text})
@@ -59,8 +62,11 @@ class ChatShape:
         }
         if gathered.reasoning:
             message["reasoning_content"] = "".join(gathered.reasoning)
-        if gathered.calls:
-            message["tool_calls"] = [_call(call) for call in gathered.calls.values()]
+        calls = [_call(call) for call in gathered.calls.values()]
+        if calls and self._form.functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
         return {
             "index": fact.index,
             "message": message,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.messages.data import ChoiceEnded, Finished, Usage
+from lmx.protocol.states import FinishReason
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class Form:
     """Whether every chunk of a stream has the usage until then."""
     token_ids: bool = False
     """Whether the answer has the tokens of the prompt and of the answer."""
+    functions: bool = False
+    """Whether a call is a ``function_call``, as OpenAI's API had it before tools."""
     prompt_logprobs: bool = False
     """Whether the answer has the logprobs of the prompt's tokens."""
 
@@ -75,7 +78,10 @@ def head_object(identity: Identity, kind: str) -> dict[str, Any]:
 def end_object(ended: ChoiceEnded, form: Form) -> dict[str, Any]:
     """Return why a choice ended. ``stop_reason`` is vLLM's field: the stop string, or the stop
     token as a number, that ended it."""
-    return {"finish_reason": ended.reason.value, "stop_reason": _stop_reason(ended.stop, form.stop)}
+    reason = ended.reason.value
+    if form.functions and ended.reason is FinishReason.TOOL_CALLS:
+        reason = "function_call"
+    return {"finish_reason": reason, "stop_reason": _stop_reason(ended.stop, form.stop)}
 
 
 def _stop_reason(stop: str | None, strings: tuple[str, ...]) -> str | int | None:

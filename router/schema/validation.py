@@ -67,6 +67,7 @@ _LENGTHS: Final = {
     "too_many_values": "must hold at most {most} values",
     "too_many_items": "must hold at most {max_items} parts and tool calls in all, got {items}",
     "string_too_long": "must hold at most {max_length} characters",
+    "no_tokens": "must be -1 or at least 1, got 0",
     "keep_alive_form": 'must be seconds, or a duration such as "5m" or "1h30m", or -1 or '
     '"forever", got {given}',
     "string_pattern_mismatch": "must match {pattern}",

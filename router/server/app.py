@@ -11,10 +11,11 @@ from lmx.router.http.allowed_hosts import HostCheck
 from lmx.router.http.body import BODY_ROOM, LARGE_BODIES
 from lmx.router.http.body_room import MOST_BYTES, BodyRoom
 from lmx.router.http.cors import Cors
-from lmx.router.http.endpoint import ENDPOINTS, Endpoint
+from lmx.router.http.endpoint import ENDPOINTS, Access, Endpoint
 from lmx.router.schema.openapi.document import API_DOCUMENT, ApiDocument
 from lmx.router.server.middleware import RequestServer, add_headers
 from lmx.router.server.routes import ROUTES
+from lmx.router.server.spellings import other_spellings
 from lmx.router.services import SERVICES, Services
 
 
@@ -50,8 +51,11 @@ def make_app(services: Services) -> web.Application:
 def _add(app: web.Application, endpoint: Endpoint) -> None:
     known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
     assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
-    if endpoint.method == "GET":
-        # HEAD is added too, except for a stream, whose length is only known at its end.
-        app.router.add_get(endpoint.path, endpoint.handler, allow_head=not endpoint.streams)
-    else:
-        app.router.add_route(endpoint.method, endpoint.path, endpoint.handler)
+    # A proxy that keeps strangers from the operators' paths need not know of other spellings.
+    spelled = () if endpoint.access is Access.ADMIN else other_spellings(endpoint.path)
+    for path in (endpoint.path, *spelled):
+        if endpoint.method == "GET":
+            # HEAD is added too, except for a stream, whose length is only known at its end.
+            app.router.add_get(path, endpoint.handler, allow_head=not endpoint.streams)
+        else:
+            app.router.add_route(endpoint.method, path, endpoint.handler)

@@ -36,6 +36,7 @@ from lmx.router.operators.downloads import (
 )
 from lmx.router.operators.engines import add_engine, engine_status, list_engines, remove_engine
 from lmx.router.operators.events import stream_events
+from lmx.router.operators.front_page import front, icon, page_style, ping, version
 from lmx.router.operators.health import health
 from lmx.router.operators.jobs import cancel_request, delete_job, get_job, list_jobs, list_requests
 from lmx.router.operators.logs import stream_log
@@ -67,6 +68,7 @@ from lmx.router.schema.answers.engines import (
     EngineStatusAnswer,
     ServerHealth,
 )
+from lmx.router.schema.answers.front import Front, Version
 from lmx.router.schema.answers.jobs import (
     CancelledJob,
     DeletedJob,
@@ -304,8 +306,27 @@ def _jobs() -> Iterator[Endpoint]:
     )  # fmt: skip
 
 
+def _front() -> Iterator[Endpoint]:
+    use, tag = Access.OPEN, "Health"
+    yield Endpoint(
+        "GET", "/", front, use, tag, "What this server is; a page for browsers", answer=Front,
+        also="text/html", quiet=True,
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/version", version, use, tag, "lmx's version", answer=Version, quiet=True
+    )
+    yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router lives", quiet=True)
+    for path, handler, media in (
+        ("/page.css", page_style, "text/css"),
+        ("/favicon.ico", icon, "image/svg+xml"),
+    ):
+        yield Endpoint(
+            "GET", path, handler, use, "Description", "A file of the page", media=media, quiet=True
+        )
+
+
 def _operation() -> Iterator[Endpoint]:
-    for path in ("/health", "/v1/health", "/status"):
+    for path in ("/health", "/healthz", "/v1/health", "/status"):
         yield Endpoint(
             "GET", path, health, Access.OPEN, "Health", "Whether lmx can serve",
             answer=ServerHealth, degraded_status=503, quiet=True,
@@ -372,6 +393,7 @@ def _watching() -> Iterator[Endpoint]:
 ROUTES: Final = (
     *_inference(),
     *_jobs(),
+    *_front(),
     *_operation(),
     *administration(),
     *engines(),

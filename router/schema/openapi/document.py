@@ -162,6 +162,8 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
         content["application/json"] = {"schema": schemas.of(endpoint.answer)}
     elif not endpoint.streams:
         content[endpoint.media] = {"schema": {"type": "string"}}
+    if endpoint.also is not None:
+        content[endpoint.also] = {"schema": {"type": "string"}}
     if endpoint.streams:
         # OpenAPI 3.1 has no word for the shape of an event, 3.2 has: `itemSchema`.
         stream: dict[str, Any] = {"schema": {"description": _EVENTS}}

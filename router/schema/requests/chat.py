@@ -11,17 +11,32 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
 from lmx.router.schema.requests.messages import Messages, check_messages
-from lmx.router.schema.requests.sampling import assist_of, sampling_of, search_of
+from lmx.router.schema.requests.older_forms import modernized
+from lmx.router.schema.requests.sampling import assist_of, only_value, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
-from lmx.router.schema.requests.tools import ToolFields, tool_use_of
+from lmx.router.schema.requests.tools import FunctionFields, ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
-from lmx.router.schema.validation import Count, FreeObject, validated
+from lmx.router.schema.validation import Count, FreeObject, Strict, validated
 
 _MAX_FPS: Final = 240.0
 """Frames per second: more than cameras record."""
 
 
-class ChatRequest(GenerationFields, ToolFields):
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ReasoningOptions(Strict):
+    """How the model thinks, in one object."""
+
+    effort: _Effort | None = None
+    """The same as `reasoning_effort`."""
+    enabled: bool | None = None
+    """The same as `enable_thinking`."""
+    max_tokens: Count | None = None
+    """The same as `thinking_token_budget`."""
+
+
+class ChatRequest(GenerationFields, ToolFields, FunctionFields):
     """The body of POST /v1/chat/completions.
 
     A field of the API that is not here is either refused
@@ -34,7 +49,7 @@ class ChatRequest(GenerationFields, ToolFields):
     """The answer has each token of its content with the token's logprob. Default: false."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """With how many alternatives each token is given. It needs `logprobs`. Default: 0."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: _Effort | None = None
     """It is given to the model's template. `none` also switches thinking off, where
     `enable_thinking` does not say otherwise. Default: the model's."""
     enable_thinking: bool | None = None
@@ -45,6 +60,11 @@ class ChatRequest(GenerationFields, ToolFields):
     limit."""
     thinking_budget: Count | None = None
     """The same as `thinking_token_budget`, by Qwen's name. Both, different, are a 400."""
+    reasoning: ReasoningOptions | None = None
+    """The same three in one object, as OpenRouter has them. A field and its namesake here,
+    different, are a 400."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    """The same as `enable_thinking`, or as `reasoning_effort` if it is a word, by Ollama's name."""
     chat_template_kwargs: FreeObject | None = None
     """Values for the model's chat template. A template that loops, or takes more than 1 GiB for a
     request, is stopped: a 400 `chat_template_failed`. Default: the model's configuration."""
@@ -69,7 +89,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
     ``ovms`` selects the rules of /v3. This module does not set the ids and the credit. Raises
     :class:`RequestError` (400) for the first fault.
     """
-    request = validated(ChatRequest, body)
+    request = validated(ChatRequest, modernized(body))
     check_messages(request.messages)
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, CHAT)
@@ -130,24 +150,39 @@ def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -
 
 
 def _thinking_of(request: ChatRequest) -> Thinking:
-    new, old = request.thinking_token_budget, request.thinking_budget
-    if new is not None and old is not None and new != old:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`thinking_token_budget` ({new}) and `thinking_budget` ({old}) differ: they are two "
-            "names of one limit, send one of them.",
-            param="thinking_budget",
-        )
-    enabled = request.enable_thinking
+    options = request.reasoning or ReasoningOptions()
+    switch, word = (
+        (request.think, None) if isinstance(request.think, bool) else (None, request.think)
+    )
+    budget = only_value(
+        "the budget of the thinking",
+        {
+            "thinking_token_budget": request.thinking_token_budget,
+            "thinking_budget": request.thinking_budget,
+            "reasoning.max_tokens": options.max_tokens,
+        },
+    )
+    effort = only_value(
+        "the effort of the thinking",
+        {
+            "reasoning_effort": request.reasoning_effort,
+            "reasoning.effort": options.effort,
+            "think": word,
+        },
+    )
+    enabled = only_value(
+        "whether the model thinks",
+        {
+            "enable_thinking": request.enable_thinking,
+            "reasoning.enabled": options.enabled,
+            "think": switch,
+        },
+    )
     if enabled is None:
         # An explicit value wins over what an effort implies.
         kwargs = request.chat_template_kwargs or {}
         said = (kwargs.get("enable_thinking"), kwargs.get("thinking"))
         enabled = next((value for value in said if isinstance(value, bool)), None)
-    if enabled is None and request.reasoning_effort == "none":
+    if enabled is None and effort == "none":
         enabled = False
-    return Thinking(
-        effort=request.reasoning_effort,
-        enabled=enabled,
-        budget_tokens=old if new is None else new,
-    )
+    return Thinking(effort=effort, enabled=enabled, budget_tokens=budget)

@@ -12,7 +12,12 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Search
 from lmx.router.http.body_limits import MAX_NUMBERS
-from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
+from lmx.router.schema.requests.generation import (
+    GenerationFields,
+    Limit,
+    check_generation,
+    keep_alive_of,
+)
 from lmx.router.schema.requests.sampling import MAX_ANSWERS, assist_of, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
@@ -94,10 +99,11 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt
     """What the model goes on with: a text, or an array of texts, of tokens, or of arrays of tokens.
     There may be up to 128 prompts, and 128 answers in all."""
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     """How many tokens the answer has at most. 0, which needs `echo` or `prompt_logprobs`, computes
-    nothing but the prompt: with `logprobs`, that is how a text is scored. Default: 16."""
-    max_completion_tokens: Count | None = None
+    nothing but the prompt: with `logprobs`, that is how a text is scored. -1: as many
+    as the context has room for. Default: 16."""
+    max_completion_tokens: Limit | None = None
     """The same as `max_tokens`. Both, different, are a 400."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     """With how many alternatives each token of the answer is given, in lists: a number here, as it
@@ -127,7 +133,7 @@ def parse_completion(
     :class:`RequestError` (400) for the first fault.
     """
     request = validated(CompletionRequest, body)
-    if request.token_limit is None:
+    if request.max_tokens is None and request.max_completion_tokens is None:
         request = request.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     check_generation(request, ovms=ovms)
     refuse_unsupported(body, COMPLETION)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.models.keep_alive import parse_keep_alive
-from lmx.router.schema.requests.sampling import SamplingFields
+from lmx.router.schema.requests.sampling import SamplingFields, only_value
 from lmx.router.schema.requests.structure import StructureFields
 from lmx.router.schema.validation import (
     LIST,
@@ -19,7 +19,6 @@ from lmx.router.schema.validation import (
     TEXT_OR_LIST,
     Count,
     FreeObject,
-    Positive,
     Strict,
 )
 
@@ -40,6 +39,11 @@ class LabelFields(Strict):
     them apart."""
     prompt_cache_retention: str | None = None
     """It is accepted, and changes nothing: prefixes are kept while there is room."""
+    store: bool | None = None
+    """It is accepted, and changes nothing: `jobs` in the configuration says what is kept of an
+    answer."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """It is accepted, and changes nothing: say in the system message how long answers are to be."""
 
 
 def _seconds(value: Any) -> Any:
@@ -75,23 +79,35 @@ def keep_alive_of(request: ResidencyFields) -> float | None:
     Raises :class:`RequestError` if the two names have different values.
     """
     wanted, ttl = request.keep_alive, request.ttl
-    if wanted is not None and ttl is not None and wanted != ttl:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`keep_alive` ({wanted:g} s) and `ttl` ({ttl} s) differ: they are two names of one "
-            "limit, send one of them.",
-            param="ttl",
-        )
-    return ttl if wanted is None else wanted
+    seconds: float | None = only_value("one limit", {"keep_alive": wanted, "ttl": ttl})
+    return seconds
 
 
-_MAX_STOPS: Final = 4
+_MAX_STOPS: Final = 64
 MAX_STOP_CHARS: Final = 4096
 """The end of the answer is compared with all beginnings of a stop string at each token."""
 
 _MAX_SALT: Final = 256
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+def _without_empty(stop: Any) -> Any:
+    if stop == "":
+        return None
+    return [one for one in stop if one != ""] if isinstance(stop, list) else stop
+
+
+def _not_zero(limit: int) -> int:
+    if limit == 0:
+        raise PydanticCustomError("no_tokens", "no tokens")
+    return limit
+
+
+Limit = Annotated[int, Field(ge=-1, le=MAX_COUNT)]
+"""A limit of an answer's length; -1 stands for none."""
+
+_AnswerLimit = Annotated[Limit, AfterValidator(_not_zero)]
 
 
 class StreamOptions(Strict):
@@ -114,22 +130,23 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     """The answer is sent as it comes, as server-sent events. Default: false."""
     stream_options: StreamOptions | None = None
     """What a stream tells beside the answer. It is allowed with `stream: true` only."""
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: _AnswerLimit | None = None
     """How many tokens the answer has at most, reasoning included. The model's `max_tokens_limit`
-    caps it. Default: the model's, else up to the context."""
-    max_tokens: Positive | None = None
+    caps it. -1 is the same as none. Default: the model's, else up to the context."""
+    max_tokens: _AnswerLimit | None = None
     """The older name of `max_completion_tokens`. Both, different, are a 400."""
-    stop: (
+    stop: Annotated[
         Annotated[
             Annotated[_Stop, Tag(TEXT)]
             | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
             TEXT_OR_LIST,
         ]
-        | None
-    ) = None
-    """Texts that end the answer, and are not in it: one, or up to 4, of up to 4096 characters. They
-    are matched on the text as the model writes it: across tokens, in reasoning and in tool calls
-    too. Default: none."""
+        | None,
+        BeforeValidator(_without_empty),
+    ] = None
+    """Texts that end the answer, and are not in it: one, or up to 64, of up to 4096 characters.
+    Empty ones are left out. They are matched on the text as the model writes it: across tokens, in
+    reasoning and in tool calls too. Default: none."""
     include_stop_str_in_output: bool | None = None
     """The text of `stop` that ended the answer stays in it. Default: false; on /v3 true in streams,
     where false is a 400 (as at OpenVINO Model Server)."""
@@ -158,13 +175,16 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
 
     @property
     def token_limit(self) -> int | None:
-        """How many tokens the answer may have, from either of the two names."""
-        new = self.max_completion_tokens
-        return self.max_tokens if new is None else new
+        """How many tokens the answer may have, from either of the two names. None: no limit was
+        asked for."""
+        limit = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return None if limit == -1 else limit
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop strings, none to four."""
+        """The stop strings, often none."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -226,14 +246,8 @@ def check_generation(request: GenerationFields, *, ovms: bool) -> None:
 
 
 def _check_token_limits(request: GenerationFields) -> None:
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ: they are two "
-            "names of one limit, send one of them.",
-            param="max_tokens",
-        )
+    new, old = request.max_completion_tokens, request.max_tokens
+    only_value("one limit", {"max_completion_tokens": new, "max_tokens": old})
     limit, least = request.token_limit, request.min_tokens
     if limit is not None and least is not None and least > limit:
         raise RequestError(

@@ -3,6 +3,7 @@ request to a worker."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field, WithJsonSchema
@@ -52,6 +53,12 @@ class SamplingFields(Strict):
     min_p: float | None = parameter("min_p")
     typical_p: float | None = parameter("typical_p")
     repetition_penalty: float | None = parameter("repetition_penalty")
+    repeat_penalty: float | None = Field(
+        None,
+        **PARAMETERS["repetition_penalty"].bounds,
+        description="The same as `repetition_penalty`, by llama.cpp's name. Both, different, are a "
+        "400.",
+    )
     presence_penalty: float | None = parameter("presence_penalty")
     frequency_penalty: float | None = parameter("frequency_penalty")
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
@@ -105,10 +112,38 @@ class SamplingFields(Strict):
     """For prompt lookup: the longest run of tokens that is looked for. Default: the model's."""
 
 
+def only_value(what: str, given: Mapping[str, Any]) -> Any:
+    """Return the value of what has several names; None if none of them is given.
+
+    ``what`` the names stand for is said in the error: :class:`RequestError` if two have different
+    values.
+    """
+    named = [(name, value) for name, value in given.items() if value is not None]
+    for name, value in named[1:]:
+        first, wanted = named[0]
+        if value != wanted:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{first}` ({short(wanted)}) and `{name}` ({short(value)}) differ: they are two "
+                f"names of {what}, send one of them.",
+                param=name,
+            )
+    return named[0][1] if named else None
+
+
 def sampling_of(fields: SamplingFields) -> Sampling:
-    """Return how tokens are drawn. Raises :class:`RequestError` for a wrong ``logit_bias``."""
+    """Return how tokens are drawn. Raises :class:`RequestError` for a wrong ``logit_bias``, and for
+    two names of one penalty with different values."""
+    drawn = {name: getattr(fields, name) for name in PARAMETERS}
+    drawn["repetition_penalty"] = only_value(
+        "one penalty",
+        {
+            "repetition_penalty": fields.repetition_penalty,
+            "repeat_penalty": fields.repeat_penalty,
+        },
+    )
     return Sampling(
-        **{name: getattr(fields, name) for name in PARAMETERS},
+        **drawn,
         seed=fields.seed,
         logit_bias=_biases(fields.logit_bias or {}),
         ignore_eos=bool(fields.ignore_eos),

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import ToolUse
 from lmx.protocol.states import ToolChoice
-from lmx.router.schema.validation import OBJECT, TEXT, FreeObject, Strict, short
+from lmx.router.schema.validation import OBJECT, TEXT, TEXT_OR_OBJECT, FreeObject, Strict, short
 
 MAX_TOOLS: Final = 1024
 
@@ -119,6 +119,22 @@ class ToolFields(Strict):
     `none` are accepted. Default: `auto`."""
     parallel_tool_calls: bool | None = None
     """The answer may have more than one call. Default: true."""
+
+
+class FunctionFields(Strict):
+    """The two fields that OpenAI's API had before tools."""
+
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """The functions of `tools`, by the older name. The answer then has one `function_call` at most,
+    and no `tool_calls`. Without effect beside `tools`. Default: none."""
+    function_call: (
+        Annotated[
+            Annotated[Literal["none", "auto"], Tag(TEXT)] | Annotated[NamedFunction, Tag(OBJECT)],
+            TEXT_OR_OBJECT,
+        ]
+        | None
+    ) = None
+    """The `tool_choice` for `functions`. Default: `auto`."""
 
 
 def tool_use_of(fields: ToolFields) -> ToolUse | None:

@@ -29,12 +29,8 @@ CHAT: Final[dict[str, tuple[Any, ...]]] = _COMMON | {
     "add_special_tokens": (False,),
     "audio": (),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "store": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Maps a field of a chat request to the values (besides null) that mean the same as leaving it

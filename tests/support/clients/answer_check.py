@@ -40,6 +40,8 @@ class AnswerCheck:
     ) -> str | None:
         if response.status == 304:
             return None  # It stands for an answer that was sent before.
+        if response.status == 308 and "Location" in response.headers:
+            return None  # A path in another spelling.
         if request.method == "OPTIONS" and response.status == 204:
             return None  # Of a browser's question, which is for every route.
         # A family that a test has made has a shape of its own.
@@ -59,6 +61,8 @@ class AnswerCheck:
                 return "the status is not described"
             if response.status in well:
                 shape = endpoint.answer
+        if endpoint is not None and response.content_type == endpoint.also:
+            return None
         if response.content_type == "text/event-stream":
             return None if endpoint is not None and endpoint.streams else "a stream"
         if not isinstance(response, web.Response) or shape is None:

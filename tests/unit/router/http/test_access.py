@@ -28,7 +28,9 @@ from lmx.router.server.routes import ROUTES
 ADMIN = "the-admin-key-of-this-test"
 KEYS = ("first-inference-key", "second-inference-key-ключ")
 METRICS_KEY = "a-key-for-metrics-alone"
-OPEN_PATHS = {"/health", "/v1/health", "/status", "/admin/health"}
+OPEN_PATHS = {
+    "/", "/health", "/healthz", "/v1/health", "/status", "/admin/health", "/ping", "/version",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -216,7 +218,7 @@ def url_path(endpoint: Endpoint) -> str:
 def test_what_is_open_is_health_and_its_description() -> None:
     found = {endpoint.path for endpoint in ROUTES if endpoint.access is Access.OPEN}
     assert found >= OPEN_PATHS - {"/admin/health"}
-    described = {"/openapi.json", "/docs", "/admin/health"}
+    described = {"/openapi.json", "/docs", "/admin/health", "/page.css", "/favicon.ico"}
     assert all(path in OPEN_PATHS | described or path.startswith("/docs") for path in found)
 
 

@@ -52,7 +52,7 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"prompt": "a", "suffix": "b"}, "suffix", ErrorCode.UNSUPPORTED_VALUE, "not supported"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", VALUE, "at least 1"),
     ({"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens", VALUE, "`echo: true`"),
-    ({"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens", VALUE, "at least 0"),
+    ({"prompt": "a", "max_tokens": -2, "echo": True}, "max_tokens", VALUE, "at least -1"),
     (
         {"prompt": "a", "max_tokens": 0, "echo": True, "n": 1, "best_of": 2},
         "best_of",

@@ -206,7 +206,7 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"thinking_token_budget": 1.5}, "thinking_token_budget", TYPE, "an integer"),
     (
         {"thinking_budget": 5, "thinking_token_budget": 6},
-        "thinking_budget", VALUE, "two names of one limit",
+        "thinking_budget", VALUE, "two names of the budget of the thinking",
     ),
 ]  # fmt: skip
 

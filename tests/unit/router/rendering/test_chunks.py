@@ -368,3 +368,23 @@ def test_logprobs_that_nobody_asked_for_are_null() -> None:
     for shape in (ChatShape(Form()), TextShape(Form())):
         (choice,) = whole(Form(), shape, [Delta(1, "x", 1)])
         assert choice["logprobs"] is None
+
+
+def test_a_call_in_the_form_that_functions_had() -> None:
+    form = Form(functions=True)
+    deltas = [
+        Delta(1, "", 1, kind=DeltaKind.TOOL_CALL, call=ToolCallPart(0, "call_1", "f")),
+        Delta(1, '{"a":1}', 1, kind=DeltaKind.TOOL_CALL, call=ToolCallPart(0)),
+    ]
+    end = ended(reason=FinishReason.TOOL_CALLS)
+    writer = chat_writer(form)
+    chunks = parse(writer.deltas(deltas) + writer.ends([end]) + writer.last(ENDING))
+    calls = [chunk["choices"][0]["delta"]["function_call"] for chunk in chunks[:2]]
+    assert calls == [{"name": "f", "arguments": ""}, {"arguments": '{"a":1}'}]
+    assert chunks[2]["choices"][0]["finish_reason"] == "function_call"
+    gathered = Accumulator(1, logprobs=False)
+    gathered.take(deltas)
+    shown = ChatShape(form).whole(end, gathered.choices[0])
+    assert shown["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}
+    assert "tool_calls" not in shown["message"]
+    assert shown["finish_reason"] == "function_call"

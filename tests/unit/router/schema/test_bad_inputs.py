@@ -63,14 +63,17 @@ MIB = 2**20
 
 # What is sent, the status, the code, the path.
 TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
-    "five stops": (body(stop=list("abcde")), 400, "invalid_value", "stop"),
+    "too many stops": (body(stop=["a"] * 65), 400, "invalid_value", "stop"),
     "a stop that is a number": (body(stop=5), 400, "invalid_type", "stop"),
     "stops that are numbers": (body(stop=[5]), 400, "invalid_type", "stop[0]"),
-    "an empty stop": (body(stop=""), 400, "invalid_value", "stop"),
-    "a negative limit": (body(max_tokens=-1), 400, "invalid_value", "max_tokens"),
+    "a negative limit": (body(max_tokens=-2), 400, "invalid_value", "max_tokens"),
     "no tokens": (body(max_tokens=0), 400, "invalid_value", "max_tokens"),
     "two limits": (
         body(max_tokens=1, max_completion_tokens=2), 400, "invalid_value", "max_tokens"),
+    "two penalties": (
+        body(repeat_penalty=1.1, repetition_penalty=1.2), 400, "invalid_value", "repeat_penalty"),
+    "two efforts": (
+        body(think="low", reasoning={"effort": "high"}), 400, "invalid_value", "think"),
     "no messages": (body(messages=[]), 400, "invalid_value", "messages"),
     "no conversation": (
         b'{"model": "%b"}' % MODEL.encode(), 400, "missing_required_parameter", "messages"),
@@ -78,9 +81,6 @@ TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
     "a role that there is not": (
         body(messages=[{"role": "robot", "content": "x"}]), 400, "invalid_value",
         "messages[0].role"),
-    "empty content": (
-        body(messages=[{"role": "user", "content": []}]), 400, "invalid_value",
-        "messages[0].content"),
     "no content": (
         body(messages=[{"role": "user"}]), 400, "missing_required_parameter",
         "messages[0].content"),

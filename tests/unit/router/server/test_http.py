@@ -115,7 +115,7 @@ async def test_a_trickling_body_holds_only_its_own_connection(
 
 async def test_unknown_paths_and_methods() -> None:
     async with router_rig() as rig:
-        for path in ("/nope", "/"):
+        for path in ("/nope", "/v2/chat/completions"):
             async with rig.http.get(f"{rig.url}{path}") as response:
                 body = await response.json()
                 assert (response.status, body["error"]["code"]) == (404, "not_found_error")
@@ -141,10 +141,23 @@ async def test_unknown_paths_and_methods() -> None:
         ("POST", "/v1/models", 405, "GET,HEAD"),
         ("GET", "/tokenize", 405, "POST"),
         ("PATCH", "/v1/rerank", 405, "POST"),
-        ("GET", "/", 404, None),
-        ("GET", "//v1/models", 404, None),
-        ("GET", "/v1/models/", 404, None),
-        ("POST", "/v1/chat/completions/", 404, None),
+        ("HEAD", "/", 200, None),
+        ("HEAD", "//v1/models", 200, None),
+        ("HEAD", "/v1//models", 200, None),
+        ("HEAD", "/v1/models/", 200, None),
+        ("HEAD", "/models", 200, None),
+        ("HEAD", "//models/", 200, None),
+        ("HEAD", "/healthz", 200, None),
+        ("HEAD", "/ping", 200, None),
+        ("POST", "/v1/chat/completions/", 415, None),
+        ("POST", "//v1/chat/completions", 415, None),
+        ("POST", "/v1//chat/completions", 415, None),
+        ("POST", "/chat/completions", 415, None),
+        ("POST", "/completions", 415, None),
+        ("POST", "/embeddings", 415, None),
+        ("GET", "/admin/status/", 404, None),
+        ("GET", "//admin/status", 404, None),
+        ("GET", "/v2/models", 404, None),
         ("GET", "/v1/%2e%2e/etc/passwd", 404, None),
     ],
 )

@@ -1,0 +1,63 @@
+"""GET / and the small routes that programs ask first."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from router_rig import MODEL, router_rig
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml"}
+
+
+class Links(HTMLParser):
+    """The paths that a page loads or leads to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        self.paths += [value for key, value in attrs if key in ("href", "src") and value]
+
+
+async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere() -> None:
+    async with router_rig() as rig:
+        async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
+            assert (response.status, response.content_type) == (200, "text/html")
+            assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+            html = await response.text()
+        assert MODEL in html
+        paths = Links(html).paths
+        assert "page.css" in paths
+        for path in paths:
+            async with rig.http.get(f"{rig.url}/{path}") as response:
+                assert response.status == 200, path
+
+
+async def test_a_program_gets_json() -> None:
+    async with router_rig() as rig, rig.http.get(f"{rig.url}/") as response:
+        answer = await response.json()
+    assert answer["name"] == "lmx" and answer["status"] == "healthy"
+    assert MODEL in answer["models"]
+
+
+async def test_where_keys_are_needed_strangers_see_no_models() -> None:
+    async with router_rig(api_keys=("an-api-key-for-tests",)) as rig:
+        async with rig.http.get(f"{rig.url}/") as response:
+            assert (await response.json())["models"] == []
+        async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
+            assert MODEL not in await response.text()
+
+
+async def test_the_small_routes() -> None:
+    async with router_rig() as rig:
+        async with rig.http.get(f"{rig.url}/version") as response:
+            assert await response.json() == {"version": "1.2.3"}
+        async with rig.http.get(f"{rig.url}/ping") as response:
+            assert response.status == 200
+        async with rig.http.get(f"{rig.url}/favicon.ico") as response:
+            assert response.content_type == "image/svg+xml"
+        async with rig.http.get(f"{rig.url}/healthz") as response:
+            assert (await response.json())["status"] == "healthy"

@@ -1,0 +1,31 @@
+"""The other spellings of a path, and what they answer."""
+
+from __future__ import annotations
+
+import pytest
+from router_rig import chat_body, router_rig
+from yarl import URL
+
+from lmx.router.server.spellings import other_spellings
+
+
+def test_the_table() -> None:
+    assert set(other_spellings("/v1/models")) == {
+        "/v1/models/", "//v1/models", "//v1/models/", "/v1//models", "/v1//models/",
+        "/models", "/models/", "//models", "//models/",
+    }  # fmt: skip
+    assert set(other_spellings("/health")) == {"/health/", "//health", "//health/"}
+    assert other_spellings("/") == () == other_spellings("/v1/models/{id:.+}")
+    assert "/jobs" not in other_spellings("/v1/jobs")
+
+
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "//chat/completions", "/v1//chat/completions/"]
+)
+async def test_a_conversation_is_answered_under_each(path: str) -> None:
+    async with (
+        router_rig() as rig,
+        rig.http.post(URL(f"{rig.url}{path}", encoded=True), json=chat_body()) as response,
+    ):
+        assert response.status == 200
+        assert (await response.json())["object"] == "chat.completion"
