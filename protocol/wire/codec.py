@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -57,14 +58,18 @@ class Envelope:
 class _Field:
     name: str
     unpack: _Unpack
-    required: bool
+    plain: type | None
+    """A value of exactly this type needs no unpacking. None: every value is unpacked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Schema:
     cls: type
     to_map: _Pack
-    fields: tuple[_Field, ...]
+    fields: Mapping[str, _Field]
+    """By name."""
+    required: tuple[str, ...]
+    """The names of those without a default."""
     flat: tuple[_Field, ...]
 
 
@@ -184,11 +189,18 @@ def from_map(cls: type[_T], body: Any, path: str) -> _T:
         raise ProtocolError(f"{path}: expected a map, got {type(body).__name__}")
     values: dict[str, Any] = {}
     schema = _schema(cls)
-    for field in schema.fields:
-        if field.name in body:
-            values[field.name] = field.unpack(body[field.name], f"{path}.{field.name}")
-        elif field.required:
-            raise ProtocolError(f"{path}.{field.name} is missing")
+    fields = schema.fields
+    # The hot path of every token: most fields of a delta are left out, and the others are plain.
+    for name, value in body.items():
+        field = fields.get(name)
+        if field is None:
+            continue  # A newer version has it.
+        values[name] = (
+            value if type(value) is field.plain else field.unpack(value, f"{path}.{name}")
+        )
+    for name in schema.required:
+        if name not in values:
+            raise ProtocolError(f"{path}.{name} is missing")
     for field in schema.flat:
         values[field.name] = field.unpack(body, path)
     return cls(**values)
@@ -203,27 +215,31 @@ def _schema(cls: type) -> _Schema:
 
 def _build_schema(cls: type) -> _Schema:
     hints = typing.get_type_hints(cls)
-    names: list[str] = []
+    defaults: dict[str, Any] = {}
     packers: list[tuple[str, _Pack]] = []
-    defaults: list[tuple[str, Any]] = []
-    fields: list[_Field] = []
+    required: list[str] = []
+    fields: dict[str, _Field] = {}
     flat: list[_Field] = []
     for field in dataclasses.fields(cls):
-        pack, unpack = _converters(hints[field.name])
-        names.append(field.name)
+        hint = hints[field.name]
+        pack, unpack = _converters(hint)
+        known = _Field(field.name, unpack, hint if hint in _PLAIN else None)
         if pack is not None:
             packers.append((field.name, pack))
-        required = (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        )
-        if field.default is not dataclasses.MISSING and cls not in _untrimmed:
-            defaults.append((field.name, field.default))
-        where = flat if field.metadata.get("flat") else fields
-        where.append(_Field(field.name, unpack, required))
-    build = _map_builder(names, packers, defaults)
+        has_default = field.default is not dataclasses.MISSING
+        # Nothing is MISSING itself, so a field without a default is always sent.
+        trimmed = has_default and cls not in _untrimmed
+        defaults[field.name] = field.default if trimmed else dataclasses.MISSING
+        if field.metadata.get("flat"):
+            flat.append(known)
+            continue
+        fields[field.name] = known
+        if not has_default and field.default_factory is dataclasses.MISSING:
+            required.append(field.name)
+    build = _map_builder(defaults, packers)
     if flat:
         build = _flattened(build, tuple(field.name for field in flat))
-    return _Schema(cls, build, tuple(fields), tuple(flat))
+    return _Schema(cls, build, fields, tuple(required), tuple(flat))
 
 
 def _flattened(build: _Pack, names: tuple[str, ...]) -> _Pack:
@@ -237,33 +253,31 @@ def _flattened(build: _Pack, names: tuple[str, ...]) -> _Pack:
     return flattened
 
 
-def _map_builder(
-    names: list[str], packers: list[tuple[str, _Pack]], defaults: list[tuple[str, Any]]
-) -> _Pack:
+def _map_builder(defaults: Mapping[str, Any], packers: Sequence[tuple[str, _Pack]]) -> _Pack:
+    """Return what makes a map of a dataclass's fields, without those that are at their default."""
+    names, left_out = tuple(defaults), tuple(defaults.values())
     # attrgetter fetches all fields in one C call; this is the hot path of every token.
-    if not names:
-        return lambda value: {}
-    if len(names) == 1:
-        only = names[0]
-        single = attrgetter(only)
-        base: _Pack = lambda value: {only: single(value)}  # noqa: E731
-    else:
-        many = attrgetter(*names)
-        base = lambda value: dict(zip(names, many(value), strict=True))  # noqa: E731
-    if not packers and not defaults:
-        return base
+    match names:
+        case ():
+            return lambda value: {}
+        case (name,):
+            single = attrgetter(name)
+            fetch: Callable[[Any], tuple[Any, ...]] = lambda value: (single(value),)  # noqa: E731
+        case _:
+            fetch = attrgetter(*names)
 
-    def trimmed(value: Any) -> dict[str, Any]:
-        out: dict[str, Any] = base(value)
-        for name, default in defaults:
-            if out[name] is default:
-                del out[name]
+    def build(value: Any) -> dict[str, Any]:
+        out = {
+            name: inner
+            for name, inner, default in zip(names, fetch(value), left_out, strict=True)
+            if inner is not default
+        }
         for name, pack in packers:
             if name in out:
                 out[name] = pack(out[name])
         return out
 
-    return trimmed
+    return build
 
 
 def _converters(hint: Any) -> tuple[_Pack | None, _Unpack]:
@@ -281,7 +295,7 @@ def _converters(hint: Any) -> tuple[_Pack | None, _Unpack]:
         if issubclass(hint, StrEnum):
             return None, _enum(hint)
         if dataclasses.is_dataclass(hint):
-            return to_map, lambda value, path: from_map(hint, value, path)
+            return to_map, partial(from_map, hint)
         if hint in _SCALARS:
             return None, _SCALARS[hint]
     raise TypeError(f"messages can't carry {hint!r}")
@@ -309,7 +323,11 @@ def _sequence(item: Any) -> tuple[_Pack | None, _Unpack]:
             raise ProtocolError(f"{path}: expected an array, got {type(value).__name__}")
         if plain is not None and plain.issuperset(map(type, value)):
             return tuple(value)
-        return tuple(unpack(entry, f"{path}[{index}]") for index, entry in enumerate(value))
+        try:
+            return tuple([unpack(entry, path) for entry in value])
+        except ProtocolError:
+            # Once more, to name the entry: its place in each path would cost every token.
+            return tuple(unpack(entry, f"{path}[{index}]") for index, entry in enumerate(value))
 
     return (None if pack is None else lambda value: [pack(entry) for entry in value]), unpack_items
 
@@ -346,3 +364,4 @@ _SCALARS: dict[Any, _Unpack] = {
     bytes: _checked(bytes, "bytes"),
     float: _number,
 }
+_PLAIN: Final = frozenset(_SCALARS)

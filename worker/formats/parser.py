@@ -128,7 +128,7 @@ class OutputParser:
         if self._steps is None:
             return [Part(DeltaKind.CONTENT, text)] if text else []
         self._feed.add(text)
-        self._advance()
+        next(self._steps, None)
         return self._parts()
 
     def finish(self) -> list[Part]:

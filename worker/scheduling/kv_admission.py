@@ -12,6 +12,7 @@ row is counted with the length of the longest row that it may decode together wi
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class _Counted:
     width: int | None
     """The width of its beam search; None for a row of the batch."""
     made_tokens: int = 0
+    changes_at_tokens: int = sys.maxsize
+    """The sum over all rows stays as it is until the row has made so many tokens."""
 
     @property
     def tokens(self) -> int:
@@ -51,6 +54,22 @@ class _Counted:
     def present_tokens(self) -> int:
         """The present length of each of its sequences."""
         return self.prompt_tokens + self.made_tokens
+
+    def next_change_tokens(self, step_tokens: int) -> int:
+        """Return how many tokens it will have made when its present length, or the estimated one,
+        next begins a step of a cache."""
+        made_tokens = self.made_tokens + 1
+        changes_at = _step_begin(self.prompt_tokens, made_tokens, step_tokens)
+        estimated_at = _step_begin(
+            self.prompt_tokens + AHEAD_TOKENS, max(made_tokens, _FIRST_TOKENS + 1), step_tokens
+        )
+        return min(changes_at, estimated_at)
+
+
+def _step_begin(before_tokens: int, from_tokens: int, step_tokens: int) -> int:
+    """Return the least number from ``from_tokens`` on that, added to ``before_tokens``, begins a
+    step."""
+    return from_tokens + (1 - before_tokens - from_tokens) % step_tokens
 
 
 class KvAdmission:
@@ -95,7 +114,9 @@ class KvAdmission:
 
     def begin(self, row: RowRequest) -> None:
         """Count a row from now on."""
-        self._rows[row.row_id] = _counted(row)
+        counted = self._rows[row.row_id] = _counted(row)
+        if self._step_tokens:
+            counted.changes_at_tokens = counted.next_change_tokens(self._step_tokens)
         self._total_bytes = self._present_bytes = None
 
     def made(self, row_id: int) -> None:
@@ -103,11 +124,8 @@ class KvAdmission:
         counted = self._rows[row_id]
         counted.made_tokens += 1
         # For every token of every row: only one that begins a step of a cache changes the sum.
-        step_tokens = self._step_tokens
-        if not step_tokens:
-            return
-        grows = counted.made_tokens > _FIRST_TOKENS and (counted.tokens - 1) % step_tokens == 0
-        if grows or (counted.present_tokens - 1) % step_tokens == 0:
+        if counted.made_tokens >= counted.changes_at_tokens:
+            counted.changes_at_tokens = counted.next_change_tokens(self._step_tokens)
             self._total_bytes = self._present_bytes = None
 
     def end(self, row_id: int) -> None:

@@ -89,6 +89,7 @@ class Row:
         "_held",
         "_ids",
         "_job",
+        "_kind",
         "_logprob",
         "_out_chars",
         "_parser",
@@ -117,6 +118,8 @@ class Row:
         self._token_bytes = token_bytes
         self._stops = StopMatcher(rules.stop, include=rules.include_stop)
         self._parser = rules.make_parser() if rules.make_parser else None
+        # The kind of the text at the present place.
+        self._kind = DeltaKind.CONTENT if self._parser is None else self._parser.kind
         self._track = LogprobTrack() if rules.logprobs else None
         self._held: list[TokenLogprob] = []
         self._raw_chars = 0
@@ -172,10 +175,10 @@ class Row:
             self._track.add(entry, self._raw_chars if text else None)
         if self.tokens > rules.min_tokens:
             text = self._stops.add(text)
-        thinking = self._parser is not None and self._parser.kind is DeltaKind.REASONING
+        before = self._kind
         self._emit(text, out)
         if self._parser is not None:
-            self._count_reasoning(self._parser, thinking)
+            self._count_reasoning(self._parser, before)
         if self._stops.matched is not None:
             return self._end(FinishReason.STOP, self._stops.matched, out)
         if self._parser is not None and self._parser.satisfied:
@@ -184,9 +187,9 @@ class Row:
             return self._finish(FinishReason.LENGTH, None, out)
         return False
 
-    def _count_reasoning(self, parser: OutputParser, was_thinking: bool) -> None:
+    def _count_reasoning(self, parser: OutputParser, before: DeltaKind) -> None:
         """Count the token as reasoning, or as one that may be a part of the mark before it."""
-        if was_thinking or parser.kind is DeltaKind.REASONING:
+        if before is DeltaKind.REASONING or self._kind is DeltaKind.REASONING:
             self.reasoning_tokens += 1 + self._undecided_tokens
         elif parser.undecided:
             self._undecided_tokens += 1
@@ -242,24 +245,25 @@ class Row:
         return True
 
     def _emit(self, text: str, out: list[JobOutput]) -> None:
-        if self._parser is None and self._track is None:
-            if text:
-                piece = Piece(self._job.job_id, self.index, text, self._unreported_tokens)
-                if self._ids is not None:
-                    piece = piece._replace(token_ids=self._unreported_ids())
-                out.append(piece)
-                self._unreported_tokens = 0
+        """Give out what became final with ``text``, and note the kind of the present place."""
+        if self._track is None:
+            # The hot path: nothing waits for the text that it belongs to.
+            if self._parser is not None:
+                parts = self._parser.add(text)
+                self._kind = self._parser.kind
+                for kind, part, call in parts:
+                    self._append(kind, part, call, (), out)
+            elif text:
+                self._append(DeltaKind.CONTENT, text, None, (), out)
             return
-        entries: list[TokenLogprob] = []
-        if self._track is not None:
-            self._out_chars += len(text)
-            entries = self._track.release(self._out_chars)
+        self._out_chars += len(text)
+        entries = self._track.release(self._out_chars)
         if self._parser is None:
             self._give(DeltaKind.CONTENT, text, None, entries, out)
             return
-        before = self._parser.kind
+        before = self._kind
         parts = self._parser.add(text)
-        after = self._parser.kind
+        self._kind = after = self._parser.kind
         # The tokens of a marker belong to no content: neither those that led into it nor,
         # held back with it, those that turned out to be its beginning.
         inside = before is DeltaKind.CONTENT and after is DeltaKind.CONTENT
@@ -286,21 +290,22 @@ class Row:
         entries: list[TokenLogprob],
         out: list[JobOutput],
     ) -> None:
+        """Give out a text with its logprobs, and with those that were held back for it."""
         if not text and call is None and not entries:
             return
         if kind is DeltaKind.CONTENT and self._held:
             entries = self._held + entries
             self._held = []
-        out.append(
-            Piece(
-                self._job.job_id,
-                self.index,
-                text,
-                self._unreported_tokens,
-                kind,
-                call,
-                tuple(entries),
-                self._unreported_ids(),
-            )
-        )
-        self._unreported_tokens = 0
+        self._append(kind, text, call, tuple(entries), out)
+
+    def _append(
+        self,
+        kind: DeltaKind,
+        text: str,
+        call: ToolCallPart | None,
+        entries: tuple[TokenLogprob, ...],
+        out: list[JobOutput],
+    ) -> None:
+        ids = () if self._ids is None else self._unreported_ids()
+        tokens, self._unreported_tokens = self._unreported_tokens, 0
+        out.append(Piece(self._job.job_id, self.index, text, tokens, kind, call, entries, ids))

@@ -225,9 +225,13 @@ class Generations:
         for output in outputs:
             # The job was cancelled, so it is not in the table any more.
             opened = self._by_job.get(output.job_id)
-            if isinstance(output, Piece | AnswerEnded):
-                if isinstance(output, Piece):
-                    self._counts.tokens += output.tokens
+            # Nearly every output is a piece.
+            if isinstance(output, Piece):
+                self._counts.tokens += output.tokens
+                if opened is not None:
+                    opened.take(output, outgoing.to(opened.router))
+                continue
+            if isinstance(output, AnswerEnded):
                 if opened is not None:
                     opened.take(output, outgoing.to(opened.router))
                 continue

@@ -198,11 +198,11 @@ class PartSink:
 
     def content(self, text: str) -> None:
         """Add text for the reader."""
-        self._add(Part(DeltaKind.CONTENT, text))
+        self._add(DeltaKind.CONTENT, text)
 
     def reasoning(self, text: str) -> None:
         """Add text of the model's thinking."""
-        self._add(Part(DeltaKind.REASONING, text))
+        self._add(DeltaKind.REASONING, text)
 
     def begin_call(self, name: str) -> None:
         """Begin the next call; its arguments follow by :meth:`arguments`."""
@@ -216,20 +216,22 @@ class PartSink:
 
     def arguments(self, text: str) -> None:
         """Add to the arguments of the call that was begun last."""
-        self._add(Part(DeltaKind.TOOL_CALL, text, ToolCallPart(self._index)))
+        self._add(DeltaKind.TOOL_CALL, text, ToolCallPart(self._index))
 
     def take(self) -> list[Part]:
         """Return what has come since the last time."""
         parts, self._parts = self._parts, []
         return parts
 
-    def _add(self, part: Part) -> None:
+    def _add(self, kind: DeltaKind, text: str, call: ToolCallPart | None = None) -> None:
         only_call = self._index >= 0 and not self._parallel
-        if not part.text or self._dropping or (only_call and part.kind is not DeltaKind.TOOL_CALL):
+        if not text or self._dropping or (only_call and kind is not DeltaKind.TOOL_CALL):
             return
+        part = Part(kind, text, call)
+        # Nearly always it is the only one of its token.
         last = self._parts[-1] if self._parts else None
-        if last is not None and last.kind is part.kind and _index(last) == _index(part):
-            self._parts[-1] = last._replace(text=last.text + part.text)
+        if last is not None and last.kind is kind and _index(last) == _index(part):
+            self._parts[-1] = last._replace(text=last.text + text)
         else:
             self._parts.append(part)
 

@@ -29,6 +29,7 @@ LAYERS = [
     (KvLayers(1, 8, window_tokens=512, step_tokens=256), KvLayers(1, 2, step_tokens=256)),
     (KvLayers(3, 4, step_tokens=96), KvLayers(2, 0, fixed_bytes=1000, step_tokens=64)),
     (KvLayers(2, 4),),
+    (KvLayers(1, 4, step_tokens=100),),
 ]
 
 
@@ -77,6 +78,20 @@ def test_a_row_grows_with_what_it_makes_some_tokens_ahead() -> None:
     admission.end(1)
     admission.end(1)
     assert admission.total_bytes == 0
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(LAYERS), st.integers(1, 2000), st.integers(1, 3000), st.data())
+def test_a_sum_that_is_kept_is_the_sum_that_would_be_made(
+    layers: Sequence[KvLayers], prompt: int, max_tokens: int, data: st.DataObject
+) -> None:
+    rows = row(1, prompt, max_tokens), row(2, 300, 4000)
+    asked_always, asked_once = counted(*rows, layers=layers), counted(*rows, layers=layers)
+    for _ in range(data.draw(st.integers(1, max_tokens))):
+        asked_always.made(1)
+        asked_once.made(1)
+        kept = asked_always.total_bytes, asked_always.exceeded
+    assert kept == (asked_once.total_bytes, asked_once.exceeded)
 
 
 def test_requests_are_compared_by_bytes_then_by_tokens() -> None:
