@@ -27,6 +27,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task, TaskPart, TaskReply
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import LoadPhase, ModelKind
+from lmx.worker.media.values import MediaNeeds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +76,8 @@ class ModelFacts:
     adapters: Mapping[str, str | None] = field(default_factory=dict)
     """The adapters that rows may name, by id, each with the reason why it can't be used after all;
     None where it can."""
+    media: MediaNeeds | None = None
+    """What it takes besides text; None for a model that takes text only."""
 
 
 def capabilities(facts: ModelFacts) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
     LoadPhase,
+    MediaKind,
     MemoryPressure,
     ModelKind,
     WorkerState,
@@ -64,6 +65,9 @@ class WorkerHello:
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """As in Loaded; empty before the model is loaded."""
 
+    media: tuple[MediaKind, ...] = ()
+    """As in Loaded; empty before the model is loaded."""
+
 
 @message
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,9 @@ class Loaded:
 
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """Those of the adapters in the worker's spec that can't be used."""
+
+    media: tuple[MediaKind, ...] = ()
+    """What the model takes besides text."""
 
 
 @message

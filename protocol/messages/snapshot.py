@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lmx.protocol.states import (
     LoadPhase,
+    MediaKind,
     ModelKind,
     ModelState,
     SlotState,
@@ -31,6 +32,9 @@ class ModelCommon:
 
     family: str | None = None
     """The name of its architecture (``qwen3``); null until its files are known."""
+
+    media: tuple[MediaKind, ...] | None = None
+    """What it takes besides text; null until its files are known."""
 
     added: bool = False
     """Whether it was added while lmx ran, and is not of the configuration."""

@@ -25,9 +25,6 @@ from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, leading_to
 
-_MODALITIES: Final = ("text",)
-"""What every model takes."""
-
 _OF_ANTHROPIC: Final = "anthropic-version"
 """The header that all of Anthropic's clients send."""
 
@@ -71,7 +68,7 @@ def model_object(model: ModelView) -> ModelObject:
         state=model.state.value,
         aliases=list(model.aliases),
         context_length=model.context_length,
-        modalities=list(_MODALITIES),
+        modalities=_modalities(model),
         kind=None if model.kind is None else model.kind.value,
         capabilities=list(model.capabilities),
     )
@@ -112,8 +109,13 @@ def chat_model_spec(directory: Directory, model: ModelView) -> CapabilityModelSp
         domain="chat",
         aliases=[*model.aliases, *leading_to(directory, model)],
         default=model is directory.default(),
-        features=[*_MODALITIES, *model.capabilities],
+        features=[*_modalities(model), *model.capabilities],
     )
+
+
+def _modalities(model: ModelView) -> list[str]:
+    """Return what requests to a model may contain. Every model takes text."""
+    return ["text", *(kind.value for kind in model.media or ())]
 
 
 def _family(model_id: str) -> str:

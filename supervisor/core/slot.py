@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lmx.protocol.states import ExitCause, ModelKind, SlotState
+from lmx.protocol.states import ExitCause, MediaKind, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.decisions.reclaim import Returned
@@ -67,6 +67,8 @@ class SlotPast:
     last_exit: LastExit | None = None
     capabilities: tuple[str, ...] = ()
     """What its last worker said that requests may use."""
+    media: tuple[MediaKind, ...] | None = None
+    """What its last worker said that the model takes besides text. None: no worker said it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,12 @@ class SlotStore:
             self._ledger.correct(worker.instance, slot.plan.corrected_bytes(memory_bytes))
             self._actions.remember(slot.plan, memory_bytes, 0)
             files = replace(files, needs=replace(slot.plan, static_bytes=memory_bytes))
-        past = replace(past, loaded_at_s=self._actions.wall_s(), capabilities=worker.capabilities)
+        past = replace(
+            past,
+            loaded_at_s=self._actions.wall_s(),
+            capabilities=worker.capabilities,
+            media=worker.media,
+        )
         reserved_bytes = self._ledger.reserved_by(worker.instance)
         self._actions.keep_reservation(worker, reserved_bytes)
         if effect.load_s is not None:

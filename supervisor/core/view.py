@@ -16,7 +16,7 @@ from lmx.protocol.messages.status import (
     WorkerFigures,
 )
 from lmx.protocol.models.memory import kv_bytes
-from lmx.protocol.states import ModelKind, ModelState, model_state
+from lmx.protocol.states import MediaKind, ModelKind, ModelState, model_state
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config, MemoryConfig
 from lmx.supervisor.core.actions import Actions
@@ -122,6 +122,7 @@ def _common(slot: Slot, position: int | None) -> dict[str, Any]:
         "source": slot.model.source,
         "kind": model_kind(slot),
         "family": slot.files.facts.family,
+        "media": _media(slot),
         "added": slot.added,
         "pid": worker.pid if worker else None,
         "instance": worker.instance if worker else None,
@@ -134,6 +135,15 @@ def _common(slot: Slot, position: int | None) -> dict[str, Any]:
         "needed_bytes": slot.files.needs.reserve_bytes if slot.files.needs else None,
         "problem": slot.problem,
     }
+
+
+def _media(slot: Slot) -> tuple[MediaKind, ...] | None:
+    """Return what a model takes besides text: what its worker says, or the last one said, or else
+    what its files say."""
+    told = slot.worker.media if slot.worker else None
+    if told is None:
+        told = slot.past.media
+    return slot.files.facts.media if told is None else told
 
 
 def _left_s(at_s: float | None, now_s: float) -> float | None:

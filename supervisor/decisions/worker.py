@@ -8,7 +8,7 @@ from typing import Final
 
 from lmx.protocol.messages.control import RefusedAdapter
 from lmx.protocol.messages.status import WorkerFigures
-from lmx.protocol.states import ExitCause, LoadPhase, ModelKind, WorkerState
+from lmx.protocol.states import ExitCause, LoadPhase, MediaKind, ModelKind, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Worker:
 
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
+    media: tuple[MediaKind, ...] | None = None
+    """What its model takes besides text; None before the model is loaded."""
 
     refused_adapters: tuple[RefusedAdapter, ...] = ()
     """The adapters that it can't use."""

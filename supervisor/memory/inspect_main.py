@@ -36,7 +36,9 @@ from lmx.protocol.models.checkpoint import (
 )
 from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.kind import read_kind
-from lmx.protocol.states import ModelKind
+from lmx.protocol.models.media import media_kinds
+from lmx.protocol.models.safetensors import read_tensors
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -124,7 +126,9 @@ def _read(found: Inspection) -> Inspection:
     config = read_checkpoint_config(_model_folder(folder))
     files = read_model_files(folder, kind, question.engine, config)
     created_s = max(0, int((folder / "config.json").stat().st_mtime))
-    facts = ModelFacts(config.family, config.context_tokens, created_s)
+    facts = ModelFacts(
+        config.family, config.context_tokens, created_s, _media(folder, kind, config)
+    )
     found = _with_adapters(replace(found, facts=facts, files=files))
     if question.draft is None:
         return found
@@ -133,6 +137,13 @@ def _read(found: Inspection) -> Inspection:
     except OperationError as error:
         return replace(found, problem=shown(f"speculation.draft: {error.message}"))
     return replace(found, draft_files=draft)
+
+
+def _media(folder: Path, kind: ModelKind, config: CheckpointConfig) -> tuple[MediaKind, ...]:
+    if kind is not ModelKind.CHAT:
+        return ()
+    taken = media_kinds(config, (tensor.name for tensor in read_tensors(folder, kind)))
+    return tuple(each for each in MediaKind if each in taken)
 
 
 def _with_adapters(found: Inspection) -> Inspection:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.models.memory import MemoryModel
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
 from lmx.supervisor.config.model import MLX_ENGINE
 
@@ -70,6 +70,9 @@ class ModelFacts:
 
     created_s: int | None = None
     """The time of day when the file was written."""
+
+    media: tuple[MediaKind, ...] | None = None
+    """What the model takes besides text, by its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ def read_answer(question: Question, answer: Any) -> Inspection:
     _check(len(found.adapter_problems) in (0, len(question.adapters)), "adapter_problems")
     family = found.facts.family
     _check(family is None or family == shown(family, _LONGEST_FAMILY), "family")
+    media = found.facts.media or ()
+    _check(len(set(media)) == len(media), "media")
     _check(0 < (found.facts.context_tokens or 1) < _MOST_TOKENS, "context_tokens")
     _check(0 <= (found.facts.created_s or 0) < MOST_BYTES, "created_s")
     for files in (found.files, found.draft_files):

@@ -177,6 +177,7 @@ _MODEL: Final = ModelView(
     pinned=True,
     max_waiting=64,
     family="qwen3",
+    media=(MediaKind.IMAGE, MediaKind.VIDEO),
     needed_bytes=99_000_000,
     added=True,
     base="org/base",
@@ -201,6 +202,7 @@ _MODEL_STATUS: Final = ModelStatus(
     source="org/tiny-4bit",
     kind=ModelKind.CHAT,
     family="qwen3",
+    media=(MediaKind.AUDIO,),
     added=True,
     pid=4242,
     instance="0badcafe",
@@ -317,6 +319,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         ("tools", "reasoning"),
         ModelKind.CHAT,
         (RefusedAdapter("tiny-sql", "it is of another model"),),
+        (MediaKind.IMAGE,),
     ),
     LoadAdvanced("0badcafe", LoadPhase.WARMUP, 0.5, "first token"),
     Loaded(
@@ -326,6 +329,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         2.75,
         ("tools", "reasoning"),
         (RefusedAdapter("tiny-sql", "it is of another model"),),
+        (MediaKind.IMAGE,),
     ),
     LoadFailed("0badcafe", ErrorCode.MODEL_LOAD_FAILED, "no such tensor", True),
     WorkerBeat(

@@ -27,6 +27,7 @@ from lmx.worker.engine import (
     RowSampling,
 )
 from lmx.worker.formats.parser import OutputParser
+from lmx.worker.media.check import check_media
 from lmx.worker.scheduling.jobs import Job, TextRules
 from lmx.worker.scheduling.kv_admission import most_tokens
 
@@ -154,6 +155,7 @@ def prepare(
     if again:
         request = replace(request, prompt_logprobs=None)
     _check_adapter(request.adapter, facts)
+    check_media(request.media, facts.media)
     encoded = generator.encode(
         PromptSource(
             messages=request.messages,

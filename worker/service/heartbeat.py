@@ -15,7 +15,7 @@ from lmx.protocol.host.memory import mac_footprint
 from lmx.protocol.messages.control import Loaded, RefusedAdapter, WorkerBeat, WorkerHello
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.status import WorkerFigures
-from lmx.protocol.states import WorkerState
+from lmx.protocol.states import MediaKind, WorkerState
 from lmx.worker.engine import ModelFacts, capabilities
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
@@ -73,6 +73,11 @@ def _refused_adapters(facts: ModelFacts) -> tuple[RefusedAdapter, ...]:
     )
 
 
+def _media(facts: ModelFacts) -> tuple[MediaKind, ...]:
+    kinds = facts.media.kinds if facts.media else frozenset()
+    return tuple(kind for kind in MediaKind if kind in kinds)
+
+
 class Heartbeat:
     """Reads the figures of the worker's parts; changes nothing."""
 
@@ -101,6 +106,7 @@ class Heartbeat:
             load_s,
             capabilities(facts),
             _refused_adapters(facts),
+            _media(facts),
         )
 
     def hello(self, state: WorkerState) -> WorkerHello:
@@ -116,6 +122,7 @@ class Heartbeat:
             capabilities(facts) if facts else (),
             self._spec.kind,
             _refused_adapters(facts) if facts else (),
+            _media(facts) if facts else (),
         )
 
     def beat(self, state: WorkerState) -> WorkerBeat:

@@ -24,6 +24,8 @@ class ModelObject(Answer):
     """The tokens that its context may have. Null until it is known: of a source that was never
     fetched there are no files to read it from."""
     modalities: list[str]
+    """What requests may contain: ``text``, ``image``, ``audio``, ``video``. Only ``text`` until the
+    files of the model are known."""
     kind: str | None
     """What the model is for. Null until it is known."""
     capabilities: list[str]

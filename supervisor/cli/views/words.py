@@ -8,7 +8,7 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.ordinal import ordinal
 from lmx.protocol.messages.status import ModelStatus, RouterStatus, SupervisorStatus
-from lmx.protocol.states import ExitCause, LoadPhase, MemoryPressure, ModelState
+from lmx.protocol.states import ExitCause, LoadPhase, MediaKind, MemoryPressure, ModelState
 from lmx.supervisor.decisions.ledger import format_bytes
 
 COLOURS: Final[dict[ModelState, str]] = {
@@ -35,6 +35,11 @@ _PHASES: Final = {
     LoadPhase.CHECK: "checking",
     LoadPhase.START: "starting",
     LoadPhase.WARMUP: "warming up",
+}
+_TAKEN: Final = {
+    MediaKind.IMAGE: "images",
+    MediaKind.AUDIO: "sound",
+    MediaKind.VIDEO: "videos",
 }
 _FAILURES: Final = frozenset(
     {
@@ -83,8 +88,8 @@ def doing(model: ModelStatus) -> str:
 
 
 def remarks(model: ModelStatus) -> str:
-    """Return what a table has no column for, short: progress, its place in line, pinned, whether it
-    may run code of its own, and its adapters."""
+    """Return what a table has no column for, short: progress, its place in line, pinned, what it
+    takes besides text, whether it may run code of its own, and its adapters."""
     said = []
     if model.retry_in_s is not None:
         said.append(f"again in {model.retry_in_s:.0f} s")
@@ -93,6 +98,8 @@ def remarks(model: ModelStatus) -> str:
         said.append(progress)
     if model.pinned:
         said.append("pinned")
+    if model.media:
+        said.append(f"takes {', '.join(_TAKEN[kind] for kind in model.media)}")
     if model.allow_checkpoint_code:
         said.append("may run its own code")
     if model.adapters:

@@ -106,7 +106,7 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
 @contextmanager
 def without_processors() -> Iterator[None]:
     """Let folders with eyes be opened without what prepares pictures: they are shown none."""
-    opened = make_tokenizer(), frozenset({256})
+    opened = make_tokenizer(), frozenset({256}), None
     with mock.patch.object(library, "_open_tokenizer", lambda *_, **__: opened):
         yield
 

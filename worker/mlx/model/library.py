@@ -20,18 +20,16 @@ from mlx_vlm.utils import load_config, load_model, load_processor, resolve_eos_t
 from transformers import AutoTokenizer
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config, weight_files
+from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config
+from lmx.protocol.models.media import media_kinds, of_media
+from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
-from lmx.worker.mlx.memory.weights import tensor_names
+from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
+from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
 
 log = structlog.get_logger()
-
-_EYES_AND_EARS: Final = re.compile(
-    r"vision|visual|image|video|audio|speech|multi_modal|mm_projector|perceiver"
-)
-"""Of a model that takes more than text, the names of its weights say so."""
 
 _BETTER_BY_VLM: Final = frozenset({"falcon_mamba", "mamba", "qwen3_5", "qwen3_5_moe"})
 """Types that both libraries know, and that mlx-vlm's class is tried first for. In mlx-lm Mamba
@@ -62,6 +60,12 @@ class Checkpoint(NamedTuple):
     library: str
     """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
 
+    processor: Any = None
+    """What makes pictures and sounds ready for the model; None for a model of text alone."""
+
+    media: MediaNeeds | None = None
+    """What the model takes besides text."""
+
 
 def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
     """Open a folder whose model writes. ``allow_code``: its tokenizer's own code may run.
@@ -72,7 +76,8 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
     if not allow_code:
         forbid_checkpoint_code()
     config = read_checkpoint_config(folder)
-    text_only = _is_text_only(folder)
+    tensors = [tensor.name for tensor in read_tensors(folder, ModelKind.CHAT)]
+    text_only = not any(map(of_media, tensors))
     errors: list[Exception] = []
     for load in _loaders(config, text_only=text_only):
         try:
@@ -81,11 +86,15 @@ def open_checkpoint(folder: Path, *, allow_code: bool = False) -> Checkpoint:
             log.info("model.library_refused", library=load.__module__, reason=_told(error))
             errors.append(error)
             continue
-        tokenizer, end_ids = _open_tokenizer(
+        library = "mlx-lm" if isinstance(model, TextModel) else "mlx-vlm"
+        tokenizer, end_ids, processor = _open_tokenizer(
             folder, model, text_only=text_only, allow_code=allow_code
         )
-        library = "mlx-lm" if isinstance(model, TextModel) else "mlx-vlm"
-        return Checkpoint(model, tokenizer, end_ids, library)
+        opened = Checkpoint(model, tokenizer, end_ids, library)
+        if text_only or processor is None:
+            return opened
+        needs = media_needs(processor, config.model_type, media_kinds(config, tensors))
+        return opened._replace(processor=processor, media=needs)
     raise _refused(folder, config, errors) from errors[-1]
 
 
@@ -108,20 +117,17 @@ def _known_to_lm(config: CheckpointConfig) -> bool:
     return name.isprintable() and "." not in name and find_spec(f"mlx_lm.models.{name}") is not None
 
 
-def _is_text_only(folder: Path) -> bool:
-    names = (name for file in weight_files(folder, ModelKind.CHAT) for name in tensor_names(file))
-    return not any(map(_EYES_AND_EARS.search, names))
-
-
 def _open_tokenizer(
     folder: Path, model: Any, *, text_only: bool, allow_code: bool
-) -> tuple[Any, frozenset[int]]:
-    """Return a folder's tokenizer, and the tokens that end an answer."""
+) -> tuple[Any, frozenset[int], Any]:
+    """Return a folder's tokenizer, the tokens that end an answer, and the processor, if it has
+    one."""
     named = load_config(folder).get("eos_token_id")
     options = {"trust_remote_code": allow_code}
     if not isinstance(model, TextModel):
         try:
-            return _of_processor(load_processor(folder, eos_token_ids=named, **options))
+            processor = load_processor(folder, eos_token_ids=named, **options)
+            return *_of_processor(processor), processor
         except _UNFIT_TOKENIZER as error:
             if not text_only:
                 raise _refused_tokenizer(folder, error) from error
@@ -131,7 +137,7 @@ def _open_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
     except _UNFIT_TOKENIZER as error:
         raise _refused_tokenizer(folder, error) from error
-    return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer))
+    return tokenizer, frozenset(resolve_eos_token_ids(named, tokenizer)), None
 
 
 def _of_processor(processor: Any) -> tuple[Any, frozenset[int]]:

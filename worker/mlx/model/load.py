@@ -111,6 +111,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         converses=bool(tokenizer.chat_template),
         grammars=takes_grammars(tokenizer),
         adapters=adapters.problems,
+        media=checkpoint.media,
     )
     return LoadedModel(model, forward, adapters, tokenizer, facts, checkpoint.library)
 

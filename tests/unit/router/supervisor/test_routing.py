@@ -15,7 +15,7 @@ from router_rig import INSTANCE, MODEL, Rig, answer, chat_body, data_lines, know
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.control import Acquire, Acquired, Denied
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
-from lmx.protocol.states import ModelKind, SlotState, WorkerState
+from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 from lmx.router.supervisor.routing import ROUTE_NAMES, candidates, leading_to, ranked, route_models
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
@@ -307,7 +307,7 @@ async def test_routes_in_the_lists_of_models() -> None:
         await rig.supervisor.publish(
             ready(MODEL, INSTANCE, kind=CHAT, aliases=("tiny",), capabilities=("tools",),
                   family="llama", created_s=1),
-            cold("org/Qwen3-8B-4bit", kind=CHAT),
+            cold("org/Qwen3-8B-4bit", kind=CHAT, media=(MediaKind.IMAGE, MediaKind.VIDEO)),
             cold("embedder", kind=EMBEDDING),
             default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
         )  # fmt: skip
@@ -324,11 +324,16 @@ async def test_routes_in_the_lists_of_models() -> None:
             },
             {
                 "name": "org/Qwen3-8B-4bit", "family": "qwen3", "domain": "chat",
-                "default": False, "aliases": [], "features": ["text"],
+                "default": False, "aliases": [], "features": ["text", "image", "video"],
             },
         ]  # fmt: skip
         async with rig.http.get(f"{rig.url}/v1/models") as response:
-            assert len((await response.json())["data"]) == 3
+            told = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
+        assert told == {
+            MODEL: ["text"],
+            "org/Qwen3-8B-4bit": ["text", "image", "video"],
+            "embedder": ["text"],
+        }
 
 
 async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:

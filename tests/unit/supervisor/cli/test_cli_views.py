@@ -67,6 +67,8 @@ def test_what_a_model_is_busy_with(line: ModelStatus, words: str) -> None:
         (model_line("a", "backoff", retry_in_s=2.6), "again in 3 s"),
         (model_line("a", "cold", last_exit=crash(cause="expired")), "expired"),
         (model_line("a", "ready", last_exit=crash(cause="expired")), ""),
+        (model_line("a", pinned=True, media=["image", "audio"]), "pinned, takes images, sound"),
+        (model_line("a", media=[]), ""),
         (model_line("a", adapters=[ADAPTER, {**ADAPTER, "id": "prose"}]), "with sql, prose"),
     ],
 )  # fmt: skip

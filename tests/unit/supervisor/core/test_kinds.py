@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from fake_actions import FakeActions
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.snapshot import ModelCommon, ModelView
-from lmx.protocol.states import ModelKind, WorkerState
+from lmx.protocol.states import MediaKind, ModelKind, WorkerState
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.core.core import Core
@@ -33,12 +33,17 @@ def view(core: Core) -> ModelView:
     return core.snapshot(0.0).models[0]
 
 
-def bring_up(core: Core, *capabilities: str, kind: ModelKind | None = None) -> None:
+def bring_up(
+    core: Core,
+    *capabilities: str,
+    kind: ModelKind | None = None,
+    media: tuple[MediaKind, ...] = (),
+) -> None:
     core.operator.load("a", 0.0)
     (worker,) = core.workers
     hello = control.WorkerHello(worker.instance, "a", 1, WorkerState.STARTING, kind=kind)
     core.worker_said(worker.instance, hello, 0.0)
-    loaded = control.Loaded(worker.instance, 90, 2048, 0.1, capabilities)
+    loaded = control.Loaded(worker.instance, 90, 2048, 0.1, capabilities, media=media)
     core.worker_said(worker.instance, loaded, 0.0)
 
 
@@ -103,6 +108,26 @@ def test_what_a_worker_said_is_known_after_it_until_the_model_is_another() -> No
     new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
     settings.put_in_force(new, 3.0)
     assert view(core).capabilities == ()
+
+
+def test_what_a_model_takes_is_what_its_files_say_until_a_worker_says_otherwise() -> None:
+    actions = FakeActions()
+    core, settings = configured(actions)
+    slot = core.slot("a")
+    assert slot.files.facts.media is view(core).media is None
+    seen = replace(slot.files, facts=replace(slot.files.facts, media=(MediaKind.VIDEO,)))
+    core._store.put(replace(slot, files=seen))
+    assert view(core).media == (MediaKind.VIDEO,)
+    bring_up(core, media=(MediaKind.IMAGE,))
+    assert view(core).media == (MediaKind.IMAGE,)
+    assert core.status(0.0)[0].media == (MediaKind.IMAGE,)
+    worker = core.slot("a").worker
+    assert worker is not None
+    core.worker_exited(worker.instance, -9, 2.0)
+    assert view(core).media == (MediaKind.IMAGE,)
+    new = Config.model_validate({"models": [{"id": "a", "source": "/another"}]})
+    settings.put_in_force(new, 3.0)
+    assert view(core).media is None
 
 
 def test_an_adopted_worker_tells_what_an_earlier_supervisor_knew() -> None:

@@ -42,7 +42,7 @@ def test_family_and_context_are_the_text_models(
     (folder / "config.json").write_text(json.dumps(config))
     os.utime(folder / "config.json", (5.0, 1_700_000_000.7))
     found = inspect(Question(str(folder), str(folder)), Home(tmp_path))
-    assert found.facts == replace(facts, created_s=1_700_000_000)
+    assert found.facts == replace(facts, created_s=1_700_000_000, media=())
     assert found.problem is None
 
 

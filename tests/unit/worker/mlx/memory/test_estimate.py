@@ -18,10 +18,11 @@ from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.models.checkpoint import parse_checkpoint_config, read_checkpoint_config
 from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
+from lmx.protocol.models.safetensors import file_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.estimate import activations, estimate, process_bytes
 from lmx.worker.mlx.memory.kv import STEP_TOKENS, kv_layers
-from lmx.worker.mlx.memory.weights import read_weights, tensor_bytes
+from lmx.worker.mlx.memory.weights import read_weights
 
 LLAMA_8B = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -191,8 +192,17 @@ def test_weights_and_their_type_come_from_headers(tmp_path: Path) -> None:
     found = read_weights(tmp_path, ModelKind.CHAT)
     assert found.total_bytes == 10**12 + 840
     assert found.element_bytes == 2, "of the scales, not of a few norms"
+    assert found.media_bytes == 0
     write_shard(tmp_path / "c.safetensors", s=("F32", 900))
     assert read_weights(tmp_path, ModelKind.CHAT).element_bytes == 4
+
+
+def test_the_weights_of_eyes_and_ears_are_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
+    names = {"model.norm.weight": 100, "vision_tower.norm.weight": 30, "audio_tower.w": 7}
+    write_shard(tmp_path / "a.safetensors", **{n: ("F32", size) for n, size in names.items()})
+    found = read_weights(tmp_path, ModelKind.CHAT)
+    assert (found.total_bytes, found.media_bytes) == (137, 37)
 
 
 def test_encoders_have_weights_in_folders_below(tmp_path: Path) -> None:
@@ -272,7 +282,7 @@ def test_a_broken_shard_is_said_so(tmp_path: Path, content: bytes) -> None:
     broken = tmp_path / "model.safetensors"
     broken.write_bytes(content)
     with pytest.raises(LmxError, match="not a safetensors file") as caught:
-        tensor_bytes(broken)
+        file_tensors(broken)
     assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
 
 
