@@ -61,6 +61,21 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaMemory:
+    """What a model's eyes and ears take. A picture here is one of 1024 x 768 pixels."""
+
+    weights_bytes: int
+    """Their weights, a part of :attr:`MemoryModel.weights_bytes`."""
+
+    image_tokens: int
+    """How many tokens of the context a picture takes, about; 0 for a model that sees nothing."""
+
+    image_bytes: int
+    """What computing what is seen in a picture takes, and keeping it until the prompt is
+    computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryModel:
     """What the worker of one model takes, and for what. All but the weights is an estimate."""
 
@@ -85,6 +100,9 @@ class MemoryModel:
 
     kv_layers_4bit: tuple[KvLayers, ...] = ()
     """The same with 4 bits."""
+
+    media: MediaMemory | None = None
+    """What seeing and hearing take; None for a model that takes text only."""
 
     def kv_layers_with(self, bits: int | None) -> tuple[KvLayers, ...]:
         """Return what each sequence keeps if its keys and values have this many bits. None: they

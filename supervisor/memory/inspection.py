@@ -167,13 +167,17 @@ def figures_problem(memory: MemoryModel) -> str | None:
         "activations.pair_bytes": work.pair_bytes,
         "activations.row_bytes": work.row_bytes,
     }
-    for name, size in sizes.items():
-        if not 0 <= size <= MOST_BYTES:
-            return f"{name} would be {_figure(size)}"
     counts = {
         "activations.chunk_tokens": work.chunk_tokens,
         "activations.depth_tokens": work.depth_tokens,
     }
+    if memory.media is not None:
+        sizes["media.weights_bytes"] = memory.media.weights_bytes
+        sizes["media.image_bytes"] = memory.media.image_bytes
+        counts["media.image_tokens"] = memory.media.image_tokens or 1
+    for name, size in sizes.items():
+        if not 0 <= size <= MOST_BYTES:
+            return f"{name} would be {_figure(size)}"
     for name, tokens in counts.items():
         if not 0 < tokens < _MOST_TOKENS:
             return f"{name} would be {_figure(tokens)}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.memory import KvLayers, activation_bytes, kv_bytes
+from lmx.protocol.models.memory import KvLayers, MediaMemory, activation_bytes, kv_bytes
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
@@ -113,6 +113,15 @@ class Estimate:
     kv_bits: int | None = None
     """The bits of each number in the caches of the model. None: they are not quantized."""
 
+    media: MediaMemory | None = None
+    """What the model's eyes and ears take; None for a model that takes text only."""
+
+    @property
+    def media_bytes(self) -> int:
+        """What computing what is seen in one picture takes. Several are computed one after the
+        other."""
+        return self.media.image_bytes if self.media else 0
+
     @property
     def static_bytes(self) -> int:
         """What is taken once the model is loaded."""
@@ -126,6 +135,7 @@ class Estimate:
             + self.kv_cache_bytes
             + self.prefix_cache_bytes
             + self.activation_bytes
+            + self.media_bytes
             + self.buffers_bytes
         )
 
@@ -215,7 +225,7 @@ def plan_of(
         static_bytes=found.static_bytes if found else estimate.static_bytes,
         prefix_cache_bytes=estimate.prefix_cache_bytes,
         kv_cache_bytes=estimate.kv_cache_bytes if chat and estimate.kv_layers else None,
-        activation_bytes=estimate.activation_bytes + estimate.buffers_bytes,
+        activation_bytes=estimate.activation_bytes + estimate.media_bytes + estimate.buffers_bytes,
         peak_bytes=found.peak_bytes if found else 0,
         set_bytes=_set_bytes(model),
         context_tokens=estimate.context_tokens,
@@ -368,6 +378,7 @@ def _writer(
         + _growth_bytes(model, layers, context_tokens),
         buffers_bytes=memory.buffers_bytes,
         kv_bits=kv_bits,
+        media=memory.media,
     )
     full_bytes = model.kept_rows * row_bytes
     left_bytes = max(0, room_bytes - bare.total_bytes)

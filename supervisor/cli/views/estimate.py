@@ -80,6 +80,9 @@ def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]
         "kv_bits": estimate.kv_bits,
         "prefix_cache_bytes": estimate.prefix_cache_bytes,
         "activation_bytes": estimate.activation_bytes,
+        "media_bytes": estimate.media_bytes,
+        "media_weights_bytes": estimate.media.weights_bytes if estimate.media else 0,
+        "image_tokens": estimate.media.image_tokens if estimate.media else None,
         "buffers_bytes": estimate.buffers_bytes,
         "estimated_bytes": estimate.total_bytes,
         "measured_static_bytes": plan.static_bytes if _was_measured(estimate, plan) else None,
@@ -105,16 +108,28 @@ def lines(model: ModelConfig, estimate: Estimate) -> list[Line]:
     if estimate.kv_bits is not None:
         asked += f", {estimate.kv_bits} bits a number"
     found = [
-        Line("weights", estimate.weights_bytes, "headers of *.safetensors"),
+        Line("weights", estimate.weights_bytes, _weights_words(estimate)),
         Line("draft model", estimate.draft_bytes),
         Line("adapters", estimate.adapters_bytes, "all are in memory at once"),
         Line("process", estimate.process_bytes, "Python, mlx and the tokenizer"),
         Line("KV cache", estimate.kv_cache_bytes, asked),
         Line("prefix cache", estimate.prefix_cache_bytes, "prompts computed before"),
         Line("activations", estimate.activation_bytes, "intermediate results"),
+        Line("media", estimate.media_bytes, _media_words(estimate)),
         Line("buffers", estimate.buffers_bytes, "freed ones that are used again"),
     ]
     return [line for line in found if line.size_bytes]
+
+
+def _weights_words(estimate: Estimate) -> str:
+    media_bytes = estimate.media.weights_bytes if estimate.media else 0
+    for_media = f"; {format_bytes(media_bytes)} of them see and hear" if media_bytes else ""
+    return f"headers of *.safetensors{for_media}"
+
+
+def _media_words(estimate: Estimate) -> str:
+    tokens = estimate.media.image_tokens if estimate.media else 0
+    return f"a picture of 1024 x 768 pixels, which is about {tokens} tokens of the context"
 
 
 def show(

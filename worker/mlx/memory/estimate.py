@@ -15,6 +15,7 @@ from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.drafters import heard_layers
 from lmx.worker.mlx.memory.kv import kv_layers
+from lmx.worker.mlx.memory.media import media_memory
 from lmx.worker.mlx.memory.weights import read_weights
 
 _MIB: Final = 1024**2
@@ -86,6 +87,12 @@ def estimate(
         kv_layers_8bit=layers_8bit,
         kv_layers_4bit=layers_4bit,
         activations=activations(config, kind, weights.element_bytes, platform),
+        media=media_memory(
+            config,
+            weights.media_bytes if kind is ModelKind.CHAT else 0,
+            weights.element_bytes,
+            fused_attention=platform == "darwin",
+        ),
     )
 
 

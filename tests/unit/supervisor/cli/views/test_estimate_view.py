@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import plan_folder, read_folder, write_model
+from model_folders import plan_folder, read_folder, write_model, write_shard
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.models.kind import read_kind
@@ -42,9 +42,33 @@ def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     found = printed(capsys, config, tmp_path, "s")
     names = ("weights", "draft", "process", "kv_cache", "prefix_cache", "activation", "buffers")
     assert sum(found[f"{name}_bytes"] for name in names) == found["estimated_bytes"]
+    assert (found["media_bytes"], found["image_tokens"]) == (0, None)
     assert found["reserve_bytes"] == found["estimated_bytes"]
     assert (found["model"], found["kind"], found["fits"]) == ("small", "chat", True)
     assert printed(capsys, config, tmp_path, str(tmp_path / "m"))["weights_bytes"] == 4000
+
+
+def test_what_seeing_takes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eyes = {"hidden_size": 1152, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2}
+    folder = write_model(tmp_path / "m", model_type="qwen3_vl", vision_config=eyes)
+    write_shard(folder / "eyes.safetensors", **{"vision_tower.w": ("BF16", 5 * MIB)})
+    config = config_of(folder)
+    found = printed(capsys, config, tmp_path, "s")
+    assert found["weights_bytes"] == 4000 + 5 * MIB
+    assert found["media_weights_bytes"] == 5 * MIB
+    assert found["image_tokens"] == 768
+    without = estimated(write_model(tmp_path / "w", model_type="qwen3_vl", vision_config=eyes))
+    assert found["estimated_bytes"] == without + found["media_bytes"] + 5 * MIB
+    print_estimate(config, Home(tmp_path), "s", False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "5 MiB of them see and hear" in out
+    assert "which is about 768 tokens" in out
+
+
+def estimated(folder: Path) -> int:
+    config = config_of(folder).models[0]
+    files, draft = read_folder(config, ModelKind.CHAT, folder)
+    return estimate_memory(config, ModelKind.CHAT, files, draft, 4 * 1024**3).total_bytes
 
 
 def test_quantized_caches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
