@@ -35,13 +35,29 @@ def named_event(data: dict[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
+def comment_line(text: str) -> bytes:
+    """Return one line that the clients of server-sent events skip and that people may read."""
+    return b": " + " ".join(text.split()).encode() + b"\n\n"
+
+
+_EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+
+
 class ApiFamily(Protocol):
     """The parts of an API family's language that belong to no answer."""
 
     @property
+    def stream_type(self) -> str:
+        """The media type of a stream."""
+
+    @property
     def ping(self) -> bytes:
         """A whole event, or comment, that keeps proxies and clients from giving up on a long
-        silence and that clients skip. It may come before the first event of an answer."""
+        silence and that clients skip. It may come before the first event of an answer. Empty where
+        clients skip nothing."""
+
+    def comment(self, text: str) -> bytes:
+        """Return a text for people in a form that clients skip; empty where they skip nothing."""
 
     def error_body(
         self, error: LmxError, *, operator: bool = False, job_id: str | None = None
@@ -62,8 +78,13 @@ class OpenAiFamily:
     """OpenAI's errors, and comments as pings. Every route that names no other family has this
     one."""
 
+    stream_type: Final = _EVENT_STREAM
     ping: Final = b": ping\n\n"
     request_id_header: Final = "X-Request-Id"
+
+    def comment(self, text: str) -> bytes:
+        """Return a comment of server-sent events."""
+        return comment_line(text)
 
     def error_body(
         self, error: LmxError, *, operator: bool = False, job_id: str | None = None
@@ -89,8 +110,13 @@ class AnthropicFamily:
     and the message, an error has lmx's code, and the field that it is about.
     """
 
+    stream_type: Final = _EVENT_STREAM
     ping: Final = named_event({"type": "ping"})
     request_id_header: Final = "Request-Id"
+
+    def comment(self, text: str) -> bytes:
+        """Return a comment of server-sent events."""
+        return comment_line(text)
 
     def error_body(
         self, error: LmxError, *, operator: bool = False, job_id: str | None = None
@@ -114,5 +140,39 @@ class AnthropicFamily:
         return named_event(self.error_body(error))
 
 
+class OllamaFamily:
+    """Ollama's errors. Its streams are lines of JSON, all of which its clients read: there is
+    nothing that they skip.
+
+    Source: the "Errors" page of its documentation. Beside the message an error has lmx's code, and
+    the field that it is about.
+    """
+
+    stream_type: Final = "application/x-ndjson"
+    ping: Final = b""
+    request_id_header: Final = "X-Request-Id"
+
+    def comment(self, text: str) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def error_body(
+        self, error: LmxError, *, operator: bool = False, job_id: str | None = None
+    ) -> dict[str, Any]:
+        """Return ``{"error": message, "code": code}``, with ``param`` if the error is about a
+        field."""
+        shown = {"error": error.message, "code": error.code.value}
+        if error.param is not None:
+            shown["param"] = error.param
+        if job_id is not None:
+            shown["job_id"] = job_id
+        return shown
+
+    def error_event(self, error: LmxError) -> bytes:
+        """Return an error as the line that ends a stream which has begun."""
+        return orjson.dumps(self.error_body(error)) + b"\n"
+
+
 OPENAI: Final = OpenAiFamily()
 ANTHROPIC: Final = AnthropicFamily()
+OLLAMA: Final = OllamaFamily()

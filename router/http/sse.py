@@ -23,7 +23,6 @@ _NEVER_WAITS_BYTES: Final = 32 * 1024
 """This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
 
 _HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     # nginx and its kin would otherwise collect the stream before they pass it on.
     "X-Accel-Buffering": "no",
@@ -42,14 +41,17 @@ class EventStream:
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.family = family_of(request)
+        """The API family of the route: the language of the stream."""
+        headers = {**_HEADERS, "Content-Type": self.family.stream_type}
+        self.response = web.StreamResponse(headers=headers)
         # An error must end the connection, and a client that is not told so beforehand may send
         # its next request into the closing. It costs a stream one connection on a LAN.
         self.response.force_close()
         self._request = request
         request[EVENT_STREAM] = True
         self._stall_timeout_s = stall_timeout_s
-        self._ping = family_of(request).ping
+        self._ping = self.family.ping
 
     @property
     def is_open(self) -> bool:
@@ -94,7 +96,7 @@ class EventStream:
                 wait_s = silent_since_s + ping_interval_s - time.monotonic()
                 if wait_s > 0:
                     continue
-                if self.is_open:
+                if self.is_open and self._ping:
                     await self.send(self._ping)
             else:
                 await self.send(events)
@@ -122,8 +124,3 @@ class EventStream:
                 ErrorCode.CLIENT_STALLED,
                 f"The client took nothing for {self._stall_timeout_s:g} s.",
             ) from error
-
-
-def comment(text: str) -> bytes:
-    """Return one line that the clients of every API family skip and that people may read."""
-    return b": " + " ".join(text.split()).encode() + b"\n\n"

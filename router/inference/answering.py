@@ -22,7 +22,7 @@ from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, follow_outcome
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
-from lmx.router.http.sse import EventStream, comment
+from lmx.router.http.sse import EventStream
 from lmx.router.jobs.job import Job, Source
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
@@ -269,10 +269,11 @@ class _WaitComments:
         text = self._news()
         if text is None or text == self._told:
             return b""
-        if not self._events.is_open:
+        line = self._events.family.comment(text)
+        if line and not self._events.is_open:
             await self._events.open()
         self._told = text
-        return comment(text)
+        return line
 
 
 async def _is_set(event: asyncio.Event, wait_s: float) -> bool:

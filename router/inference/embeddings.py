@@ -43,6 +43,17 @@ async def embeddings(request: web.Request) -> web.Response:
     return json_text(whole)
 
 
+async def vectors_of(computed: Computed) -> list[tuple[float, ...]]:
+    """Return the vectors of the texts, in the texts' order."""
+    vectors: dict[int, tuple[float, ...]] = {}
+    for part in computed.parts:
+        assert isinstance(part, Vectors)
+        for index, vector in _split(part):
+            vectors[index] = _floats(vector)
+        await asyncio.sleep(0)
+    return [vectors[index] for index in range(len(vectors))]
+
+
 async def _data(computed: Computed, *, as_base64: bool) -> list[bytes]:
     objects: dict[int, bytes] = {}
     for part in computed.parts:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import jiter
 import orjson
 
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
@@ -17,6 +16,7 @@ from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import named_event
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.call_arguments import arguments_object
 from lmx.router.rendering.envelope import Identity
 
 _STOP_REASONS: Final = {
@@ -78,7 +78,7 @@ class MessageAnswer:
             blocks.append({"type": "text", "text": text, "citations": None})
         for call in made.calls.values():
             head = _call_block(call.call_id, call.name)
-            blocks.append({**head, "input": _input_of("".join(call.arguments))})
+            blocks.append({**head, "input": arguments_object("".join(call.arguments))})
         return blocks
 
 
@@ -223,15 +223,6 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
 
 def _call_block(call_id: str | None, name: str | None) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name}
-
-
-def _input_of(arguments: str) -> Any:
-    """Return a call's arguments; of an answer that was cut off, as much as is there."""
-    try:
-        value = jiter.from_json(arguments.encode(), partial_mode=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _signature(thoughts: Any) -> str:

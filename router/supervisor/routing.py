@@ -51,6 +51,18 @@ def candidates(
     return ranked(fit, directory.snapshot.free_bytes)
 
 
+_LATEST: Final = ":latest"
+
+
+def tagged_candidates(
+    directory: Directory, name: str, kind: ModelKind | None
+) -> tuple[ModelView, ...]:
+    """Return what :func:`candidates` returns, for a name from a client of Ollama, where every name
+    has a tag: ``:latest`` at its end changes nothing, unless it is part of a model's own name."""
+    plain = name if directory.knows(name) else name.removesuffix(_LATEST)
+    return candidates(directory, plain, kind)
+
+
 def _instead_of_default(
     directory: Directory, default: str | None, kind: ModelKind | None
 ) -> list[ModelView]:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode
-from lmx.router.http.api_family import ANTHROPIC, OPENAI, ApiFamily
+from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, ApiFamily
 from lmx.router.http.responses import Answer
 
 
@@ -78,7 +78,24 @@ class AnthropicError(Answer):
     """What went wrong."""
 
 
-ERROR_BODIES: Final[dict[ApiFamily, type[Answer]]] = {OPENAI: Error, ANTHROPIC: AnthropicError}
+class OllamaError(Answer):
+    """Every answer of Ollama's API that is not well."""
+
+    error: str
+    """What went wrong and what to do next, for people."""
+    code: ErrorCode = Field(strict=False)
+    """What went wrong, for programs."""
+    param: str | None = None
+    """The path of the field at fault, where one is."""
+    job_id: str | None = None
+    """It is there with `sync_timeout`: the job goes on, and has the answer when it has ended."""
+
+
+ERROR_BODIES: Final[dict[ApiFamily, type[Answer]]] = {
+    OPENAI: Error,
+    ANTHROPIC: AnthropicError,
+    OLLAMA: OllamaError,
+}
 """The shape of each family's errors."""
 
 

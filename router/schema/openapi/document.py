@@ -169,7 +169,7 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
         stream: dict[str, Any] = {"schema": {"description": _EVENTS}}
         if endpoint.event is not None:
             stream["x-event-data"] = schemas.of(endpoint.event)
-        content["text/event-stream"] = stream
+        content[endpoint.family.stream_type.partition(";")[0]] = stream
     names = [_REQUEST_ID]
     if endpoint.access is Access.INFERENCE and endpoint.request is not None:
         names.append(_IGNORED)

@@ -21,6 +21,7 @@ API: Final = (
 TAGS: Final[dict[str, str]] = {
     "Chat": "Conversations",
     "Messages": "Conversations, by Anthropic's API",
+    "Ollama": "The routes of Ollama's API, over the same models",
     "Completions": "Texts that are gone on with",
     "Embeddings": "Texts as vectors",
     "Rerank": "Documents in the order of how well they answer",
@@ -76,6 +77,15 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "messages": [{"role": "user", "content": "What is the weather in Vienna?"}],
         "tools": [{"name": "weather", "input_schema": _WEATHER}],
     },
+    "OllamaChatRequest": {
+        "model": "auto",
+        "messages": [{"role": "user", "content": "What is the weather in Vienna?"}],
+        "options": {"num_predict": 200},
+    },
+    "OllamaEmbedRequest": {"model": "embeddings", "input": ["first text", "second text"]},
+    "OllamaEmbeddingsRequest": {"model": "embeddings", "prompt": "a text"},
+    "OllamaGenerateRequest": {"model": "auto", "prompt": "Why is the sky blue?"},
+    "OllamaShowRequest": {"model": "auto"},
     "RerankRequest": {
         "model": "reranker",
         "query": "How tall is the Eiffel Tower?",

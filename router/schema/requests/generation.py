@@ -110,6 +110,18 @@ Limit = Annotated[int, Field(ge=-1, le=MAX_COUNT)]
 _AnswerLimit = Annotated[Limit, AfterValidator(_not_zero)]
 
 
+Stops = Annotated[
+    Annotated[
+        Annotated[_Stop, Tag(TEXT)]
+        | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
+        TEXT_OR_LIST,
+    ]
+    | None,
+    BeforeValidator(_without_empty),
+]
+"""Texts that end an answer: one, or several, of which empty ones are left out."""
+
+
 class StreamOptions(Strict):
     """What a stream tells beside the answer."""
 
@@ -135,15 +147,7 @@ class GenerationFields(SamplingFields, StructureFields, ResidencyFields, LabelFi
     caps it. -1 is the same as none. Default: the model's, else up to the context."""
     max_tokens: _AnswerLimit | None = None
     """The older name of `max_completion_tokens`. Both, different, are a 400."""
-    stop: Annotated[
-        Annotated[
-            Annotated[_Stop, Tag(TEXT)]
-            | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
-            TEXT_OR_LIST,
-        ]
-        | None,
-        BeforeValidator(_without_empty),
-    ] = None
+    stop: Stops = None
     """Texts that end the answer, and are not in it: one, or up to 64, of up to 4096 characters.
     Empty ones are left out. They are matched on the text as the model writes it: across tokens, in
     reasoning and in tool calls too. Default: none."""

@@ -14,6 +14,8 @@ from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.schema.openapi.errors import error_codes
 
+_STREAMS = {"text/event-stream", "application/x-ndjson"}
+
 
 @cache
 def _reader(shape: Any) -> TypeAdapter[Any]:
@@ -63,7 +65,7 @@ class AnswerCheck:
                 shape = endpoint.answer
         if endpoint is not None and response.content_type == endpoint.also:
             return None
-        if response.content_type == "text/event-stream":
+        if response.content_type in _STREAMS:
             return None if endpoint is not None and endpoint.streams else "a stream"
         if not isinstance(response, web.Response) or shape is None:
             same = endpoint is not None and response.content_type == endpoint.media

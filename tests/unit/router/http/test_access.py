@@ -20,7 +20,7 @@ from lmx.protocol.messages.specs import ApiKey, RouterSpec
 from lmx.protocol.web_origins import is_loopback
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.http.access import check_access, key_name, own_request
-from lmx.router.http.api_family import OPENAI
+from lmx.router.http.api_family import OLLAMA, OPENAI
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import RequestContext
 from lmx.router.server.routes import ROUTES
@@ -29,7 +29,8 @@ ADMIN = "the-admin-key-of-this-test"
 KEYS = ("first-inference-key", "second-inference-key-ключ")
 METRICS_KEY = "a-key-for-metrics-alone"
 OPEN_PATHS = {
-    "/", "/health", "/healthz", "/v1/health", "/status", "/admin/health", "/ping", "/version",
+    "/", "/api/version", "/health", "/healthz", "/v1/health", "/status", "/admin/health", "/ping",
+    "/version",
 }  # fmt: skip
 
 
@@ -251,11 +252,15 @@ async def test_every_route_of_the_table_over_http() -> None:
                         assert response.status not in (401, 403), said
                         continue
                     assert response.status == expected, said
-                    error = (await response.json())["error"]
+                    body = await response.json()
+                    error = body if endpoint.family is OLLAMA else body["error"]
                     if endpoint.family is OPENAI:
                         assert set(error) == {"message", "type", "param", "code"}
                     kind = "authentication_error" if expected == 401 else "permission_error"
-                    assert error["type"] == kind
+                    if endpoint.family is OLLAMA:
+                        assert error["code"] == "invalid_authentication"
+                    else:
+                        assert error["type"] == kind
                     challenge = response.headers.get("WWW-Authenticate")
                     takes_it = expected == 401 and endpoint.access is Access.INFERENCE
                     assert challenge == ("Bearer" if takes_it else None)

@@ -6,7 +6,8 @@ import asyncio
 import time
 from itertools import pairwise
 
-from lmx.router.http.sse import EventStream, comment
+from lmx.router.http.api_family import comment_line
+from lmx.router.http.sse import EventStream
 
 PING = b": ping\n\n"
 INTERVAL_S = 0.06
@@ -81,4 +82,4 @@ async def test_a_stream_that_is_not_open_pings_nobody() -> None:
 
 
 def test_a_comment_is_one_line() -> None:
-    assert comment("a\n\nb: c") == b": a b: c\n\n"
+    assert comment_line("a\n\nb: c") == b": a b: c\n\n"

@@ -19,6 +19,7 @@ from lmx.protocol.messages.control import Acquired
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, ModelKind, SlotState
 from lmx.router.http.access import own_request
+from lmx.router.http.api_family import comment_line
 from lmx.router.http.body import read_object
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import CONTEXT
@@ -44,7 +45,11 @@ class ToyFamily:
     """Errors and pings that are none of OpenAI's."""
 
     ping = event("ping")
+    stream_type = "text/event-stream"
     request_id_header = "X-Request-Id"
+
+    def comment(self, text: str) -> bytes:
+        return comment_line(text)
 
     def error_body(
         self, error: LmxError, *, operator: bool = False, job_id: str | None = None

@@ -15,6 +15,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired, Denied
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import LoadPhase, SlotState, WorkerState
+from lmx.router.http.api_family import OPENAI
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments
 
@@ -153,6 +154,7 @@ async def test_a_client_that_leaves_while_it_reads_comments_leaves_the_load_alon
 
 async def test_a_client_that_leaves_in_the_last_moment_leaves_no_writer() -> None:
     class Stuck:
+        family = OPENAI
         is_open = False
         opening = False
         cancelled = False

@@ -10,7 +10,7 @@ import pytest
 import yarl
 from router_rig import Rig, router_rig
 
-from lmx.router.operators.api_page import page
+from lmx.router.operators.pages.api_page import page
 
 
 @pytest.fixture

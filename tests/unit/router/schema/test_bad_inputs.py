@@ -25,6 +25,18 @@ from lmx.router.schema.requests.anthropic.messages import (
 )
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.completions import CompletionRequest, parse_completion
+from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
+from lmx.router.schema.requests.ollama.embed import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    parse_ollama_embed,
+    parse_ollama_embeddings,
+)
+from lmx.router.schema.requests.ollama.generate import (
+    OllamaGenerateRequest,
+    parse_ollama_generate,
+)
+from lmx.router.schema.requests.ollama.show import OllamaShowRequest, parse_ollama_show
 from lmx.router.schema.requests.tasks import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -263,6 +275,11 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (DetokenizeRequest, parse_detokenize, {"tokens": [1]}),
     (MessagesRequest, parse_messages, {**chat_body(), "max_tokens": 9}),
     (CountTokensRequest, parse_count, chat_body()),
+    (OllamaChatRequest, parse_ollama_chat, chat_body()),
+    (OllamaGenerateRequest, parse_ollama_generate, {"model": MODEL, "prompt": "a"}),
+    (OllamaEmbedRequest, parse_ollama_embed, {"model": MODEL, "input": "a"}),
+    (OllamaEmbeddingsRequest, parse_ollama_embeddings, {"model": MODEL, "prompt": "a"}),
+    (OllamaShowRequest, lambda body: (parse_ollama_show(body), ()), {"model": MODEL}),
 ]
 
 

@@ -1,0 +1,128 @@
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's API."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.tasks import Embed
+from lmx.protocol.states import ModelKind
+from lmx.router.http.access import own_request
+from lmx.router.http.body import read_object
+from lmx.router.http.outcome import CONTEXT, Outcome, note_ignored, set_outcome
+from lmx.router.http.responses import json_value
+from lmx.router.inference.answering import answer
+from lmx.router.inference.embeddings import vectors_of
+from lmx.router.inference.tasks import Computed, compute
+from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.ollama import OllamaAnswer
+from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
+from lmx.router.schema.requests.ollama.common import ignored_options
+from lmx.router.schema.requests.ollama.embed import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    parse_ollama_embed,
+    parse_ollama_embeddings,
+)
+from lmx.router.schema.requests.ollama.generate import (
+    OllamaGenerateRequest,
+    parse_ollama_generate,
+)
+from lmx.router.schema.requests.unsupported import ignored_fields
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.directory import require_kind
+from lmx.router.supervisor.routing import tagged_candidates
+
+_NANOSECONDS = 1e9
+
+
+async def ollama_chat(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    wanted, generate = parse_ollama_chat(body)
+    note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
+    return await _answer(request, wanted, generate, chat=True)
+
+
+async def ollama_generate(request: web.Request) -> web.StreamResponse:
+    """Answer a prompt, or go on with it."""
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    wanted, generate = parse_ollama_generate(body)
+    ignored = ignored_fields(body, OllamaGenerateRequest, {})
+    note_ignored(request, [*ignored, *ignored_options(body)])
+    return await _answer(request, wanted, generate, chat=False)
+
+
+async def ollama_embed(request: web.Request) -> web.Response:
+    """Return a vector for each text, in the texts' order."""
+    started_s = time.monotonic()
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    wanted, embed = parse_ollama_embed(body)
+    note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
+    computed = await _embedded(request, wanted.model, embed)
+    return json_value(
+        {
+            "model": wanted.model,
+            "embeddings": await vectors_of(computed),
+            "prompt_eval_count": computed.prompt_tokens,
+            "total_duration": int((time.monotonic() - started_s) * _NANOSECONDS),
+            "load_duration": 0,
+        }
+    )
+
+
+async def ollama_embeddings(request: web.Request) -> web.Response:
+    """Return the vector of one text."""
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    wanted, embed = parse_ollama_embeddings(body)
+    note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
+    computed = await _embedded(request, wanted.model, embed)
+    (vector,) = await vectors_of(computed)
+    return json_value({"embedding": vector})
+
+
+async def _answer(
+    request: web.Request,
+    wanted: OllamaChatRequest | OllamaGenerateRequest,
+    generate: Generate,
+    *,
+    chat: bool,
+) -> web.StreamResponse:
+    services, stream = request.app[SERVICES], wanted.streams
+    models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream)
+    generate = own_request(generate, request[CONTEXT])
+    loaded = None
+    if wanted.only_loads:
+        loaded = "unload" if generate.keep_alive_s == 0 else "load"
+    return await answer(
+        request,
+        models,
+        lambda chosen: services.dispatcher.generate(chosen, generate),
+        OllamaAnswer(wanted.model, chat=chat, loaded=loaded),
+        RequestKind.CHAT if chat else RequestKind.COMPLETION,
+        id_prefix="ollama-",
+        stream=stream,
+    )
+
+
+async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed:
+    models = await _models(request, name, ModelKind.EMBEDDING)
+    answer_id = f"embd-{secrets.token_hex(12)}"
+    return await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)
+
+
+async def _models(
+    request: web.Request, name: str, kind: ModelKind, *, stream: bool | None = None
+) -> Sequence[ModelView]:
+    """Return what :func:`lmx.router.inference.model_choice.models_of_kind` returns, for a name that
+    may have Ollama's tag."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    models = tagged_candidates(directory, name, kind)
+    set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
+    require_kind(models[0], kind)
+    return models

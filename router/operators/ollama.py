@@ -1,0 +1,136 @@
+"""The models as clients of Ollama see them: /api/tags, /api/ps, /api/show and /api/version."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from aiohttp import web
+
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.states import ModelKind
+from lmx.router.http.body import read_object
+from lmx.router.http.responses import json_answer
+from lmx.router.schema.answers.front import Version
+from lmx.router.schema.answers.ollama import (
+    OllamaDetails,
+    OllamaLoadedModel,
+    OllamaLoadedModels,
+    OllamaModel,
+    OllamaModelDetails,
+    OllamaModels,
+)
+from lmx.router.schema.requests.ollama.common import tagged_name
+from lmx.router.schema.requests.ollama.show import parse_ollama_show
+from lmx.router.services import SERVICES
+from lmx.router.supervisor.routing import tagged_candidates
+
+SPOKEN_VERSION: Final = "0.12.0"
+"""The version of Ollama whose API is followed. Clients refuse a server that is too old."""
+
+_Capability = Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]
+
+_CAPABILITIES: Final[dict[str, _Capability]] = {"tools": "tools", "reasoning": "thinking"}
+"""Ollama's words for what a chat model can."""
+
+
+async def ollama_tags(request: web.Request) -> web.Response:
+    """Return every model."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    return json_answer(OllamaModels(models=[_listed(model) for model in directory.models]))
+
+
+async def ollama_ps(request: web.Request) -> web.Response:
+    """Return every loaded model."""
+    directory = await request.app[SERVICES].supervisor.directory()
+    loaded = [model for model in directory.bases if model.state.loaded]
+    return json_answer(OllamaLoadedModels(models=[_loaded(model) for model in loaded]))
+
+
+async def ollama_show(request: web.Request) -> web.Response:
+    """Return what is known of one model."""
+    services = request.app[SERVICES]
+    name = parse_ollama_show(await read_object(request, services.spec.body_limit_bytes))
+    directory = await services.supervisor.directory()
+    model = tagged_candidates(directory, name, None)[0]
+    return json_answer(
+        OllamaModelDetails(
+            modelfile=f"# {model.source} is served by lmx",
+            parameters="",
+            template="",
+            details=_details(model),
+            model_info=_info(model),
+            capabilities=_capabilities(model),
+            modified_at=_time(model.created_s),
+        )
+    )
+
+
+async def ollama_version(request: web.Request) -> web.Response:
+    """Return the version of Ollama whose API is followed. lmx's own is at /version."""
+    return json_answer(Version(version=SPOKEN_VERSION))
+
+
+def _listed(model: ModelView) -> OllamaModel:
+    name = tagged_name(model.model_id)
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=_time(model.created_s),
+        size=model.needed_bytes or model.memory_bytes,
+        digest=_digest(model),
+        details=_details(model),
+    )
+
+
+def _loaded(model: ModelView) -> OllamaLoadedModel:
+    name = tagged_name(model.model_id)
+    return OllamaLoadedModel(
+        name=name,
+        model=name,
+        size=model.memory_bytes,
+        size_vram=model.memory_bytes,
+        digest=_digest(model),
+        details=_details(model),
+        context_length=model.context_length or 0,
+    )
+
+
+def _details(model: ModelView) -> OllamaDetails:
+    family = model.family or ""
+    return OllamaDetails(
+        parent_model=model.base or "",
+        format="mlx",
+        family=family,
+        families=[family] if family else [],
+        parameter_size="",
+        quantization_level="",
+    )
+
+
+def _info(model: ModelView) -> dict[str, Any]:
+    family = model.family or "unknown"
+    info: dict[str, Any] = {"general.architecture": family, "general.basename": model.model_id}
+    if model.context_length is not None:
+        info[f"{family}.context_length"] = model.context_length
+    return info
+
+
+def _capabilities(model: ModelView) -> list[_Capability]:
+    if model.kind is ModelKind.EMBEDDING:
+        return ["embedding"]
+    if model.kind not in (ModelKind.CHAT, None):
+        return []
+    return [
+        "completion",
+        *(_CAPABILITIES[one] for one in model.capabilities if one in _CAPABILITIES),
+    ]
+
+
+def _digest(model: ModelView) -> str:
+    return hashlib.sha256(model.source.encode()).hexdigest()
+
+
+def _time(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,1 @@
+"""Pages for browsers: at / and at /docs."""

@@ -1,0 +1,172 @@
+"""The answers of Ollama's API, whole and as lines of JSON. Pure.
+
+Source: Ollama's documentation of its API ("Generate a chat message", "Generate a response").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from lmx.protocol.messages.data import ChoiceEnded, Delta
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
+from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.call_arguments import arguments_object
+from lmx.router.rendering.envelope import Identity
+
+_DONE_REASONS: Final = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "stop",
+}
+
+_NANOSECONDS: Final = 1e9
+
+
+class OllamaAnswer:
+    """See :class:`lmx.router.rendering.answer_format.AnswerFormat`.
+
+    ``name`` is the model's as the client gave it, since clients compare it. ``chat`` says whether
+    the answer is a message, or the response to a prompt. ``loaded`` is the reason of an answer to a
+    request that has nothing to answer: ``load`` or ``unload``.
+    """
+
+    choices: Final = 1
+    keeps_logprobs: Final = False
+
+    def __init__(self, name: str, *, chat: bool, loaded: str | None = None) -> None:
+        self._name = name
+        self._chat = chat
+        self._loaded = loaded
+
+    def writer(self, identity: Identity, beginning: Beginning) -> OllamaWriter:
+        """Return the writer of the answer's lines."""
+        head = self._head(identity)
+        end = {**head, **self._said("")}
+        return OllamaWriter(head, end, chat=self._chat, loaded=self._loaded)
+
+    def whole(
+        self,
+        identity: Identity,
+        beginning: Beginning,
+        choices: Sequence[AccumulatedChoice],
+        ends: Mapping[int, ChoiceEnded],
+        ending: Ending | None,
+    ) -> dict[str, Any]:
+        """Return the whole answer, or the part that exists until now, which is not done."""
+        made = choices[0]
+        said = self._said("".join(made.content))
+        shown = said["message"] if self._chat else said
+        if thinking := "".join(made.reasoning):
+            shown["thinking"] = thinking
+        if made.calls:
+            shown["tool_calls"] = [_call(index, one) for index, one in made.calls.items()]
+        answer = {**self._head(identity), **said}
+        if ending is None or 0 not in ends:
+            return {**answer, "done": False}
+        return {**answer, **_end_object(ends[0], ending, self._loaded)}
+
+    def _head(self, identity: Identity) -> dict[str, Any]:
+        created = datetime.fromtimestamp(identity.created_s, UTC)
+        return {"model": self._name, "created_at": created.isoformat().replace("+00:00", "Z")}
+
+    def _said(self, text: str) -> dict[str, Any]:
+        if self._chat:
+            return {"message": {"role": "assistant", "content": text}}
+        return {"response": text}
+
+
+class OllamaWriter:
+    """Writes the lines of one answer. See :class:`lmx.router.rendering.answer_format.EventWriter`.
+
+    What is the same in all lines of a kind is encoded once. A call is one line, written when it is
+    whole.
+    """
+
+    def __init__(
+        self, head: dict[str, Any], end: dict[str, Any], *, chat: bool, loaded: str | None
+    ) -> None:
+        self._head = orjson.dumps(head)[:-1]
+        self._last_line = end
+        self._loaded = loaded
+        open_, self._after = (
+            (b',"message":{"role":"assistant",', b'},"done":false}\n')
+            if chat
+            else (b",", b',"done":false}\n')
+        )
+        text = b'"content":' if chat else b'"response":'
+        self._text = self._head + open_ + text
+        self._thinking = self._text + b'"","thinking":'
+        self._calls = self._text + b'"","tool_calls":'
+        self._call: GatheredCall | None = None
+        self._index = 0
+        self._end: ChoiceEnded | None = None
+
+    def first(self) -> bytes:
+        """Return nothing: an answer begins with its first text."""
+        return b""
+
+    def deltas(self, deltas: Sequence[Delta]) -> bytes:
+        """Return the lines of the pieces that are not empty."""
+        pieces: list[bytes] = []
+        for delta in deltas:
+            if delta.call is not None:
+                if delta.call.call_id is not None:
+                    pieces.append(self._whole_call())
+                    self._index = delta.call.index
+                    self._call = GatheredCall(delta.call.call_id, delta.call.name)
+                assert self._call is not None
+                self._call.arguments.append(delta.text)
+            elif delta.text:
+                before = self._thinking if delta.kind is DeltaKind.REASONING else self._text
+                pieces += (before, orjson.dumps(delta.text), self._after)
+        return b"".join(pieces)
+
+    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
+        """Return the last call."""
+        self._end = ended[0]
+        return self._whole_call()
+
+    def last(self, ending: Ending) -> bytes:
+        """Return the line that says why the answer ended, and how long all took."""
+        assert self._end is not None
+        end = _end_object(self._end, ending, self._loaded)
+        return orjson.dumps({**self._last_line, **end}) + b"\n"
+
+    def _whole_call(self) -> bytes:
+        call, self._call = self._call, None
+        if call is None:
+            return b""
+        return self._calls + orjson.dumps([_call(self._index, call)]) + self._after
+
+
+def _call(index: int, call: GatheredCall) -> dict[str, Any]:
+    arguments = arguments_object("".join(call.arguments))
+    return {
+        "id": call.call_id,
+        "function": {"index": index, "name": call.name, "arguments": arguments},
+    }
+
+
+def _end_object(ended: ChoiceEnded, ending: Ending, loaded: str | None) -> dict[str, Any]:
+    """Return why an answer ended, with its figures; times are nanoseconds."""
+    if loaded is not None:
+        return {"done": True, "done_reason": loaded}
+    finished, clocked = ending.finished, ending.clocked
+    times = {
+        "total_duration": clocked.total_s,
+        "load_duration": clocked.load_s,
+        "prompt_eval_duration": finished.timings.prefill_s,
+        "eval_duration": finished.timings.decode_s,
+    }
+    return {
+        "done": True,
+        "done_reason": _DONE_REASONS[ended.reason],
+        "prompt_eval_count": finished.usage.prompt_tokens,
+        "eval_count": finished.usage.completion_tokens,
+        **{name: int(seconds * _NANOSECONDS) for name, seconds in times.items()},
+    }

@@ -1,0 +1,167 @@
+"""What a request of Ollama's chat may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Field
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate
+from lmx.router.schema.requests.generation import keep_alive_of
+from lmx.router.schema.requests.messages import MAX_CALLS, MAX_MESSAGES
+from lmx.router.schema.requests.ollama.common import OllamaFields
+from lmx.router.schema.requests.tools import MAX_TOOLS, Tool, ToolFields, tool_use_of
+from lmx.router.schema.validation import FreeObject, Strict, validated
+
+LOAD: Final = "."
+"""The prompt that has a model loaded. Of its answer nothing is made, and nothing is shown."""
+
+
+class EarlierFunction(Strict):
+    """The function of an earlier call."""
+
+    name: str
+    """The function that was called."""
+    arguments: FreeObject = Field(default_factory=dict)
+    """The arguments, as an object."""
+
+
+class EarlierCall(Strict):
+    """One of the calls of an earlier message."""
+
+    id: str | None = None
+    """The call's id. Default: a new one."""
+    function: EarlierFunction
+    """The function, and the arguments."""
+
+
+class OllamaMessage(Strict):
+    """One turn of the conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    """Who speaks."""
+    content: str | None = None
+    """The text. Default: none."""
+    thinking: str | None = None
+    """What the assistant thought."""
+    images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
+    """Pictures as base64. None is taken yet."""
+    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = (
+        None
+    )
+    """The calls that the assistant made."""
+    tool_name: str | None = None
+    """The function whose result this is, with the role `tool`."""
+    tool_call_id: str | None = None
+    """The call whose result this is. Default: the first one without a result, of `tool_name` if
+    that is given."""
+
+
+class OllamaChatRequest(OllamaFields):
+    """The body of POST /api/chat."""
+
+    messages: (
+        Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    """The conversation until now. None or an empty one: the model is loaded, and with a
+    `keep_alive` of 0 unloaded."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Default: none."""
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether there is nothing to answer."""
+        return not self.messages
+
+
+def parse_ollama_chat(body: dict[str, Any]) -> tuple[OllamaChatRequest, Generate]:
+    """Return the checked request, and the request to a worker, without ids and credit. Raises
+    :class:`RequestError` (400) for the first fault."""
+    request = validated(OllamaChatRequest, body)
+    if not request.messages:
+        return request, loading(request)
+    return request, generation(
+        request,
+        messages=chat_messages(request.messages),
+        tool_use=tool_use_of(ToolFields(tools=request.tools)),
+    )
+
+
+def loading(request: OllamaFields) -> Generate:
+    """Return the request that does nothing but have the model loaded."""
+    return generation(request, prompt=LOAD, max_tokens=0, structure=None, parse=False)
+
+
+def generation(request: OllamaFields, **fields: Any) -> Generate:
+    """Return the request to a worker with what both kinds of request share, and ``fields``."""
+    shared: dict[str, Any] = {
+        "sampling": request.sampling,
+        "max_tokens": request.limit,
+        "stop": request.stop_texts,
+        "structure": request.structure,
+        "thinking": request.thinking,
+        "keep_alive_s": keep_alive_of(request),
+        "whole": not request.streams,
+    }
+    return Generate(stream_id=0, request_id="", credit_deltas=0, **{**shared, **fields})
+
+
+def refuse_images(images: list[str] | None, param: str) -> None:
+    """Raise :class:`RequestError` if there are pictures."""
+    if images:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`{param}` is not taken here yet: send pictures to /v1/chat/completions.",
+            param=param,
+        )
+
+
+def chat_messages(turns: list[OllamaMessage]) -> tuple[dict[str, Any], ...]:
+    """Return a conversation as the messages of a chat request. A result of a tool that names no
+    call belongs to the first call that has none."""
+    messages: list[dict[str, Any]] = []
+    open_calls: list[dict[str, Any]] = []
+    made = 0
+    for index, turn in enumerate(turns):
+        refuse_images(turn.images, f"messages[{index}].images")
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content or ""}
+        if turn.thinking:
+            message["reasoning_content"] = turn.thinking
+        if turn.tool_calls and turn.role == "assistant":
+            calls = [_call(call, made + place) for place, call in enumerate(turn.tool_calls)]
+            made += len(calls)
+            open_calls = list(calls)
+            message["tool_calls"] = calls
+        if turn.role == "tool":
+            message |= _result_of(turn, open_calls, f"messages[{index}]")
+        messages.append(message)
+    return tuple(messages)
+
+
+def _call(call: EarlierCall, number: int) -> dict[str, Any]:
+    arguments = orjson.dumps(call.function.arguments).decode()
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or f"call_{number}", "type": "function", "function": function}
+
+
+def _result_of(turn: OllamaMessage, open_calls: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    """Return the fields that tie a result to its call, and take the call from the open ones."""
+    name = turn.tool_name
+    if turn.tool_call_id is not None:
+        found = next((one for one in open_calls if one["id"] == turn.tool_call_id), None)
+    else:
+        found = next((one for one in open_calls if name in (None, one["function"]["name"])), None)
+    if found is not None:
+        open_calls.remove(found)
+        return {"tool_call_id": found["id"], "name": found["function"]["name"]}
+    if turn.tool_call_id is None and name is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{path}` is a tool's result, and no call before it is without one: name its function "
+            "in `tool_name`.",
+            param=f"{path}.tool_name",
+        )
+    named = {} if name is None else {"name": name}
+    return {"tool_call_id": turn.tool_call_id or f"call_{name}", **named}

@@ -1,0 +1,132 @@
+"""What Ollama's requests that generate text share: options, forms and thinking."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Field, Tag
+
+from lmx.protocol.messages.data import Sampling, Structure, Thinking
+from lmx.protocol.states import StructureKind
+from lmx.router.schema.requests.generation import ResidencyFields, Stops
+from lmx.router.schema.requests.sampling import parameter
+from lmx.router.schema.validation import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_COUNT,
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    FreeObject,
+    Strict,
+)
+
+_TAG: Final = ":latest"
+
+
+def tagged_name(name: str) -> str:
+    """Return a model's name as Ollama's clients know names: with a tag."""
+    return name if ":" in name else name + _TAG
+
+
+class Options(Strict):
+    """How the answer is made. Options that are not here are named in `X-Lmx-Ignored`, and change
+    nothing: above all `num_ctx`, since a model's context is configured."""
+
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_COUNT)] | None = None
+    """How many tokens the answer has at most. -1 and -2: as many as the context has room for.
+    Default: the model's, else up to the context."""
+    stop: Stops = None
+    """Texts that end the answer, and are not in it: one, or up to 64. Default: none."""
+    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    """The same seed draws the same tokens. Default: random."""
+    temperature: float | None = parameter("temperature")
+    top_p: float | None = parameter("top_p")
+    top_k: int | None = parameter("top_k")
+    min_p: float | None = parameter("min_p")
+    typical_p: float | None = parameter("typical_p")
+    repeat_penalty: float | None = parameter("repetition_penalty")
+    presence_penalty: float | None = parameter("presence_penalty")
+    frequency_penalty: float | None = parameter("frequency_penalty")
+
+
+class OllamaFields(ResidencyFields):
+    """The fields that both kinds of request share."""
+
+    model: str
+    """The id, an alias or the source of a model, or a name that routes (`auto` ...); each also with
+    `:latest` at its end."""
+    stream: bool | None = None
+    """The answer is sent as it comes, as lines of JSON. Default: true."""
+    format: (
+        Annotated[
+            Annotated[Literal["", "json"], Tag(TEXT)] | Annotated[FreeObject, Tag(OBJECT)],
+            TEXT_OR_OBJECT,
+        ]
+        | None
+    ) = None
+    """The form that the answer must have: `json` for any JSON object, or a JSON schema. It is
+    enforced while the answer is written. Default: text."""
+    options: Options | None = None
+    """How the answer is made. Default: the model's."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    """Whether, or with how much effort, the model thinks before it answers, for models that can be
+    told. Default: the model's."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it comes."""
+        return self.stream is not False
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the answer may have. None: no limit was asked for."""
+        limit = self.options.num_predict if self.options else None
+        return None if limit is None or limit < 0 else limit
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts that end the answer."""
+        stop = self.options.stop if self.options else None
+        return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+    @property
+    def thinking(self) -> Thinking:
+        """How the model thinks."""
+        if isinstance(self.think, str):
+            return Thinking(effort=self.think, enabled=True)
+        return Thinking(enabled=self.think)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        options = self.options or Options()
+        return Sampling(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            typical_p=options.typical_p,
+            repetition_penalty=options.repeat_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+        )
+
+    @property
+    def structure(self) -> Structure | None:
+        """The form that the answer must have."""
+        if not self.format:
+            return None
+        if isinstance(self.format, str):
+            return Structure(StructureKind.JSON_OBJECT, "", "format")
+        return Structure(StructureKind.JSON_SCHEMA, orjson.dumps(self.format).decode(), "format")
+
+
+def ignored_options(body: dict[str, Any]) -> list[str]:
+    """Return the options that change nothing."""
+    options = body.get("options")
+    if not isinstance(options, dict):
+        return []
+    return [f"options.{name}" for name in options if name not in Options.model_fields]

@@ -1,0 +1,81 @@
+"""What a request of Ollama's embeddings may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, Tag
+
+from lmx.protocol.messages.tasks import Embed
+from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.tasks import MAX_INPUTS
+from lmx.router.schema.validation import (
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
+    FreeObject,
+    NonEmpty,
+    Positive,
+    validated,
+)
+from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
+
+
+class OllamaEmbedFields(ResidencyFields):
+    """The fields that the newer and the older request share."""
+
+    model: str
+    """The id, an alias or the source of an embedding model, also with `:latest` at its end."""
+    options: FreeObject | None = None
+    """Options are accepted, and change nothing."""
+
+
+class OllamaEmbedRequest(OllamaEmbedFields):
+    """The body of POST /api/embed."""
+
+    input: Annotated[
+        Annotated[NonEmpty, Tag(TEXT)]
+        | Annotated[
+            list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag(LIST)
+        ],
+        TEXT_OR_LIST,
+    ]
+    """A text, or an array of texts."""
+    dimensions: Positive | None = None
+    """How many of each vector's first numbers are returned, scaled to length 1. Default: all."""
+    truncate: bool | None = None
+    """It is accepted, and changes nothing: a text that is longer than the model's context is a
+    400."""
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedFields):
+    """The body of POST /api/embeddings, which is older."""
+
+    prompt: NonEmpty
+    """A text."""
+
+
+def parse_ollama_embed(body: dict[str, Any]) -> tuple[OllamaEmbedRequest, Embed]:
+    """Return the checked request, and the task for a worker. Raises :class:`RequestError` (400) for
+    the first fault."""
+    request = validated(OllamaEmbedRequest, body)
+    texts = (request.input,) if isinstance(request.input, str) else tuple(request.input)
+    return request, _task(request, texts, request.dimensions)
+
+
+def parse_ollama_embeddings(body: dict[str, Any]) -> tuple[OllamaEmbeddingsRequest, Embed]:
+    """Return the checked request, and the task for a worker. Raises as
+    :func:`parse_ollama_embed`."""
+    request = validated(OllamaEmbeddingsRequest, body)
+    return request, _task(request, (request.prompt,), None)
+
+
+def _task(request: OllamaEmbedFields, texts: tuple[str, ...], dimensions: int | None) -> Embed:
+    return Embed(
+        0,
+        "",
+        COMPUTE_DEADLINE_S,
+        texts=texts,
+        dimensions=dimensions,
+        keep_alive_s=keep_alive_of(request),
+    )
