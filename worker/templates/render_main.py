@@ -8,13 +8,16 @@ or fill the memory, and then only the end of its process stops it.
 from __future__ import annotations
 
 import contextlib
-import resource
-import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Final
 
+from lmx.worker.isolation.confine import (
+    end_after,
+    ignore_terminal,
+    limit_memory,
+    read_exactly,
+)
 from lmx.worker.templates.environment import render
 from lmx.worker.templates.render_wire import (
     REPLY_HEAD,
@@ -30,9 +33,8 @@ _LONGEST_REASON: Final = 2000
 def main() -> None:
     """Answer until the worker is gone. The one argument is how many bytes of memory the process may
     take."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    _limit_memory(int(sys.argv[1]))
+    ignore_terminal()
+    limit_memory(int(sys.argv[1]))
     # Both mean that the worker is gone.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve()
@@ -40,17 +42,15 @@ def main() -> None:
 
 def _serve() -> None:
     with socket.socket(fileno=0) as worker:
-        while (head := _read(worker, REQUEST_HEAD.size)) is not None:
-            payload = _read(worker, *REQUEST_HEAD.unpack(head))
+        while (head := read_exactly(worker, REQUEST_HEAD.size)) is not None:
+            payload = read_exactly(worker, *REQUEST_HEAD.unpack(head))
             if payload is None:
                 return
             request = decode_request(payload)
             del payload
-            # Its default is to end the process, also inside a call that never comes back to Python.
-            # The worker does that itself, unless it has ended meanwhile.
-            signal.setitimer(signal.ITIMER_REAL, request.timeout_s)
+            end_after(request.timeout_s)
             outcome, data = _render(request)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            end_after(0)
             worker.sendall(REPLY_HEAD.pack(outcome, len(data)))
             worker.sendall(data)
 
@@ -75,31 +75,6 @@ def _encoded(text: str) -> bytes:
         # The arguments of a call may have half of a surrogate pair, as an escape: no tokenizer
         # takes it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
-
-def _limit_memory(most_bytes: int) -> None:
-    """Make allocations beyond the limit fail at once. macOS accepts such a limit and does not
-    enforce it: there the worker watches the process."""
-    if sys.platform != "linux":
-        return
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return  # A sandbox without /proc: the worker's eye is left.
-    limit_bytes = pages * resource.getpagesize() + most_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
-
-
-def _read(worker: socket.socket, length: int) -> bytearray | None:
-    """Return ``length`` bytes; None if the worker is gone."""
-    data = bytearray(length)
-    rest = memoryview(data)
-    while rest.nbytes:
-        count = worker.recv_into(rest)
-        if not count:
-            return None
-        rest = rest[count:]
-    return data
 
 
 if __name__ == "__main__":

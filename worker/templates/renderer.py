@@ -8,17 +8,17 @@ second.
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-import psutil
 import structlog
 
-from lmx.protocol.host.memory import mac_footprint
+from lmx.worker.isolation.child import (
+    ChildEndedError,
+    ChildMemoryError,
+    ChildProcess,
+    ChildTimeoutError,
+)
 from lmx.worker.templates.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, RenderRequest
 
 log = structlog.get_logger()
@@ -27,11 +27,6 @@ MOST_BYTES: Final = 1 << 30
 """The most memory that rendering may take. The largest body that a router accepts, with its copies
 in Python and its text, is a quarter of it."""
 
-_FIRST_LOOK_S: Final = 0.05
-"""Renderings that take no longer are never checked: only broken ones take longer."""
-
-_LOOK_INTERVAL_S: Final = 0.02
-_KILL_WAIT_S: Final = 5.0
 _ALARM_GRACE_S: Final = 2.0
 
 
@@ -59,34 +54,18 @@ class Renderer:
     def __init__(self, timeout_s: float, most_memory_bytes: int = MOST_BYTES) -> None:
         self._timeout_s = timeout_s
         self._most_memory_bytes = most_memory_bytes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child = ChildProcess(
+            "lmx.worker.templates.render_main", (str(most_memory_bytes),), most_memory_bytes
+        )
 
     @property
     def pid(self) -> int | None:
         """The process that renders; None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._child.pid
 
     def start(self) -> None:
         """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-P", "-m", "lmx.worker.templates.render_main"),
-                        str(self._most_memory_bytes),
-                    ],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        self._socket = ours
+        self._child.start()
 
     def render(self, source: str, variables: Mapping[str, Any], most_bytes: int) -> str:
         """Return the text that a template makes, at most ``most_bytes`` of UTF-8.
@@ -105,16 +84,10 @@ class Renderer:
             raise TemplateRefusedError("its values are nested too deeply") from error
         except ValueError as error:
             raise TemplateRefusedError("one of its numbers has too many digits") from error
-        self.start()
         try:
-            outcome, data = self._exchange(payload, time.monotonic() + self._timeout_s)
+            outcome, data = self._exchange(payload)
         except RenderingEndedError as error:
             log.warning("template.ended", reason=f"it {error}")
-            self.close()
-            raise
-        except BaseException:
-            # Otherwise a reply that was not read would answer the next request.
-            self.close()
             raise
         match outcome:
             case Outcome.TEXT:
@@ -131,65 +104,25 @@ class Renderer:
 
     def kill(self) -> None:
         """End the process, from any thread. A rendering that is under way fails."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        self._child.kill()
 
     def close(self) -> None:
         """End the process, whatever it does, and wait for its end."""
-        process, self._process = self._process, None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if process is not None:
-            process.kill()
-            try:
-                process.wait(_KILL_WAIT_S)
-            except subprocess.TimeoutExpired:
-                log.warning("renderer.stuck", pid=process.pid)
+        self._child.close()
 
-    def _exchange(self, payload: bytes, deadline_s: float) -> tuple[Outcome, bytes]:
-        assert self._socket is not None
+    def _exchange(self, payload: bytes) -> tuple[Outcome, bytes]:
         try:
-            self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(REQUEST_HEAD.pack(len(payload)))
-            self._socket.sendall(payload)
-            self._socket.settimeout(_FIRST_LOOK_S)
-            head = self._read(REPLY_HEAD.size, deadline_s)
-            outcome, length = REPLY_HEAD.unpack(head)
-            return Outcome(outcome), bytes(self._read(length, deadline_s))
-        except TimeoutError as error:
+            with self._child.exchange(self._timeout_s) as exchange:
+                exchange.send(REQUEST_HEAD.pack(len(payload)))
+                exchange.send(payload)
+                outcome, length = REPLY_HEAD.unpack(exchange.read(REPLY_HEAD.size))
+                return Outcome(outcome), bytes(exchange.read(length))
+        except ChildTimeoutError as error:
             raise self._too_slow() from error
-        except (OSError, ValueError) as error:
+        except ChildMemoryError as error:
+            raise self._too_large() from error
+        except (ChildEndedError, ValueError) as error:
             raise RenderingEndedError("broke the process that renders it") from error
-
-    def _read(self, length: int, deadline_s: float) -> bytearray:
-        assert self._socket is not None
-        data = bytearray(length)
-        rest = memoryview(data)
-        while rest.nbytes:
-            try:
-                count = self._socket.recv_into(rest)
-            except TimeoutError:
-                if time.monotonic() >= deadline_s:
-                    raise
-                if self._memory_bytes() > self._most_memory_bytes:
-                    raise self._too_large() from None
-                self._socket.settimeout(_LOOK_INTERVAL_S)
-                continue
-            if not count:
-                raise RenderingEndedError("broke the process that renders it")
-            rest = rest[count:]
-        return data
-
-    def _memory_bytes(self) -> int:
-        assert self._process is not None
-        if sys.platform == "darwin" and (found := mac_footprint(self._process.pid)) is not None:
-            return found[0]
-        try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0  # It has ended; the socket says so.
 
     def _too_slow(self) -> RenderingEndedError:
         return RenderingEndedError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from lmx.worker.isolation.child import Exchange
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
@@ -67,7 +68,7 @@ def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     try:
         small.render("x", {}, AMPLE_BYTES)
         # The process keeps the limit that it was started with.
-        small._most_memory_bytes = 60 << 20
+        small._most_memory_bytes = small._child._most_memory_bytes = 60 << 20
         with pytest.raises(RenderingEndedError, match="60 MiB of memory"):
             small.render(GROWING, {}, AMPLE_BYTES)
     finally:
@@ -185,7 +186,7 @@ def test_a_reply_that_was_not_read_answers_nobody_else(
 
     renderer.start()
     with monkeypatch.context() as patch:
-        patch.setattr(renderer, "_read", broken)
+        patch.setattr(Exchange, "read", broken)
         with pytest.raises(error):
             renderer.render("first", {}, AMPLE_BYTES)
     assert renderer.render("second", {}, AMPLE_BYTES) == "second"

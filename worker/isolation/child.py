@@ -1,0 +1,192 @@
+"""A worker's end of a process that does dangerous work for it: one request, one reply, over a
+socket.
+
+A process that takes too long, or too much memory, is killed, and only the request that it worked on
+fails. The next request gets a new process.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psutil
+import structlog
+
+from lmx.protocol.host.memory import mac_footprint
+
+log = structlog.get_logger()
+
+_FIRST_LOOK_S: Final = 0.05
+"""Requests that take no longer are never checked: only broken ones take longer."""
+
+_LOOK_INTERVAL_S: Final = 0.02
+_KILL_WAIT_S: Final = 5.0
+
+_SOCKET_BYTES: Final = 1 << 20
+"""How much of a reply the system holds at a time. By default macOS holds 8 KiB, which would make
+thousands of small reads of a large reply."""
+
+
+class ChildEndedError(Exception):
+    """The process ended, or was ended, before it had replied."""
+
+
+class ChildTimeoutError(ChildEndedError):
+    """The process took too long and was ended."""
+
+
+class ChildMemoryError(ChildEndedError):
+    """The process took too much memory and was ended."""
+
+
+class ChildProcess:
+    """At most one process at a time, which runs a module of lmx and ends with this process. It is
+    for one thread; only :meth:`kill` is for all."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: tuple[str, ...],
+        most_memory_bytes: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """The module is started with ``arguments``, with a socket as its stdin and with the
+        ``environment``; None: that of this process."""
+        self._command = (sys.executable, "-P", "-m", module, *arguments)
+        self._most_memory_bytes = most_memory_bytes
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                for end in (ours, theirs):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=self._environment,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._socket = ours
+
+    @contextmanager
+    def exchange(self, timeout_s: float) -> Generator[Exchange]:
+        """Give the sending of one request and the reading of its reply ``timeout_s`` in all. The
+        process is started unless it runs, and ended if the body raises anything: otherwise a reply
+        that was not read would answer the next request. Raises ``OSError`` if no process can be
+        started."""
+        self.start()
+        assert self._socket is not None and self._process is not None
+        try:
+            yield Exchange(
+                self._socket,
+                psutil.Process(self._process.pid),
+                time.monotonic() + timeout_s,
+                self._most_memory_bytes,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def kill(self) -> None:
+        """End the process, from any thread. A request that is under way fails."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process, whatever it does, and wait for its end."""
+        process, self._process = self._process, None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if process is not None:
+            process.kill()
+            try:
+                process.wait(_KILL_WAIT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("child.stuck", pid=process.pid)
+
+
+class Exchange:
+    """One request to a process and its reply. The methods block until the time is over at most, and
+    raise :class:`ChildEndedError`."""
+
+    def __init__(
+        self,
+        stream: socket.socket,
+        process: psutil.Process,
+        deadline_s: float,
+        most_memory_bytes: int,
+    ) -> None:
+        self._socket = stream
+        self._process = process
+        self._deadline_s = deadline_s
+        self._most_memory_bytes = most_memory_bytes
+        self._wait_s = _FIRST_LOOK_S
+
+    def send(self, data: Any) -> None:
+        """Send the bytes of an object that has a buffer."""
+        try:
+            self._socket.settimeout(max(self._deadline_s - time.monotonic(), _FIRST_LOOK_S))
+            self._socket.sendall(data)
+        except TimeoutError as error:
+            raise ChildTimeoutError from error
+        except OSError as error:
+            raise ChildEndedError from error
+
+    def read(self, length: int) -> bytearray:
+        """Return the next ``length`` bytes of the reply."""
+        data = bytearray(length)
+        self.read_into(memoryview(data))
+        return data
+
+    def read_into(self, rest: memoryview) -> None:
+        """Fill a buffer of single bytes with the next bytes of the reply."""
+        while rest.nbytes:
+            self._socket.settimeout(self._wait_s)
+            try:
+                count = self._socket.recv_into(rest)
+            except TimeoutError as error:
+                if time.monotonic() >= self._deadline_s:
+                    raise ChildTimeoutError from error
+                if self._memory_bytes() > self._most_memory_bytes:
+                    raise ChildMemoryError from error
+                self._wait_s = _LOOK_INTERVAL_S
+                continue
+            except OSError as error:
+                raise ChildEndedError from error
+            if not count:
+                raise ChildEndedError
+            rest = rest[count:]
+
+    def _memory_bytes(self) -> int:
+        found = mac_footprint(self._process.pid) if sys.platform == "darwin" else None
+        if found is not None:
+            return found[0]
+        try:
+            return int(self._process.memory_info().rss)
+        except psutil.Error:
+            return 0  # It has ended; the socket says so.

@@ -1,0 +1,239 @@
+"""The worker's end of its decoding process, which makes pixels and samples of files."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.media import MediaItem
+from lmx.protocol.states import MediaKind
+from lmx.worker.isolation.child import (
+    ChildEndedError,
+    ChildMemoryError,
+    ChildProcess,
+    ChildTimeoutError,
+    Exchange,
+)
+from lmx.worker.media.limits import DecodeLimits
+from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
+from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome, ResultHead
+
+log = structlog.get_logger()
+
+_DEFAULT_FPS: Final = 1.0
+_ALARM_GRACE_S: Final = 2.0
+_LONGEST_REASON: Final = 4096
+
+_AT_REST_BYTES: Final = 128 << 20
+"""What the process takes before the first file: 80 MiB on Linux."""
+
+_NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
+
+_PASSED_ON: Final = ("DYLD_", "LANG", "LC_", "LD_", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV")
+"""How the variables begin that a Python program needs. The others, which may be secrets, stay where
+no file of a stranger is read."""
+
+
+class MediaDecoder:
+    """Decodes the media of one request at a time, for one thread. It has at most one process, which
+    ends with this process."""
+
+    def __init__(self, limits: DecodeLimits | None = None) -> None:
+        self._limits = limits or DecodeLimits()
+        environment = {
+            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+        }
+        self._child = ChildProcess(
+            "lmx.worker.media.decoding.main",
+            (json.dumps(asdict(self._limits)),),
+            # It is measured from here with all that it takes at rest.
+            self._limits.memory_bytes + _AT_REST_BYTES,
+            # Its threads would only take memory.
+            {**environment, "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The process that decodes; None while there is none."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
+        self._child.start()
+
+    def decode(
+        self, items: Sequence[MediaItem], blobs: Sequence[Any], needs: MediaNeeds
+    ) -> tuple[Media, ...]:
+        """Return what a model sees and hears of ``items``, whose files are ``blobs``: objects that
+        have a buffer.
+
+        Whether the model takes those kinds, and so many, is not checked here. Blocks, but no longer
+        than the deadline of a request. Raises ``RequestError`` that names the item's ``param``: for
+        a file that can't be decoded, one that has more than is taken, and when the time is over.
+        Raises ``OSError`` if no process can be started.
+        """
+        deadline_s = time.monotonic() + self._limits.deadline_s
+        left_bytes = self._limits.request_bytes
+        found: list[Media] = []
+        for item, blob in zip(items, blobs, strict=True):
+            media, size_bytes = self._decode(item, blob, needs, deadline_s, left_bytes)
+            left_bytes -= size_bytes
+            found.append(media)
+        return tuple(found)
+
+    def kill(self) -> None:
+        """End the process, from any thread. A decoding that is under way fails."""
+        self._child.kill()
+
+    def close(self) -> None:
+        """End the process, whatever it does, and wait for its end."""
+        self._child.close()
+
+    def _decode(
+        self, item: MediaItem, blob: Any, needs: MediaNeeds, deadline_s: float, left_bytes: int
+    ) -> tuple[Media, int]:
+        timeout_s = max(0.0, deadline_s - time.monotonic())
+        order = self._order(item, needs, timeout_s + _ALARM_GRACE_S)
+        began_s = time.monotonic()
+        try:
+            with self._child.exchange(timeout_s) as exchange:
+                reply = self._exchange(exchange, order, blob, item, left_bytes)
+        except ChildTimeoutError as error:
+            raise self._ended(
+                item,
+                ErrorCode.DEADLINE_EXCEEDED,
+                f"could not be decoded within {self._limits.deadline_s:g} s",
+            ) from error
+        except ChildMemoryError as error:
+            raise self._out_of_memory(item) from error
+        except ChildEndedError as error:
+            raise self._ended(
+                item,
+                ErrorCode.INVALID_VALUE,
+                "broke its decoder, or took more than "
+                f"{self._limits.cpu_s:g} s of the processor's time",
+            ) from error
+        if isinstance(reply, RequestError):
+            raise reply
+        log.debug("media.decoded", form=item.form.value, took_s=time.monotonic() - began_s)
+        return reply
+
+    def _order(self, item: MediaItem, needs: MediaNeeds, timeout_s: float) -> DecodeOrder:
+        heard = item.kind is MediaKind.AUDIO or (
+            item.kind is MediaKind.VIDEO and needs.hears_video and item.use_audio_in_video
+        )
+        limits = (item.max_frames, needs.max_frames, self._limits.frames)
+        return DecodeOrder(
+            item.kind,
+            item.form,
+            rate_hz=needs.sample_rate_hz if heard else None,
+            fps=item.fps or _DEFAULT_FPS,
+            max_frames=min(limit for limit in limits if limit is not None),
+            min_pixels=item.min_pixels,
+            max_pixels=item.max_pixels,
+            cpu_s=self._limits.cpu_s,
+            timeout_s=timeout_s,
+        )
+
+    def _exchange(
+        self, exchange: Exchange, order: DecodeOrder, blob: Any, item: MediaItem, left_bytes: int
+    ) -> tuple[Media, int] | RequestError:
+        payload = order.encode()
+        exchange.send(REQUEST_HEAD.pack(len(payload), memoryview(blob).nbytes))
+        exchange.send(payload)
+        exchange.send(blob)
+        number, length = REPLY_HEAD.unpack(exchange.read(REPLY_HEAD.size))
+        if length > _LONGEST_REASON:
+            raise ChildEndedError
+        data = exchange.read(length)
+        try:
+            outcome = Outcome(number)
+            if outcome is Outcome.DECODED:
+                return self._result(exchange, order, item, ResultHead.decode(data), left_bytes)
+        except (ValueError, struct.error) as error:
+            # A file has taken the process over: it would not say such a thing itself.
+            raise ChildEndedError from error
+        match outcome:
+            case Outcome.REFUSED:
+                return _refusal(item, ErrorCode.INVALID_VALUE, data.decode(errors="replace"))
+            case Outcome.TOO_LARGE:
+                return _refusal(item, ErrorCode.REQUEST_TOO_LARGE, data.decode(errors="replace"))
+            case Outcome.OUT_OF_MEMORY:
+                # Its memory may be in pieces by now.
+                raise ChildMemoryError
+
+    def _result(
+        self,
+        exchange: Exchange,
+        order: DecodeOrder,
+        item: MediaItem,
+        head: ResultHead,
+        left_bytes: int,
+    ) -> tuple[Media, int]:
+        """Read a result. Raises ``ValueError`` for one that does not fit the order."""
+        size_bytes = head.pixel_bytes + head.sample_bytes
+        if size_bytes > left_bytes:
+            self._child.close()
+            raise _refusal(
+                item,
+                ErrorCode.REQUEST_TOO_LARGE,
+                "makes the media of this request take more than "
+                f"{self._limits.request_bytes >> 20} MiB when they are decoded: send fewer or "
+                "smaller ones",
+            )
+        is_video = order.kind is MediaKind.VIDEO
+        if head.frames > (order.max_frames if is_video else 1):
+            raise ValueError(f"{head.frames} frames")
+        times_s = np.empty(head.frames if is_video else 0)
+        pixels = np.empty((head.frames, head.height, head.width, 3), np.uint8)
+        samples = np.empty(head.samples, np.float32)
+        for array in (times_s, pixels, samples):
+            if array.size:
+                exchange.read_into(array.data.cast("B"))
+        return _value(order.kind, head, times_s, pixels, samples), size_bytes
+
+    def _out_of_memory(self, item: MediaItem) -> RequestError:
+        return self._ended(
+            item,
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"takes more than {self._limits.memory_bytes >> 20} MiB of memory to decode",
+        )
+
+    def _ended(self, item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
+        log.warning("media.ended", form=item.form.value, size_bytes=item.size_bytes, reason=reason)
+        return _refusal(item, code, reason)
+
+
+def _value(
+    kind: MediaKind,
+    head: ResultHead,
+    times_s: npt.NDArray[np.float64],
+    pixels: npt.NDArray[np.uint8],
+    samples: npt.NDArray[np.float32],
+) -> Media:
+    sound = Sound(samples, head.rate_hz) if head.samples else None
+    match kind:
+        case MediaKind.IMAGE:
+            return Picture(pixels.reshape(head.height, head.width, 3))
+        case MediaKind.AUDIO:
+            if sound is None:
+                raise ValueError("no samples")
+            return sound
+        case MediaKind.VIDEO:
+            return Video(pixels, tuple(times_s.tolist()), head.duration_s, sound)
+
+
+def _refusal(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
+    return RequestError(
+        code, f"The {_NOUNS[item.kind]} in `{item.param}` {reason}.", param=item.param
+    )
