@@ -46,6 +46,7 @@ from lmx.worker.mlx.model.prompt import PromptEncoder
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks, TokenText
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.folder import prefix_namespace
+from lmx.worker.mlx.sampling.draw import warm_up_draws
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from lmx.worker.templates.renderer import Renderer
 from lmx.worker.text.detokenize import IncrementalDetokenizer
@@ -255,6 +256,7 @@ def _wire_share(limit_bytes: int) -> None:
 
 
 def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
+    warm_up_draws(facts.vocabulary_size)
     prompt_tokens = min(_WARM_UP_PROMPT_TOKENS, facts.context_tokens // 2)
     prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
     rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))

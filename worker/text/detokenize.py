@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 Decode = Callable[[Sequence[int]], str]
@@ -15,6 +15,18 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WAIT_TOKENS: Final = 16
 
 
+class TokenTexts(dict[int, str]):
+    """The texts of single tokens, each decoded once."""
+
+    def __init__(self, decode: Decode) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = self._decode([token])
+        return text
+
+
 class IncrementalDetokenizer:
     """Decodes a window of the last tokens and returns the new part of the text.
 
@@ -23,14 +35,22 @@ class IncrementalDetokenizer:
     off. Text that ends in U+FFFD is an incomplete character and is held back.
 
     ``skip`` are the special tokens, which are no text. ``after`` are tokens that come before, and
-    are no part of the text.
+    are no part of the text. ``texts`` are those of single tokens, if the bytes of several are
+    always the bytes of each: then a token of whole characters needs no decoding.
     """
 
-    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip")
+    __slots__ = ("_context", "_context_text", "_decode", "_new", "_skip", "_texts")
 
-    def __init__(self, decode: Decode, skip: frozenset[int], after: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        skip: frozenset[int],
+        after: Sequence[int] = (),
+        texts: Mapping[int, str] | None = None,
+    ) -> None:
         self._decode = decode
         self._skip = skip
+        self._texts = texts
         self._context = [token for token in after if token not in skip]
         self._context_text = decode(self._context) if self._context else ""
         self._new: list[int] = []
@@ -39,6 +59,11 @@ class IncrementalDetokenizer:
         """Return the text that became final with this token, often none."""
         if token in self._skip:
             return ""
+        if self._texts is not None and not self._new:
+            text = self._texts[token]
+            if _REPLACEMENT not in text:
+                self._context, self._context_text = [token], text
+                return text
         self._new.append(token)
         text = self._decode(self._context + self._new)
         if text.endswith(_REPLACEMENT) and len(self._new) < _LONGEST_WAIT_TOKENS:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.engine
 
 # More than once the lanes of a long row, and no multiple of them.
 VOCABULARY = 300
+# So many that they are drawn by lanes.
+MANY = 1280
 DRAWS = 12_000
 FAR = 4.0
 """Standard deviations. Of all tests here together, one in a thousand would go beyond by chance;
@@ -77,6 +79,13 @@ def test_draws_agree_with_the_parameters(sampling: RowSampling) -> None:
     logits = some_logits(0)[0]
     expected = distribution(logits.astype(np.float64), sampling)
     assert chi_square(drawn_counts(logits, sampling), expected) < FAR
+
+
+@pytest.mark.parametrize("columns", [MANY, MANY + 1])
+def test_draws_from_many_tokens_agree_with_their_chances(columns: int) -> None:
+    logits = some_logits(9, columns=columns)[0]
+    expected = distribution(logits.astype(np.float64), RowSampling(1.0))
+    assert chi_square(drawn_counts(logits, RowSampling(1.0, seed=4)), expected) < FAR
 
 
 @pytest.mark.parametrize(
@@ -188,7 +197,7 @@ def generate(rows: Sequence[int], steps: int, columns: int) -> dict[int, list[in
     return made
 
 
-@pytest.mark.parametrize("columns", [VOCABULARY, 1280])
+@pytest.mark.parametrize("columns", [VOCABULARY, MANY])
 def test_a_row_draws_the_same_alone_and_among_32_that_all_differ(columns: int) -> None:
     steps = 8
     together = generate(range(32), steps, columns)
@@ -244,12 +253,19 @@ def test_many_positions_of_a_row_at_once_are_those_one_by_one() -> None:
     sampling = RowSampling(1.0, top_p=0.9, seed=3, min_tokens=4, end_ids=frozenset(range(150)))
     sampler = RowSampler()
     sampler.add(0, sampling, [], None, None)
-    logits = mx.array(some_logits(4, 8))
-    at_once = as_list(sampler.sample(logits, [0] * 8, range(8)))
-    one_by_one = [
-        as_list(sampler.sample(logits[index : index + 1], [0], [index]))[0] for index in range(8)
-    ]
-    assert at_once == one_by_one
+    # More than are made at once for the steps that follow each other.
+    steps = 150
+    logits = mx.array(some_logits(4, steps))
+    at_once = as_list(sampler.sample(logits, [0] * steps, range(steps)))
+
+    def alone(position: int) -> int:
+        here = logits[position : position + 1]
+        return int(as_list(sampler.sample(here, [0], [position]))[0])
+
+    assert [alone(position) for position in range(steps)] == at_once
+    # Guesses that turn out to be wrong leave steps out, and a row that comes back repeats some.
+    jumps = [7, 8, 9, 90, 91, 90, 91, 92, 93, 0, 1]
+    assert [alone(position) for position in jumps] == [at_once[jump] for jump in jumps]
     assert min(at_once[:4]) >= 150
 
 

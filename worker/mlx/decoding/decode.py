@@ -151,7 +151,7 @@ class DecodeBatch:
         if any(sure := self._foreseen()):
             return self._step_over(sure, listen=listen)
         logits, hidden = self._decode(inputs[:, None], listen=listen)
-        logits = logits[:, -1, :]
+        logits = logits.squeeze(1)
         tokens: list[int] | None = None
         if self._sampler.needs_tokens(self._row_ids):
             # The host waits for the tokens while the device is busy with what comes of them.
@@ -366,8 +366,9 @@ class DecodeBatch:
     def _accept(self, inputs: mx.array) -> list[int]:
         """Read the inputs, and give the sampler those that it doesn't know yet."""
         tokens = cast(list[int], inputs.tolist())
-        for row, token in zip(self.rows, tokens, strict=True):
-            self._take(row, token)
+        if self._sampler.depends_on_tokens(self._row_ids):
+            for row, token in zip(self.rows, tokens, strict=True):
+                self._take(row, token)
         return tokens
 
     def _take(self, row: DecodeRow, token: int) -> None:

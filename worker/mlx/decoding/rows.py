@@ -365,6 +365,8 @@ class RowSet:
 
     def _end(self, row_ids: Sequence[int], *, keep: bool) -> None:
         """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
+        if not row_ids:
+            return
         for row_id in row_ids:
             self._forget(row_id)
             here = self._lanes.find(row_id)

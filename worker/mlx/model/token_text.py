@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tokenizers.decoders import ByteLevel
+
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Thinking
 from lmx.protocol.messages.tasks import (
@@ -22,7 +24,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
 )
 from lmx.worker.engine import EncodedPrompt, PromptSource
-from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
+from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer, TokenTexts
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -41,15 +43,16 @@ class TokenText:
         self._special = _special_ids(tokenizer) | end_ids
         self._markers = marker_ids - end_ids
         self._byte_level = _is_byte_level(tokenizer)
+        self._texts = TokenTexts(self._decode) if _joins_bytes(tokenizer) else None
 
     def detokenizer(
         self, markers: bool, after: Sequence[int], *, special: bool = False
     ) -> IncrementalDetokenizer:
         """See :meth:`lmx.worker.engine.Generator.detokenizer`."""
         if special:
-            return IncrementalDetokenizer(self._decode, frozenset(), after)
+            return IncrementalDetokenizer(self._decode, frozenset(), after, self._texts)
         skip = self._special - self._markers if markers else self._special | self._markers
-        return IncrementalDetokenizer(self._decode, skip, after)
+        return IncrementalDetokenizer(self._decode, skip, after, self._texts)
 
     def token_bytes(self, token: int) -> bytes:
         """Return a token's bytes, which may be a part of a character; the name of a special token;
@@ -90,6 +93,13 @@ def _is_byte_level(tokenizer: Any) -> bool:
     """Return whether tokens are written in GPT-2's alphabet, with a character for each byte."""
     rust = getattr(tokenizer, "backend_tokenizer", None)
     return rust is not None and "ByteLevel" in str(rust.decoder)
+
+
+def _joins_bytes(tokenizer: Any) -> bool:
+    """Return whether the text of several tokens is that of their bytes, one after the other,
+    without any other step."""
+    rust = getattr(tokenizer, "backend_tokenizer", None)
+    return rust is not None and type(rust.decoder) is ByteLevel
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -25,8 +25,8 @@ from lmx.worker.mlx.sampling.filters import (
     costly_filters,
     filter_all,
     filter_sorted,
-    lane_sums,
     pad_to_lanes,
+    sharpness,
     weigh,
 )
 
@@ -34,37 +34,78 @@ WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def position_keys(
-    seeds: npt.NDArray[np.uint64], positions: Sequence[int]
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
     """Return the 64-bit keys of draws: the same for the same seed and position (splitmix64)."""
-    steps = np.asarray(positions, np.uint64) + np.uint64(1)
+    steps = positions + np.uint64(1)
     mixed: npt.NDArray[np.uint64] = seeds + steps * np.uint64(0x9E37_79B9_7F4A_7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], positions: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return two numbers for each row, [rows, 2], in [0, 1) and in steps of 2^-24."""
-    keys = position_keys(seeds, positions)
+def uniforms(
+    seeds: npt.NDArray[np.uint64], positions: Sequence[int], steps: int = 1
+) -> npt.NDArray[np.float32]:
+    """Return two numbers for each row, in [0, 1) and in steps of 2^-24, at its position and at
+    those that follow; [steps, 2, rows, 1]."""
+    following = np.asarray(positions, np.uint64) + np.arange(steps, dtype=np.uint64)[:, None]
+    keys = position_keys(seeds, following)
     parts = np.stack([keys >> np.uint64(40), (keys >> np.uint64(16)) & np.uint64(0xFF_FFFF)], 1)
-    return (parts.astype(np.float64) / 2**24).astype(np.float32)
+    return (parts.astype(np.float64) / 2**24).astype(np.float32)[..., None]
 
 
-def draw(weights: mx.array, numbers: mx.array) -> mx.array:
-    """Return a column for each row, with chances in proportion to the weights; [rows, 1].
+class _Numbers:
+    """The numbers of some rows' draws. In most steps each row is one position further than in the
+    last one, so that they are made for many steps at once."""
 
-    A column of weight 0 is never drawn; each row must have a weight above 0. In a whole vocabulary,
-    which has a multiple of LANES columns, first a lane is drawn and then one of its columns: a
-    single running sum of so many float32 would lose the unlikely ones.
+    def __init__(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._seeds = seeds
+        self._made = uniforms(seeds, [0] * len(seeds), 0)
+        self._used_steps = 0
+        self._following: list[int] = []
+        """The positions that come after those of the last call."""
+
+    def at(self, positions: list[int]) -> tuple[mx.array, mx.array]:
+        """Return both numbers of each row, [rows, 1]."""
+        if positions != self._following:
+            self._made, self._used_steps = uniforms(self._seeds, positions), 0
+        elif self._used_steps == len(self._made):
+            self._made, self._used_steps = uniforms(self._seeds, positions, _AHEAD_STEPS), 0
+        first, second = self._made[self._used_steps]
+        self._used_steps += 1
+        self._following = [position + 1 for position in positions]
+        return mx.array(first), mx.array(second)
+
+
+def draw(weights: mx.array, first: mx.array, second: mx.array) -> mx.array:
+    """Return a column for each row, with chances in proportion to the weights; [rows].
+
+    A column of weight 0 is never drawn; each row must have a weight above 0. ``first`` and
+    ``second`` are a number for each row, [rows, 1].
     """
-    first, second = numbers[:, :1], numbers[:, 1:]
-    if weights.shape[-1] <= LANES or weights.shape[-1] % LANES:
-        return _first_beyond(weights, first)
-    lane = _first_beyond(lane_sums(weights), first)
+    if weights.shape[-1] <= _ONE_SUM or weights.shape[-1] % LANES:
+        return _draw_at_once(weights, first)
+    return _draw_by_lanes(weights, first, second)
+
+
+# Compiled functions take the place of many small operations: each of those costs the host as much
+# time as the device.
+
+
+@mx.compile
+def _draw_at_once(weights: mx.array, number: mx.array) -> mx.array:
+    return _first_beyond(weights, number)
+
+
+@mx.compile
+def _draw_by_lanes(weights: mx.array, first: mx.array, second: mx.array) -> mx.array:
+    """Draw a lane, and then one of its columns: a single running sum of the float32 of a whole
+    vocabulary would lose the unlikely ones."""
     by_lane = weights.reshape(weights.shape[0], -1, LANES)
-    column = _first_beyond(mx.take_along_axis(by_lane, lane[:, :, None], axis=-1)[..., 0], second)
-    return column * LANES + lane
+    lane = _first_beyond(by_lane.sum(axis=1), first)
+    in_lane = mx.take_along_axis(by_lane, lane[:, None, None], axis=-1)[..., 0]
+    return _first_beyond(in_lane, second) * LANES + lane
 
 
 def _first_beyond(weights: mx.array, number: mx.array) -> mx.array:
@@ -74,10 +115,16 @@ def _first_beyond(weights: mx.array, number: mx.array) -> mx.array:
     """
     sums = mx.cumsum(weights, axis=-1)
     beyond = (sums > number * sums[:, -1:]) & (weights > 0)
-    first = mx.argmax(beyond, axis=-1, keepdims=True)
-    heaviest = mx.argmax(weights, axis=-1, keepdims=True)
-    return mx.where(beyond.any(axis=-1, keepdims=True), first, heaviest)
+    # Of equal ones, the first is taken.
+    return mx.argmax(mx.where(beyond, mx.inf, weights), axis=-1)
 
+
+_ONE_SUM: Final = 1024
+"""So few weights are added up in one go: what rounding takes from the unlikely ones is then less
+than a ten-thousandth of the chances."""
+
+_AHEAD_STEPS: Final = 64
+"""For so many steps numbers are made at once."""
 
 _GREEDY_BELOW: Final = 1e-5
 """In float32 a division by much less makes every logit infinite. At this temperature, tokens
@@ -106,10 +153,11 @@ class _Group:
     """The rows' indices in the batch."""
     indices: mx.array | None
     """The same as an array; None: all rows."""
-    temperature: mx.array
+    sharpness: mx.array
+    """See :func:`weigh`."""
     top_k: mx.array
     filters: Filters
-    seeds: npt.NDArray[np.uint64]
+    numbers: _Numbers
 
 
 class DrawGroups:
@@ -139,6 +187,18 @@ class DrawGroups:
         return drawn if self._back is None else drawn[self._back]
 
 
+def warm_up_draws(vocabulary: int) -> None:
+    """Draw once in every way of which a compiled function is a part, for one row and for several.
+
+    On a CPU, MLX runs a compiler for seconds if no process has done so since the machine was
+    started; the first requests must not wait for that.
+    """
+    for sampling in (RowSampling(1.0), RowSampling(1.0, top_k=1)):
+        for rows in (1, 2):
+            group = DrawGroups([sampling] * rows)
+            mx.eval(group.draw(mx.zeros((rows, vocabulary)), [0] * rows))
+
+
 def _kind(sampling: RowSampling) -> _Kind:
     if sampling.temperature < _GREEDY_BELOW:
         return _Kind(greedy=True)
@@ -156,10 +216,10 @@ def _make_group(kind: _Kind, batch: Sequence[RowSampling], places: list[int]) ->
         kind,
         places,
         indices=None if len(places) == len(batch) else mx.array(places),
-        temperature=mx.array([[row.temperature] for row in rows]),
+        sharpness=mx.array([[sharpness(max(row.temperature, _GREEDY_BELOW))] for row in rows]),
         top_k=mx.array([[row.top_k] for row in rows]),
         filters=Filters.of(rows),
-        seeds=np.array([row.seed & WORD for row in rows], np.uint64),
+        numbers=_Numbers(np.array([row.seed & WORD for row in rows], np.uint64)),
     )
 
 
@@ -167,13 +227,14 @@ def _draw_group(group: _Group, logits: mx.array, positions: Sequence[int]) -> mx
     chosen = logits if group.indices is None else logits[group.indices]
     if group.kind.greedy:
         return mx.argmax(chosen, axis=-1)
-    numbers = mx.array(uniforms(group.seeds, [positions[index] for index in group.places]))
+    first, second = group.numbers.at([positions[index] for index in group.places])
     chosen = chosen.astype(mx.float32)
     if group.kind.candidates:
         values, tokens = candidates(chosen, group.kind.candidates)
-        weights = filter_sorted(weigh(values, group.temperature), group.top_k, group.filters)
-        drawn = mx.take_along_axis(tokens, draw(weights, numbers), axis=-1)
-    else:
-        weights = filter_all(weigh(pad_to_lanes(chosen), group.temperature), group.filters)
-        drawn = draw(weights, numbers)
-    return drawn[:, 0].astype(mx.uint32)
+        weights = filter_sorted(weigh(values, group.sharpness), group.top_k, group.filters)
+        drawn = draw(weights, first, second)[:, None]
+        return mx.take_along_axis(tokens, drawn, axis=-1)[:, 0].astype(mx.uint32)
+    if chosen.shape[-1] > _ONE_SUM or any(group.kind.filters):
+        chosen = pad_to_lanes(chosen)
+    weights = filter_all(weigh(chosen, group.sharpness), group.filters)
+    return draw(weights, first, second)
