@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from lmx.worker.media.values import Media
+
 # --- What is known of a model ---------------------------------------------------------------------
 
 
@@ -135,6 +137,25 @@ class PromptSource:
     which is useful for counting."""
     continue_final_message: bool = False
     """Whether the prompt ends with the text of the last message, which the answer goes on with."""
+    media: Sequence[Media] = ()
+    """The pictures, sounds and videos of ``messages``, whose parts name them by their numbers."""
+
+
+class PromptMedia(Protocol):
+    """The media of a prompt, as the engine that has encoded the prompt takes them. Others only look
+    at the counts."""
+
+    @property
+    def image_tokens(self) -> int:
+        """How many tokens of the prompt stand for pictures."""
+
+    @property
+    def audio_tokens(self) -> int:
+        """How many tokens of the prompt stand for sounds."""
+
+    @property
+    def video_tokens(self) -> int:
+        """How many tokens of the prompt stand for videos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,9 @@ class EncodedPrompt:
     """At least one."""
     thinking_open: bool = False
     """Whether the prompt ends inside the model's thinking, so that the answer begins there."""
+    media: PromptMedia | None = None
+    """Its pictures, sounds and videos; None: it is text alone. Then all of ``tokens`` belong
+    together: none may be left out at the beginning."""
 
 
 # --- What an answer must keep to ------------------------------------------------------------------
@@ -290,6 +314,8 @@ class RowRequest:
     adapter: str = ""
     """The adapter that is applied to the model for this row: one of those in
     :attr:`ModelFacts.adapters` that can be used. Empty: none."""
+    media: PromptMedia | None = None
+    """The media of the prompt, as :attr:`EncodedPrompt.media` has them."""
 
     @property
     def made(self) -> Sequence[int]:
@@ -371,6 +397,8 @@ class StepOutput:
     drafts: Sequence[RowDrafts] = ()
     search_tokens: int = 0
     """By how many tokens beam searches became longer; they show no tokens before they end."""
+    media_tokens: int = 0
+    """How many tokens of prompts stand for the pictures, sounds and videos that were encoded."""
 
 
 # --- Tasks ----------------------------------------------------------------------------------------

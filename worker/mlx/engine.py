@@ -40,6 +40,9 @@ from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
 from lmx.worker.mlx.decoding.rows import RowSet
 from lmx.worker.mlx.decoding.speculation import Speculation
 from lmx.worker.mlx.guessing.load import load_guesser
+from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.prompt import MediaPrompts
+from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.load import LoadedModel, load_model
 from lmx.worker.mlx.model.prompt import PromptEncoder
@@ -56,6 +59,9 @@ log = structlog.get_logger()
 # This is enough to choose the first chunks of the first prompt well.
 _WARM_UP_PROMPT_TOKENS: Final = 64
 _WARM_UP_TOKENS: Final = 3
+
+_FEATURE_SHARE: Final = 8
+"""Features of pictures and sounds get one part in so many of the prefix cache's memory."""
 
 
 def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
@@ -85,7 +91,7 @@ class MlxGenerator:
         if tokenizer.chat_template:
             # This is done now, so that the first request doesn't wait for it.
             self._renderer.start()
-        self._prompts = PromptEncoder(tokenizer, facts, self._renderer)
+        self._prompts = PromptEncoder(tokenizer, facts, self._renderer, _media_prompts(loaded))
         self._token_tasks = TokenTasks(
             tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
         )
@@ -103,6 +109,7 @@ class MlxGenerator:
         advanced(LoadPhase.WARMUP, None, "")
         pace = PrefillPace(spec.max_decode_stall_s)
         _warm_up(RowSet(forward, sampler, pace, None, None, blocks, batching=True), facts)
+        self._features = _make_feature_cache(spec, loaded)
         self._prefixes = _make_prefix_cache(spec, loaded)
         self._adapters = loaded.adapters
         self._rows = RowSet(
@@ -112,6 +119,7 @@ class MlxGenerator:
             self._prefixes,
             speculation,
             blocks,
+            self._features,
             batching=_can_batch(forward),
         )
 
@@ -148,6 +156,8 @@ class MlxGenerator:
         """Begin a row."""
         # Rows share what is computed of their prompts if they have the same salt.
         salt = self._adapters.prefix_salt(row.adapter, row.cache_salt)
+        if (media := media_of(row)) is not None:
+            salt += media.salt
         with mx.stream(generation_stream):
             self._rows.admit(replace(row, cache_salt=salt))
 
@@ -183,6 +193,8 @@ class MlxGenerator:
         reuse."""
         if self._prefixes is not None:
             self._prefixes.shrink()
+        if self._features is not None:
+            self._features.shrink()
         gc.collect()
         mx.clear_cache()
 
@@ -190,6 +202,8 @@ class MlxGenerator:
         """Let computed prompts take their whole share again."""
         if self._prefixes is not None:
             self._prefixes.regrow()
+        if self._features is not None:
+            self._features.regrow()
 
     def close(self) -> None:
         """Write the prefixes that are to survive to disk."""
@@ -243,7 +257,27 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
         # What is stored with other bits, or with none, can't be restored.
         versions.append(f"kv_bits {worker.kv_bits}")
     namespace = prefix_namespace(Path(worker.model_path), versions)
+    if loaded.processor is not None:
+        spec = replace(spec, memory_bytes=spec.memory_bytes - _feature_bytes(worker))
     return PrefixCache(loaded.forward.new_cache, spec, namespace)
+
+
+def _make_feature_cache(worker: WorkerSpec, loaded: LoadedModel) -> FeatureCache | None:
+    return None if loaded.processor is None else FeatureCache(_feature_bytes(worker))
+
+
+def _feature_bytes(worker: WorkerSpec) -> int:
+    """Return how much of what is for computed prompts is for features of pictures and sounds."""
+    spec = worker.prefix_cache
+    return 0 if spec is None else spec.memory_bytes // _FEATURE_SHARE
+
+
+def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
+    if loaded.processor is None:
+        return None
+    config = loaded.model.config
+    model_type = str(getattr(config, "model_type", ""))
+    return MediaPrompts(loaded.processor, loaded.tokenizer, config, model_type)
 
 
 def _wire_share(limit_bytes: int) -> None:

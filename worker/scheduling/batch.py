@@ -89,6 +89,7 @@ class LiveJob:
         """Return the job's end, once all its answers have been counted."""
         job = self.job
         first_s = now if self.first_token_s is None else self.first_token_s
+        media = job.rows[0].media
         return JobFinished(
             job.job_id,
             Usage(
@@ -96,6 +97,9 @@ class LiveJob:
                 self._completion_tokens,
                 self.started.cached_tokens if self.started else 0,
                 self._reasoning_tokens,
+                image_tokens=media.image_tokens if media else 0,
+                audio_tokens=media.audio_tokens if media else 0,
+                video_tokens=media.video_tokens if media else 0,
             ),
             Timings(
                 queue_s=self.started_s - job.arrived_s,

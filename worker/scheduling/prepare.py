@@ -169,6 +169,13 @@ def prepare(
         )
     )
     prompt = truncated(encoded.tokens, request, spec, facts.context_tokens)
+    if encoded.media is not None and len(prompt) < len(encoded.tokens):
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "`truncate_prompt_tokens` can't be combined with images, sounds and videos: leave it "
+            "out.",
+            param="truncate_prompt_tokens",
+        )
     param = "prompt" if request.messages is None else "messages"
     max_tokens = resolve_max_tokens(
         request.max_tokens, spec, len(prompt), facts.context_tokens, param
@@ -213,6 +220,7 @@ def prepare(
             assist=request.assist,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
+            media=encoded.media,
         )
         for index in range(1 if beam else max(request.search.n, request.search.best_of))
     )

@@ -366,6 +366,7 @@ class EngineThread:
             or result.started
             or result.found
             or result.search_tokens
+            or result.media_tokens
         ):
             self.clock.advance(now)
         self._count()

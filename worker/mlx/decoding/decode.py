@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx_vlm.generate.ar import _extend_cache, _get_batch_cache_eval_interval
 
 from lmx.worker.engine import RowDrafts, RowToken, TokenScores
@@ -25,6 +27,7 @@ from lmx.worker.mlx.decoding.rollback import Blocks, Rollback, Undo, cut_padding
 from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.decoding.sure import SureTokens
 from lmx.worker.mlx.decoding.verify import Guesses, draw, score, score_known
+from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.sampling.sampler import PendingScores, RowSampler
 
@@ -45,11 +48,18 @@ class DecodeRow:
     and not returned."""
     adapter: str = ""
     """The adapter that is applied for it; empty: none."""
+    media: MediaSpans | None = None
+    """The media of its prompt; None: there are none."""
 
     @property
     def cached(self) -> list[int]:
         """The tokens that the row's cache holds."""
         return self.tokens[:-1] if self.known else self.tokens
+
+    @property
+    def keys(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """The same as the prefix cache knows them."""
+        return self.cached if self.media is None else self.media.keyed(self.cached)
 
 
 class Joining(NamedTuple):

@@ -7,9 +7,11 @@ keeps its rope deltas, is read from private functions of ``mlx_vlm.generate.ar``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx_vlm.generate.ar import (
     PromptProcessingBatch,
     _is_sequence_aligned_prompt_kwarg,
@@ -18,6 +20,8 @@ from mlx_vlm.generate.ar import (
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
 from lmx.worker.engine import RowRequest, TokenScores
+from lmx.worker.mlx.decoding.media import PromptMediaReading
+from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.hidden import HiddenStates
 from lmx.worker.mlx.sampling.sampler import prompt_scores
@@ -53,15 +57,25 @@ class PromptPrefill:
         self._heard: list[mx.array] = []
         self._forward = forward
         self._tokens = mx.array([row.prompt])
+        media = media_of(row)
+        self.media = PromptMediaReading(forward, self._tokens, media) if media else None
+        """Its pictures, sounds and videos; None: it has none."""
         arguments = forward.embed(self._tokens)
         self.chunked: bool = _chunked_prefill_enabled(
-            forward.language_model,
+            forward.language_model if media is None else forward.model,
             input_ids=self._tokens,
             inputs_embeds=arguments["inputs_embeds"],
             prompt_cache=prompt_cache,
             prefill_kwargs=arguments,
         )
         """Whether the model may be given the prompt in chunks."""
+
+    @property
+    def keys(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """The tokens that the cache holds, as the prefix cache knows them."""
+        tokens = self.row.prompt[: self.done_tokens]
+        media = media_of(self.row)
+        return tokens if media is None else media.keyed(tokens)
 
     @property
     def ready(self) -> bool:
@@ -94,6 +108,8 @@ class PromptPrefill:
         if self.row.prompt_logprobs is not None:
             end = min(end, begin + self._scored_tokens)
         end = min([end, *(stop for stop in stops if stop > begin)])
+        if self.media is not None:
+            end = self.media.whole_end(begin, end)
         logits = self._run(begin, end, {"n_to_process": end - begin})
         if self.row.prompt_logprobs is not None:
             self._score(logits, begin, end)
@@ -114,6 +130,8 @@ class PromptPrefill:
 
     def rope_deltas(self) -> mx.array | None:
         """Return the rope deltas with which the model decodes this row, [1, 1]."""
+        if self.media is not None and self.media.rope_deltas is not None:
+            return self.media.rope_deltas
         arguments = self._forward.embed(self._tokens)
         deltas: mx.array | None = PromptProcessingBatch._capture_rope_deltas_from_prompt_kwargs(
             arguments, self._forward.language_model, 1
@@ -125,15 +143,8 @@ class PromptPrefill:
         return max(1, _SCORED_LOGITS // self._forward.vocabulary_size)
 
     def _run(self, begin: int, end: int, options: dict[str, int]) -> mx.array:
-        arguments = self._forward.embed_part(self._tokens, begin, end)
         length = len(self.row.prompt)
-        for name, value in arguments.items():
-            if isinstance(value, mx.array) and _is_sequence_aligned_prompt_kwarg(
-                name, value, length
-            ):
-                arguments[name] = _slice_sequence_aligned_prompt_kwarg(
-                    name, value, start=begin, stop=end
-                )
+        arguments = self._arguments(begin, end)
 
         def run() -> mx.array:
             return self._forward.prompt(
@@ -145,6 +156,19 @@ class PromptPrefill:
         logits, hidden = self._forward.listen(run)
         self._heard.append(hidden)
         return logits
+
+    def _arguments(self, begin: int, end: int) -> dict[str, Any]:
+        if self.media is not None:
+            return self.media.arguments(begin, end)
+        arguments = self._forward.embed_part(self._tokens, begin, end)
+        for name, value in arguments.items():
+            if isinstance(value, mx.array) and _is_sequence_aligned_prompt_kwarg(
+                name, value, len(self.row.prompt)
+            ):
+                arguments[name] = _slice_sequence_aligned_prompt_kwarg(
+                    name, value, start=begin, stop=end
+                )
+        return arguments
 
     def _score(self, logits: mx.array, begin: int, end: int) -> None:
         following = mx.array(list(self.row.prompt[begin + 1 : end + 1]))

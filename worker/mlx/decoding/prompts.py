@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lmx.worker.engine import RowRequest
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.media.spans import media_of
 
 _OLDEST_EVERY: Final = 4
 """One of this many chunks is for the oldest prompt."""
@@ -33,6 +34,8 @@ class Prompt:
     row: RowRequest
     arrived_s: float
     tokens: npt.NDArray[np.int32]
+    """Its tokens, or for one with media the keys by which it is compared
+    (:meth:`lmx.worker.mlx.media.spans.MediaSpans.keyed`)."""
     shared: dict[int, int]
     """How many of its first tokens it shares with each earlier prompt, by that prompt's row."""
     twin: int | None
@@ -70,7 +73,8 @@ class PromptQueue:
 
     def add(self, row: RowRequest) -> None:
         """Add a row."""
-        tokens = np.asarray(row.prompt, np.int32)
+        media = media_of(row)
+        tokens = np.asarray(row.prompt, np.int32) if media is None else media.keyed(row.prompt)
         shared: dict[int, int] = {}
         twin = None
         for other in self._prompts.values():

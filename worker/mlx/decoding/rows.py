@@ -24,8 +24,10 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.media.features import FeatureCache
+from lmx.worker.mlx.media.spans import media_of
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
-from lmx.worker.mlx.prefix.cache import PrefixCache
+from lmx.worker.mlx.prefix.cache import PrefixCache, Uncut
 from lmx.worker.mlx.sampling.sampler import RowSampler
 
 # A row waits no longer than this for a prefix from disk.
@@ -43,6 +45,7 @@ class _Made:
     found: list[tuple[int, Sequence[Hypothesis]]] = field(default_factory=list)
     drafts: list[RowDrafts] = field(default_factory=list)
     search_tokens: int = 0
+    media_tokens: int = 0
 
     def output(self) -> StepOutput:
         return StepOutput(
@@ -53,6 +56,7 @@ class _Made:
             found=self.found,
             drafts=self.drafts,
             search_tokens=self.search_tokens,
+            media_tokens=self.media_tokens,
         )
 
 
@@ -61,7 +65,9 @@ class RowSet:
 
     It is called in mlx-vlm's generation stream. ``prefixes`` keeps what rows compute, and rows
     begin with the stored part of their prompt. ``speculation``, if there is one, steps the decoding
-    rows while they are in one lane. Without ``batching`` rows run one after the other.
+    rows while they are in one lane. ``features`` are those of pictures and sounds that were encoded
+    before; None for a model that takes text only. Without ``batching``, rows run one after the
+    other.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class RowSet:
         prefixes: PrefixCache | None,
         speculation: Speculation | None,
         blocks: Blocks,
+        features: FeatureCache | None = None,
         *,
         batching: bool,
     ) -> None:
@@ -81,6 +88,7 @@ class RowSet:
         self._pace = pace
         self._prefixes = prefixes
         self._speculation = speculation
+        self._features = features
         self._lanes = DecodeLanes(forward, sampler, blocks)
         self._prompts = PromptQueue(self._found)
         self._searches: dict[int, BeamGroup] = {}
@@ -171,7 +179,14 @@ class RowSet:
             return None
         if prompt.row.prompt_logprobs is not None:
             return 0
-        return self._prefixes.found(prompt.tokens, prompt.row.cache_salt)
+        return self._prefixes.found(prompt.tokens, prompt.row.cache_salt, self._uncut(prompt))
+
+    def _uncut(self, prompt: Prompt) -> Uncut:
+        """Return the parts of a prompt that must be processed in one go."""
+        media = media_of(prompt.row)
+        if media is None or not self._forward.whole_spans:
+            return ()
+        return [(span.start, span.end) for span in media.spans]
 
     def _advance(self, made: _Made, *, alone: bool, longer: bool) -> None:
         """Advance everything that decodes by a step: a lane of ``longer`` rows or the shortest
@@ -222,7 +237,7 @@ class RowSet:
             return True
         if time.monotonic() - prompt.arrived_s > _FETCH_WAIT_S:
             return True
-        return self._prefixes.fetch(prompt.tokens, row.cache_salt)
+        return self._prefixes.fetch(prompt.tokens, row.cache_salt, self._uncut(prompt))
 
     def _read(self, prompt: Prompt, decoding: bool, made: _Made) -> None:
         """Read the next chunk of a row's prompt, and let the row join when its prompt is
@@ -232,6 +247,9 @@ class RowSet:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
             prefill = prompt.prefill
+            if self._encode(prefill, decoding, made):
+                self._prompts.read()
+                return
             self._advance_prefill(prefill, self._prompts.stops(prompt), decoding, made)
             self._prompts.read()
             if not prefill.ready:
@@ -256,7 +274,9 @@ class RowSet:
         row, prompt_cache, cached_tokens = prompt.row, None, 0
         if self._prefixes is not None:
             if row.prompt_logprobs is None:
-                warm = self._prefixes.lookup(prompt.tokens, row.cache_salt, wait=not decoding)
+                warm = self._prefixes.lookup(
+                    prompt.tokens, row.cache_salt, self._uncut(prompt), wait=not decoding
+                )
                 if warm is not None:
                     prompt_cache, cached_tokens = warm
             prompt.checkpoints = self._prefixes.checkpoints(
@@ -269,6 +289,28 @@ class RowSet:
         if self._speculation is not None and row.beam is None:
             heard_tokens = self._speculation.heard_tokens(row.row_id)
         return PromptPrefill(forward, row, prompt_cache, cached_tokens, heard_tokens)
+
+    def _encode(self, prefill: PromptPrefill, decoding: bool, made: _Made) -> bool:
+        """Encode the next picture, sound or video that the prompt's next chunk needs, and return
+        whether that was this step's work. One that was encoded before needs no step."""
+        if prefill.media is None:
+            return False
+        begin, row = prefill.done_tokens, prefill.row
+        end = len(row.prompt)
+        if not prefill.ready:
+            end = min(end, begin + self._pace.chunk(begin, decoding=decoding))
+        while (span := prefill.media.missing(begin, end)) is not None:
+            assert self._features is not None
+            features = self._features.get(span.digest, row.cache_salt)
+            if features is None:
+                features = self._forward.with_adapter(row.adapter).encode(span)
+                mx.eval(features.arrays)
+                self._features.put(span.digest, row.cache_salt, features)
+                prefill.media.put(span, features)
+                made.media_tokens += len(span.places)
+                return True
+            prefill.media.put(span, features)
+        return False
 
     def _advance_prefill(
         self, prefill: PromptPrefill, stops: Sequence[int], decoding: bool, made: _Made
@@ -325,6 +367,7 @@ class RowSet:
             row.cache_salt,
             row.made_tokens,
             adapter=row.adapter,
+            media=media_of(row),
         )
         failed = self._lanes.join(Joining(decode_row, prompt_cache, logits, deltas))
         if failed:
@@ -360,8 +403,7 @@ class RowSet:
 
     def _keep_prompt(self, prefill: PromptPrefill) -> None:
         if self._prefixes is not None:
-            tokens = prefill.row.prompt[: prefill.done_tokens]
-            self._prefixes.store(tokens, prefill.prompt_cache, prefill.row.cache_salt)
+            self._prefixes.store(prefill.keys, prefill.prompt_cache, prefill.row.cache_salt)
 
     def _end(self, row_ids: Sequence[int], *, keep: bool) -> None:
         """Remove decoding rows. With ``keep``, their caches are stored for the next turn."""
@@ -372,7 +414,7 @@ class RowSet:
             here = self._lanes.find(row_id)
             if keep and self._prefixes is not None and here is not None:
                 row = here.row
-                self._prefixes.store(row.cached, here.prompt_cache, row.salt, here.place)
+                self._prefixes.store(row.keys, here.prompt_cache, row.salt, here.place)
         self._lanes.leave(row_ids)
 
     def _enter(self, row: RowRequest) -> None:

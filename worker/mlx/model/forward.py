@@ -12,15 +12,18 @@ from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import make_prompt_cache
 
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
+from lmx.worker.mlx.media.both_ways import sees_both_ways
+from lmx.worker.mlx.media.encoding import Features, encode
+from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
 from lmx.worker.mlx.model.quantized_cache import KvQuantization
 
 PromptCache = list[Any]
 """One entry for each layer: mlx-vlm's caches, of a single row or of a batch."""
 
-# The arguments of a prompt that are as wide as the model. Of a long prompt they take as much memory
-# as a part of its KV cache: 781 MiB for 100,000 tokens of an 8B model.
-_EMBEDDINGS: Final = ("inputs_embeds", "per_layer_inputs")
+EMBEDDINGS: Final = ("inputs_embeds", "per_layer_inputs")
+"""The arguments of a prompt that are as wide as the model. Of a long prompt they take as much
+memory as a part of its KV cache: 781 MiB for 100,000 tokens of an 8B model."""
 
 
 class Forward:
@@ -42,6 +45,8 @@ class Forward:
         """How keys and values are stored. None: as the model computes them."""
         self.tap: HiddenTap | None = None
         """Where hidden states are heard, if somebody wants them."""
+        self.whole_spans = sees_both_ways(self.language_model)
+        """Whether the tokens of a picture must be processed in one forward pass."""
         # Shapes are known without computing anything.
         probe = self.decode(mx.array([[0]]), self.new_cache(), None)
         self.vocabulary_size = int(probe.shape[-1])
@@ -72,6 +77,12 @@ class Forward:
         features = self.model.get_input_embeddings(tokens)
         return {name: value for name, value in features.to_dict().items() if value is not None}
 
+    def encode(self, span: MediaSpan) -> Features:
+        """Return the features of a picture, a sound or a video. Raises what
+        :func:`lmx.worker.mlx.media.encoding.encode` raises."""
+        self.active.adapter_id = self.adapter
+        return encode(self.model, span)
+
     def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
         """Return the arguments of a whole prompt, but with the embeddings of only a part.
 
@@ -80,10 +91,10 @@ class Forward:
         """
         if not self._embeds_parts or end - begin == tokens.shape[1]:
             whole = self.embed(tokens)
-            parts = {name: whole[name][:, begin:end] for name in _EMBEDDINGS if name in whole}
+            parts = {name: whole[name][:, begin:end] for name in EMBEDDINGS if name in whole}
             return whole | parts
         part = self.embed(tokens[:, begin:end])
-        return self.embed(tokens) | {name: part[name] for name in _EMBEDDINGS if name in part}
+        return self.embed(tokens) | {name: part[name] for name in EMBEDDINGS if name in part}
 
     def prompt(
         self, tokens: mx.array, cache: PromptCache, arguments: Mapping[str, Any]
@@ -121,7 +132,7 @@ class Forward:
         whole, part = self.embed(tokens), self.embed(tokens[:, 2:])
         return all(
             name not in whole or mx.array_equal(whole[name][:, 2:], part[name]).item()
-            for name in _EMBEDDINGS
+            for name in EMBEDDINGS
         )
 
 

@@ -82,6 +82,8 @@ class LoadedModel:
     facts: ModelFacts
     library: str
     """Whose class the model is: ``mlx-lm`` or ``mlx-vlm``."""
+    processor: Any | None
+    """As in :class:`lmx.worker.mlx.model.library.Checkpoint`."""
 
 
 def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
@@ -113,7 +115,9 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
         adapters=adapters.problems,
         media=checkpoint.media,
     )
-    return LoadedModel(model, forward, adapters, tokenizer, facts, checkpoint.library)
+    return LoadedModel(
+        model, forward, adapters, tokenizer, facts, checkpoint.library, checkpoint.processor
+    )
 
 
 def _attach(spec: WorkerSpec, forward: Forward) -> Adapters:

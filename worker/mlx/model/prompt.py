@@ -11,6 +11,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Thinking
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
+from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.hermes import with_tools_in_words
 from lmx.worker.templates.history import Message, for_template, with_text_arguments
@@ -46,9 +47,17 @@ class PromptEncoder:
     and because it releases the GIL.
     """
 
-    def __init__(self, tokenizer: Any, facts: ModelFacts, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        facts: ModelFacts,
+        renderer: Renderer,
+        media: MediaPrompts | None = None,
+    ) -> None:
+        """``media``: None for a model of text alone."""
         self._tokenizer = tokenizer
         self._facts = facts
+        self._media = media
         self._family = family_of(facts.tool_parser)
         signature = inspect.signature(tokenizer.apply_chat_template)
         self._reserved = frozenset(signature.parameters) | _OWN_NAMES
@@ -79,7 +88,12 @@ class PromptEncoder:
             text = self._render_continued(source, messages)
         else:
             text = self._render(source, messages)
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        tokens: list[int]
+        media = None
+        if source.media:
+            tokens, media = self._needed_media().expand(text, source.media)
+        else:
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
@@ -88,11 +102,22 @@ class PromptEncoder:
             )
         reasoning = self._facts.reasoning
         if reasoning is None:
-            return EncodedPrompt(tokens)
+            return EncodedPrompt(tokens, media=media)
         if source.continue_final_message:
             begun = str(messages[-1]["content"])
-            return EncodedPrompt(tokens, begun.rfind(reasoning.start) > begun.rfind(reasoning.end))
-        return EncodedPrompt(tokens, text.rstrip().endswith(reasoning.start))
+            is_open = begun.rfind(reasoning.start) > begun.rfind(reasoning.end)
+            return EncodedPrompt(tokens, is_open, media)
+        return EncodedPrompt(tokens, text.rstrip().endswith(reasoning.start), media)
+
+    def _needed_media(self) -> MediaPrompts:
+        if self._media is None:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "This model takes text only: leave the images, sounds and videos out, or name "
+                "another model.",
+                param="messages",
+            )
+        return self._media
 
     def _render_continued(self, source: PromptSource, messages: Sequence[Mapping[str, Any]]) -> str:
         last = {**messages[-1], "content": f"{messages[-1]['content']}{_CUT}"}
@@ -160,6 +185,10 @@ class PromptEncoder:
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in conversation)
         if (tools or has_calls) and not self._knows_tools:
             conversation, tools = with_tools_in_words(conversation, tools), ()
+        if self._media is not None:
+            conversation = self._media.in_template_form(
+                conversation, lambda shown: self._template.apply(shown, (), {})
+            )
         param = "chat_template_kwargs" if source.template_kwargs else "messages"
         try:
             return self._apply(conversation, tools, kwargs, has_calls)

@@ -49,6 +49,10 @@ _CLOSE_S: Final = 3.0
 TokenIds = Sequence[int] | Tokens
 """An array spares a long prompt the copying, which takes longer than finding it."""
 
+Uncut = Sequence[tuple[int, int]]
+"""Where parts of a prompt begin and end that must be computed in one go, in order: the cached part
+of a prompt never ends inside of one."""
+
 
 class WarmPrefix(NamedTuple):
     """A single row's cache, ready for the token after its first ``cached_tokens``."""
@@ -97,7 +101,9 @@ class PrefixCache:
         """Return the bytes in memory."""
         return self._store.bytes_held
 
-    def lookup(self, tokens: TokenIds, salt: str, *, wait: bool = True) -> WarmPrefix | None:
+    def lookup(
+        self, tokens: TokenIds, salt: str, uncut: Uncut = (), *, wait: bool = True
+    ) -> WarmPrefix | None:
         """Return the cache of the longest stored beginning of ``tokens``, but never of all of them.
 
         The result shares no array with the store. Waits for the disk up to half a second, or not at
@@ -106,9 +112,9 @@ class PrefixCache:
         self.lookups += 1
         deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
         prompt = np.asarray(tokens, np.int32)
-        while not self._fetch(prompt, salt) and (left_s := deadline - time.monotonic()) > 0:
+        while not self._fetch(prompt, salt, uncut) and (left_s := deadline - time.monotonic()) > 0:
             self._store.wait(left_s)
-        hit = self._best(prompt, salt, len(prompt) - 1, resident=True)
+        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=True)
         if hit is None:
             return None
         self._store.touch(hit.segments)
@@ -118,16 +124,16 @@ class PrefixCache:
         capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
         return WarmPrefix(self._restore(hit, capacity), hit.length)
 
-    def found(self, tokens: TokenIds, salt: str) -> int:
+    def found(self, tokens: TokenIds, salt: str, uncut: Uncut = ()) -> int:
         """Return how many tokens ``lookup`` would find, including those on disk."""
         prompt = np.asarray(tokens, np.int32)
-        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
         return 0 if hit is None else hit.length
 
-    def fetch(self, tokens: TokenIds, salt: str) -> bool:
+    def fetch(self, tokens: TokenIds, salt: str, uncut: Uncut = ()) -> bool:
         """Begin to read from disk what ``lookup`` would return. True: there is nothing to wait for.
         Never blocks."""
-        return self._fetch(np.asarray(tokens, np.int32), salt)
+        return self._fetch(np.asarray(tokens, np.int32), salt, uncut)
 
     def checkpoints(self, tokens: TokenIds, cached_tokens: int, salt: str = "") -> Sequence[int]:
         """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
@@ -150,7 +156,7 @@ class PrefixCache:
 
     def store(
         self,
-        tokens: Sequence[int],
+        tokens: TokenIds,
         prompt_cache: Sequence[Any],
         salt: str,
         row: int | None = None,
@@ -167,7 +173,7 @@ class PrefixCache:
             return
         self._store.settle()
         whole = np.asarray(tokens, np.int32)
-        stored = self._best(whole, salt, len(whole), resident=False)
+        stored = self._best(whole, salt, len(whole), (), resident=False)
         if stored is not None and len(whole) - stored.length < _LEAST_TOKENS:
             self._store.touch(stored.segments)
             return
@@ -203,20 +209,29 @@ class PrefixCache:
         """Wait, a few seconds at most, until everything has been written."""
         self._store.close(_CLOSE_S)
 
-    def _best(self, prompt: Tokens, salt: str, limit: int, *, resident: bool) -> Hit | None:
+    def _best(
+        self, prompt: Tokens, salt: str, limit: int, uncut: Uncut, *, resident: bool
+    ) -> Hit | None:
         """Return the longest part of a prompt, at most ``limit`` tokens, that can be restored."""
-        hits = [
-            usable(way, limit, cuttable=self._layout.cuttable, resident=resident)
-            for way in self._store.tree.match(prompt, salt)
-        ]
-        best = max((hit for hit in hits if hit), key=lambda hit: hit.length, default=None)
-        return best if best is not None and best.length >= _LEAST_TOKENS else None
+        ways = self._store.tree.match(prompt, salt)
+        while True:
+            hits = [
+                usable(way, limit, cuttable=self._layout.cuttable, resident=resident)
+                for way in ways
+            ]
+            best = max((hit for hit in hits if hit), key=lambda hit: hit.length, default=None)
+            if best is None or best.length < _LEAST_TOKENS:
+                return None
+            inside = next((begin for begin, end in uncut if begin < best.length < end), None)
+            if inside is None:
+                return best
+            limit = inside
 
-    def _fetch(self, prompt: Tokens, salt: str) -> bool:
-        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+    def _fetch(self, prompt: Tokens, salt: str, uncut: Uncut) -> bool:
+        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
         self._store.settle(hit.segments if hit else ())
         # Another one, if a part of that is gone.
-        hit = self._best(prompt, salt, len(prompt) - 1, resident=False)
+        hit = self._best(prompt, salt, len(prompt) - 1, uncut, resident=False)
         return hit is None or self._store.bring(hit)
 
     def _restore(self, hit: Hit, capacity_tokens: int) -> list[Any]:

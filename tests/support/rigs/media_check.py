@@ -1,0 +1,261 @@
+"""Whether lmx computes what a model of mlx-vlm computes for a prompt with pictures and sounds,
+however it comes about: in chunks, after a cached beginning, in a batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.generate.ar import _extend_cache
+from mlx_vlm.utils import prepare_inputs
+from one_renderer import renderer
+from PIL import Image
+
+from lmx.protocol.states import MediaKind
+from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource, RowRequest, RowSampling
+from lmx.worker.media.values import Media, Picture, Sound, Video
+from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.media.prompt import MediaPrompts
+from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.prompt import PromptEncoder
+
+CHUNKS: Final = (1, 5, 8, 16)
+TOLERANCE: Final = 2e-3
+"""A share of the spread of the logits. A feature in a wrong place moves them by a hundred times
+as much."""
+
+RATE_HZ: Final = 16000
+
+
+def picture(seed: int, height: int = 60, width: int = 76) -> Picture:
+    """Return a picture of noise."""
+    drawn = np.random.default_rng(seed).integers(0, 256, (height, width, 3))
+    return Picture(drawn.astype(np.uint8))
+
+
+def sound(seed: int, seconds: float = 0.7) -> Sound:
+    """Return a sound of noise."""
+    drawn = np.random.default_rng(seed).normal(0, 0.2, int(seconds * RATE_HZ))
+    return Sound(drawn.astype(np.float32), RATE_HZ)
+
+
+def video(seed: int, frames: int = 4) -> Video:
+    """Return a video of noise, two frames a second."""
+    drawn = np.random.default_rng(seed).integers(0, 256, (frames, 64, 80, 3))
+    times_s = tuple(place / 2 for place in range(frames))
+    return Video(drawn.astype(np.uint8), times_s, frames / 2)
+
+
+MAKERS: Final = {
+    MediaKind.IMAGE: (picture(1), picture(2, 90, 50), picture(3)),
+    MediaKind.AUDIO: (sound(1), sound(2, 1.1), sound(3)),
+    MediaKind.VIDEO: (video(1), video(2, 6), video(3)),
+}
+"""Three of each kind; the first and the last have the same size."""
+
+
+class MediaModel:
+    """A folder's model, as the engine has it."""
+
+    def __init__(self, folder: Path) -> None:
+        checkpoint = open_checkpoint(folder)
+        assert checkpoint.processor is not None, "the folder has no processor"
+        mx.eval(checkpoint.model.parameters())
+        self.model = checkpoint.model
+        self.processor = checkpoint.processor
+        self.forward = Forward(checkpoint.model)
+        facts = ModelFacts(4096, checkpoint.end_ids, self.forward.vocabulary_size)
+        config = checkpoint.model.config
+        self.prompts = PromptEncoder(
+            checkpoint.tokenizer,
+            facts,
+            renderer(),
+            MediaPrompts(
+                checkpoint.processor, checkpoint.tokenizer, config, str(config.model_type)
+            ),
+        )
+
+    def encode(self, *parts: str | Media) -> EncodedPrompt:
+        """Return the prompt of one message."""
+        media = [part for part in parts if not isinstance(part, str)]
+        content: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, str):
+                content.append({"type": "text", "text": part})
+            else:
+                kind = {Picture: "image", Sound: "audio", Video: "video"}[type(part)]
+                content.append({"type": kind, "media": media.index(part)})
+        message = {"role": "user", "content": content if media else parts[0]}
+        return self.prompts.encode(PromptSource(messages=[message], media=media))
+
+    def begin(
+        self, prompt: EncodedPrompt, cache: PromptCache | None = None, cached: int = 0
+    ) -> PromptPrefill:
+        """Return a prompt's prefill, behind what is cached."""
+        row = RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=prompt.media)
+        return PromptPrefill(self.forward, row, cache or self.forward.new_cache(), cached)
+
+    def advance(self, prefill: PromptPrefill, chunk: int) -> None:
+        """Read the next chunk."""
+        if not prefill.ready:
+            self._encode(prefill, prefill.done_tokens + chunk)
+            prefill.advance(chunk, ())
+
+    def finish(self, prefill: PromptPrefill, chunk: int = 1000) -> np.ndarray[Any, Any]:
+        """Read the rest, and return the logits behind the prompt."""
+        while not prefill.ready:
+            self.advance(prefill, chunk)
+        self._encode(prefill, len(prefill.row.prompt))
+        logits = prefill.finish()[0].astype(mx.float32)
+        mx.eval(logits, cache_states(prefill.prompt_cache))
+        return np.array(logits)
+
+    def logits(self, prompt: EncodedPrompt, chunk: int = 1000) -> np.ndarray[Any, Any]:
+        """Return the logits behind a prompt that is read in chunks."""
+        return self.finish(self.begin(prompt), chunk)
+
+    def _encode(self, prefill: PromptPrefill, end: int) -> None:
+        if prefill.media is None:
+            return
+        while (span := prefill.media.missing(prefill.done_tokens, end)) is not None:
+            features = self.forward.encode(span)
+            mx.eval(features.arrays)
+            prefill.media.put(span, features)
+
+    def by_library(self, *parts: str | Media) -> tuple[list[int], np.ndarray[Any, Any]]:
+        """Return what mlx-vlm makes of the same message at once: the tokens and the logits."""
+        text = self._rendered(parts)
+        given: dict[str, list[Any]] = {}
+        for part in parts:
+            match part:
+                case Picture():
+                    given.setdefault("images", []).append(Image.fromarray(part.pixels))
+                case Sound():
+                    given.setdefault("audio", []).append(part.samples)
+                case Video():
+                    frames = np.ascontiguousarray(part.frames.transpose(0, 3, 1, 2))
+                    given.setdefault("videos", []).append(frames)
+                    given.setdefault("video_metadata", []).append(
+                        {
+                            "total_num_frames": round(part.duration_s * 1000),
+                            "fps": 1000.0,
+                            "frames_indices": [round(1000 * time_s) for time_s in part.times_s],
+                        }
+                    )
+        made = prepare_inputs(self.processor, prompts=text, add_special_tokens=False, **given)
+        tokens = made.pop("input_ids")
+        made.pop("attention_mask", None)
+        arguments = {name: value for name, value in made.items() if value is not None}
+        mask = mx.ones(tokens.shape, mx.int32)
+        output = self.model.get_input_embeddings(tokens, mask=mask, **arguments).to_dict()
+        options = {name: value for name, value in output.items() if value is not None}
+        if self.forward.whole_spans:
+            options["mm_token_type_ids"] = arguments["mm_token_type_ids"]
+        logits = self.model.language_model(tokens, cache=self.forward.new_cache(), **options)
+        logits = getattr(logits, "logits", logits)[0, -1].astype(mx.float32)
+        return np.array(tokens).reshape(-1).tolist(), np.array(logits)
+
+    def _rendered(self, parts: Sequence[str | Media]) -> str:
+        texts: list[str] = []
+        media = self.prompts._media
+        assert media is not None
+        plain, media_expand = media.expand, media
+        try:
+            # What the template has made is what the processor gets.
+            def keep(text: str, _: Sequence[Media]) -> tuple[list[int], MediaSpans]:
+                texts.append(text)
+                return [0], MediaSpans(())
+
+            media_expand.expand = keep  # type: ignore[method-assign]
+            self.encode(*parts)
+        finally:
+            media_expand.expand = plain  # type: ignore[method-assign]
+        return texts[0]
+
+
+def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
+    """Check a folder's model with prompts that have two pictures, sounds or videos."""
+    model = MediaModel(folder)
+    one, other, third = MAKERS[kind]
+    parts = ("ab", one, "cde", other, "fghij")
+    prompt = model.encode(*parts)
+    tokens, right = model.by_library(*parts)
+    assert list(prompt.tokens) == tokens, "the tokens are not those of the processor"
+    spread = right.std()
+
+    def off(logits: np.ndarray[Any, Any]) -> float:
+        return float(np.abs(logits - right).max() / spread)
+
+    assert off(model.logits(prompt)) < TOLERANCE, "the prompt at once"
+    for chunk in CHUNKS:
+        assert off(model.logits(prompt, chunk)) < TOLERANCE, f"chunks of {chunk}"
+    check_cached(model, prompt, right)
+    check_batch(model, prompt, model.encode("klm", third, "n"))
+    for changed in (
+        ("ab", third, "cde", other, "fghij"),
+        ("ab", other, "cde", one, "fghij"),
+        ("ab", one, "cde", third, "fghij"),
+    ):
+        assert off(model.logits(model.encode(*changed))) > 10 * TOLERANCE, "it sees no difference"
+
+
+def check_cached(
+    model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any, Any]
+) -> None:
+    """Check a prompt whose beginning is cached: before, inside and behind each of its media."""
+    media = prompt.media
+    assert isinstance(media, MediaSpans)
+    for span in media.spans:
+        inside = [] if model.forward.whole_spans else [(span.start + span.end) // 2]
+        for cached in (span.start - 1, span.start, *inside, span.end):
+            first = model.begin(prompt)
+            while first.done_tokens < cached and not first.ready:
+                model.advance(first, cached - first.done_tokens)
+            again = model.begin(prompt, copy.deepcopy(first.prompt_cache), first.done_tokens)
+            off = float(np.abs(model.finish(again, 7) - right).max() / right.std())
+            assert off < TOLERANCE, f"{first.done_tokens} tokens were cached"
+
+
+def check_batch(model: MediaModel, *prompts: EncodedPrompt) -> None:
+    """Check that rows with media and one without decode together as they do alone."""
+    if not can_batch(model.forward):
+        return
+    rows = []
+    for prompt in (*prompts, model.encode("just text")):
+        prefill = model.begin(prompt)
+        model.finish(prefill, 6)
+        rows.append((prefill.prompt_cache, prefill.rope_deltas()))
+    following = [[70 + place, 90 + place] for place in range(len(rows))]
+    alone = [
+        _decoded(model.forward, copy.deepcopy(cache), deltas, [tokens])
+        for (cache, deltas), tokens in zip(rows, following, strict=True)
+    ]
+    joined: PromptCache = []
+    for cache, _ in rows:
+        joined = _extend_cache(joined, cache)
+    deltas = [each for _, each in rows if each is not None]
+    together = _decoded(
+        model.forward, joined, mx.concatenate(deltas) if deltas else None, following
+    )
+    for place, right in enumerate(alone):
+        off = float(np.abs(together[place] - right[0]).max() / right.std())
+        assert off < TOLERANCE, f"row {place} of the batch"
+
+
+def _decoded(
+    forward: Forward,
+    cache: PromptCache,
+    deltas: mx.array | None,
+    following: Sequence[Sequence[int]],
+) -> np.ndarray[Any, Any]:
+    for tokens in zip(*following, strict=True):
+        logits = forward.decode(mx.array(tokens)[:, None], cache, deltas)[:, -1]
+        mx.eval(logits)
+    return np.array(logits.astype(mx.float32))

@@ -1,0 +1,184 @@
+"""What a model computes from a picture, a sound or a video: the embeddings of its placeholders.
+
+Each is embedded alone, with its own tokens: by that, any model's own ``get_input_embeddings`` does
+it, and what was computed can be used wherever the same picture stands. The number of features is
+held against the number of placeholders, because several classes of mlx-vlm 0.7.10 hide a
+difference: they begin from the front again, or leave out the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, cast
+
+import mlx.core as mx
+import numpy as np
+
+from lmx.worker.mlx.media.processor import to_mlx
+from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
+
+_GRIDS: Final = ("image_grid_thw", "video_grid_thw")
+_MERGERS: Final = (
+    "merge_input_ids_with_image_features",
+    "prepare_inputs_for_multimodal",
+    "_prepare_inputs_for_multimodal",
+)
+"""The methods that put features in the place of placeholders."""
+
+_REFUSED: Final = (
+    *("cross_attention_states", "cross_attention_mask", "full_text_row_masked_out_mask"),
+    *("decoder_inputs_embeds", "pos_hw"),
+)
+"""What a model may return that is no part of a KV cache, or that decoding would need as well."""
+
+
+class FeatureMismatchError(Exception):
+    """A model's encoder makes another number of features than the prompt has places for."""
+
+
+class Features(NamedTuple):
+    """What takes the place of the placeholders of one picture, sound or video."""
+
+    embeddings: mx.array
+    """[placeholders, width]."""
+    deep: mx.array | None
+    """What is added behind the first layers, [layers, placeholders, width]. None: nothing is."""
+
+    @property
+    def nbytes(self) -> int:
+        """Their size, which is known before they are evaluated."""
+        return self.embeddings.nbytes + (0 if self.deep is None else self.deep.nbytes)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays, to be evaluated."""
+        return [self.embeddings] if self.deep is None else [self.embeddings, self.deep]
+
+
+def encode(model: Any, span: MediaSpan) -> Features:
+    """Return the features of one picture, sound or video, not evaluated. Engine thread.
+
+    Raises :class:`FeatureMismatchError`, and what the model raises.
+    """
+    inputs = {name: to_mlx(value) for name, value in span.inputs.items()}
+    count = len(span.token_places)
+    if hasattr(model, "_merge_deepstack_features"):
+        # The class would evaluate all of it before it returns.
+        return _checked(count, _deepstack(model, inputs))
+    tokens = mx.array(span.tokens)[None]
+    options: dict[str, Any] = {**inputs, "mask": mx.ones(tokens.shape, mx.int32)}
+    with _counted(model, count):
+        output = model.get_input_embeddings(tokens, **_taken(model.get_input_embeddings, options))
+    made = {name: value for name, value in output.to_dict().items() if value is not None}
+    if refused := [name for name in _REFUSED if name in made]:
+        raise NotImplementedError(f"lmx can't pass on {', '.join(refused)}")
+    deep = made.get("deepstack_visual_embeds")
+    if isinstance(deep, list | tuple):
+        deep = mx.stack(list(deep)) if deep else None
+    embeddings = made["inputs_embeds"][0, mx.array(span.token_places)]
+    return _checked(count, Features(embeddings, deep))
+
+
+def positions(model: Any, tokens: mx.array, media: MediaSpans) -> dict[str, mx.array]:
+    """Return the positions of a whole prompt [1, tokens], ``position_ids`` and ``rope_deltas``, for
+    a model in which they don't simply count; for others nothing."""
+    rope_index = getattr(model.language_model, "get_rope_index", None)
+    if rope_index is None:
+        return {}
+    grids = {}
+    for name in _GRIDS:
+        parts = [np.asarray(span.inputs[name]) for span in media.spans if name in span.inputs]
+        if parts:
+            grids[name] = mx.array(np.concatenate(parts))
+    position_ids, rope_deltas = rope_index(tokens, **_taken(rope_index, grids))
+    mx.eval(position_ids, rope_deltas)
+    return {"position_ids": position_ids, "rope_deltas": rope_deltas.reshape(1, -1)[:, :1]}
+
+
+def _deepstack(model: Any, inputs: Mapping[str, Any]) -> Features:
+    kind = "pixel_values_videos" if "pixel_values_videos" in inputs else "pixel_values"
+    grid = inputs["video_grid_thw" if kind == "pixel_values_videos" else "image_grid_thw"]
+    dtype = model.vision_tower.patch_embed.proj.weight.dtype
+    features, deep = model.vision_tower(inputs[kind].astype(dtype), grid)
+    if isinstance(deep, list | tuple):
+        deep = mx.stack(list(deep)) if deep else None
+    return Features(features, deep)
+
+
+def _checked(count: int, features: Features) -> Features:
+    found = features.embeddings.shape[0]
+    if found != count or (features.deep is not None and features.deep.shape[1] != count):
+        raise _mismatch(count, found)
+    return features
+
+
+def _mismatch(places: int, features: float) -> FeatureMismatchError:
+    return FeatureMismatchError(
+        f"the model makes {features:g} features of it, and its processor {places} places for them"
+    )
+
+
+def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options that a function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return dict(options)
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+@contextmanager
+def _counted(model: Any, count: int) -> Iterator[None]:
+    """Raise :class:`FeatureMismatchError` if inside of the block another number of features is put
+    in the place of ``count`` placeholders."""
+    module = sys.modules[type(model).__module__]
+    scatter = getattr(module, "masked_scatter", None)
+    replaced: list[tuple[Any, str, Any]] = []
+    if scatter is not None:
+        replaced.append((module, "masked_scatter", scatter))
+        module.__dict__["masked_scatter"] = _counting_scatter(scatter)
+    for name in _MERGERS:
+        plain = getattr(model, name, None)
+        if plain is not None and "image_features" in inspect.signature(plain).parameters:
+            replaced.append((model, name, None))
+            object.__setattr__(model, name, _counting_merger(plain, count))
+    try:
+        yield
+    finally:
+        for owner, name, value in replaced:
+            if value is None:
+                object.__delattr__(owner, name)
+            else:
+                owner.__dict__[name] = value
+
+
+def _counting_scatter(scatter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scatter)
+    def counting(target: mx.array, mask: mx.array, source: mx.array) -> Any:
+        width = target.shape[-1]
+        places = cast(int, mx.sum(mx.broadcast_to(mask, target.shape).astype(mx.int32)).item())
+        # A kind of media that is not there has no places and no features that would be seen.
+        if places and places != source.size:
+            raise _mismatch(places // width, source.size / width)
+        return scatter(target, mask, source)
+
+    return counting
+
+
+def _counting_merger(merge: Callable[..., Any], count: int) -> Callable[..., Any]:
+    signature = inspect.signature(merge)
+
+    @functools.wraps(merge)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        features, embeddings = arguments["image_features"], arguments.get("inputs_embeds")
+        if isinstance(features, mx.array) and embeddings is not None:
+            width = embeddings.shape[-1]
+            if features.size != count * width:
+                raise _mismatch(count, features.size / width)
+        return merge(*args, **kwargs)
+
+    return counting
