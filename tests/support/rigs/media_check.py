@@ -4,7 +4,7 @@ however it comes about: in chunks, after a cached beginning, in a batch."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ def video(seed: int, frames: int = 4) -> Video:
     return Video(drawn.astype(np.uint8), times_s, frames / 2)
 
 
-MAKERS: Final = {
+MAKERS: Final[Mapping[MediaKind, tuple[Media, Media, Media]]] = {
     MediaKind.IMAGE: (picture(1), picture(2, 90, 50), picture(3)),
     MediaKind.AUDIO: (sound(1), sound(2, 1.1), sound(3)),
     MediaKind.VIDEO: (video(1), video(2, 6), video(3)),
@@ -84,16 +84,7 @@ class MediaModel:
 
     def encode(self, *parts: str | Media) -> EncodedPrompt:
         """Return the prompt of one message."""
-        media = [part for part in parts if not isinstance(part, str)]
-        content: list[dict[str, Any]] = []
-        for part in parts:
-            if isinstance(part, str):
-                content.append({"type": "text", "text": part})
-            else:
-                kind = {Picture: "image", Sound: "audio", Video: "video"}[type(part)]
-                content.append({"type": kind, "media": media.index(part)})
-        message = {"role": "user", "content": content if media else parts[0]}
-        return self.prompts.encode(PromptSource(messages=[message], media=media))
+        return self.prompts.encode(_source(parts))
 
     def begin(
         self, prompt: EncodedPrompt, cache: PromptCache | None = None, cached: int = 0
@@ -131,7 +122,8 @@ class MediaModel:
 
     def by_library(self, *parts: str | Media) -> tuple[list[int], np.ndarray[Any, Any]]:
         """Return what mlx-vlm makes of the same message at once: the tokens and the logits."""
-        text = self._rendered(parts)
+        source = _source(parts)
+        text = self.prompts._render(source, source.messages or ())
         given: dict[str, list[Any]] = {}
         for part in parts:
             match part:
@@ -162,29 +154,25 @@ class MediaModel:
         logits = getattr(logits, "logits", logits)[0, -1].astype(mx.float32)
         return np.array(tokens).reshape(-1).tolist(), np.array(logits)
 
-    def _rendered(self, parts: Sequence[str | Media]) -> str:
-        texts: list[str] = []
-        media = self.prompts._media
-        assert media is not None
-        plain, media_expand = media.expand, media
-        try:
-            # What the template has made is what the processor gets.
-            def keep(text: str, _: Sequence[Media]) -> tuple[list[int], MediaSpans]:
-                texts.append(text)
-                return [0], MediaSpans(())
 
-            media_expand.expand = keep  # type: ignore[method-assign]
-            self.encode(*parts)
-        finally:
-            media_expand.expand = plain  # type: ignore[method-assign]
-        return texts[0]
+def _source(parts: Sequence[str | Media]) -> PromptSource:
+    media = [part for part in parts if not isinstance(part, str)]
+    content: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, str):
+            content.append({"type": "text", "text": part})
+        else:
+            kind = {Picture: "image", Sound: "audio", Video: "video"}[type(part)]
+            content.append({"type": kind, "media": media.index(part)})
+    message = {"role": "user", "content": content if media else parts[0]}
+    return PromptSource(messages=[message], media=media)
 
 
 def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
     """Check a folder's model with prompts that have two pictures, sounds or videos."""
     model = MediaModel(folder)
     one, other, third = MAKERS[kind]
-    parts = ("ab", one, "cde", other, "fghij")
+    parts: tuple[str | Media, ...] = ("ab", one, "cde", other, "fghij")
     prompt = model.encode(*parts)
     tokens, right = model.by_library(*parts)
     assert list(prompt.tokens) == tokens, "the tokens are not those of the processor"
@@ -198,17 +186,12 @@ def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
         assert off(model.logits(prompt, chunk)) < TOLERANCE, f"chunks of {chunk}"
     check_cached(model, prompt, right)
     check_batch(model, prompt, model.encode("klm", third, "n"))
-    for changed in (
-        ("ab", third, "cde", other, "fghij"),
-        ("ab", other, "cde", one, "fghij"),
-        ("ab", one, "cde", third, "fghij"),
-    ):
-        assert off(model.logits(model.encode(*changed))) > 10 * TOLERANCE, "it sees no difference"
+    for first, second in ((third, other), (other, one), (one, third)):
+        changed = model.encode("ab", first, "cde", second, "fghij")
+        assert off(model.logits(changed)) > 10 * TOLERANCE, "it sees no difference"
 
 
-def check_cached(
-    model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any, Any]
-) -> None:
+def check_cached(model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any, Any]) -> None:
     """Check a prompt whose beginning is cached: before, inside and behind each of its media."""
     media = prompt.media
     assert isinstance(media, MediaSpans)

@@ -82,7 +82,13 @@ class PromptMediaReading:
                 deep_places += here.tolist()
                 deep.append(features.deep[:, first:last])
         arguments["inputs_embeds"] = embeddings
-        if deep:
+        if deep and any(features.dense for features in self._features.values()):
+            layers, _, width = deep[0].shape
+            dense = mx.zeros((1, end - begin, layers, width), embeddings.dtype)
+            rows = mx.concatenate(deep, axis=1).transpose(1, 0, 2).astype(embeddings.dtype)
+            dense[0, mx.array(deep_places)] = rows
+            arguments["deepstack_visual_embeds"] = dense
+        elif deep:
             mask = np.zeros((1, end - begin), np.bool_)
             mask[0, deep_places] = True
             arguments["visual_pos_masks"] = mx.array(mask)

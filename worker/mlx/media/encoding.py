@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
+from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 
@@ -47,6 +48,8 @@ class Features(NamedTuple):
     """[placeholders, width]."""
     deep: mx.array | None
     """What is added behind the first layers, [layers, placeholders, width]. None: nothing is."""
+    dense: bool = False
+    """Whether the model takes ``deep`` as [1, tokens, layers, width], with zeros for the text."""
 
     @property
     def nbytes(self) -> int:
@@ -71,16 +74,18 @@ def encode(model: Any, span: MediaSpan) -> Features:
         return _checked(count, _deepstack(model, inputs))
     tokens = mx.array(span.tokens)[None]
     options: dict[str, Any] = {**inputs, "mask": mx.ones(tokens.shape, mx.int32)}
-    with _counted(model, count):
+    with _counted(model, span):
         output = model.get_input_embeddings(tokens, **_taken(model.get_input_embeddings, options))
     made = {name: value for name, value in output.to_dict().items() if value is not None}
     if refused := [name for name in _REFUSED if name in made]:
         raise NotImplementedError(f"lmx can't pass on {', '.join(refused)}")
+    places = mx.array(span.token_places)
+    embeddings = made["inputs_embeds"][0, places]
     deep = made.get("deepstack_visual_embeds")
-    if isinstance(deep, list | tuple):
-        deep = mx.stack(list(deep)) if deep else None
-    embeddings = made["inputs_embeds"][0, mx.array(span.token_places)]
-    return _checked(count, Features(embeddings, deep))
+    if isinstance(deep, mx.array) and deep.ndim == 4:
+        dense = deep[0, places].transpose(1, 0, 2)
+        return _checked(count, Features(embeddings, dense, dense=True))
+    return _checked(count, Features(embeddings, _stacked(deep)))
 
 
 def positions(model: Any, tokens: mx.array, media: MediaSpans) -> dict[str, mx.array]:
@@ -104,15 +109,22 @@ def _deepstack(model: Any, inputs: Mapping[str, Any]) -> Features:
     grid = inputs["video_grid_thw" if kind == "pixel_values_videos" else "image_grid_thw"]
     dtype = model.vision_tower.patch_embed.proj.weight.dtype
     features, deep = model.vision_tower(inputs[kind].astype(dtype), grid)
+    return Features(features, _stacked(deep))
+
+
+def _stacked(deep: Any) -> mx.array | None:
     if isinstance(deep, list | tuple):
-        deep = mx.stack(list(deep)) if deep else None
-    return Features(features, deep)
+        return mx.stack(list(deep)) if deep else None
+    stacked: mx.array | None = deep
+    return stacked
 
 
 def _checked(count: int, features: Features) -> Features:
     found = features.embeddings.shape[0]
-    if found != count or (features.deep is not None and features.deep.shape[1] != count):
+    if found != count:
         raise _mismatch(count, found)
+    if features.deep is not None and features.deep.shape[:-1][1:] != (count,):
+        raise NotImplementedError(f"lmx can't pass on deep features of {features.deep.shape}")
     return features
 
 
@@ -131,15 +143,22 @@ def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str
 
 
 @contextmanager
-def _counted(model: Any, count: int) -> Iterator[None]:
+def _counted(model: Any, span: MediaSpan) -> Iterator[None]:
     """Raise :class:`FeatureMismatchError` if inside of the block another number of features is put
-    in the place of ``count`` placeholders."""
+    in the place of a span's placeholders."""
+    count = len(span.token_places)
     module = sys.modules[type(model).__module__]
     scatter = getattr(module, "masked_scatter", None)
     replaced: list[tuple[Any, str, Any]] = []
     if scatter is not None:
         replaced.append((module, "masked_scatter", scatter))
         module.__dict__["masked_scatter"] = _counting_scatter(scatter)
+    hears = getattr(model, "thinker", model)
+    if span.kind is MediaKind.AUDIO and hasattr(hears, "get_audio_features"):
+        # What is too much is cut off by the class, and what lacks is silence.
+        replaced.append((hears, "get_audio_features", None))
+        listen = _counting_ears(hears.get_audio_features, count)
+        object.__setattr__(hears, "get_audio_features", listen)
     for name in _MERGERS:
         plain = getattr(model, name, None)
         if plain is not None and "image_features" in inspect.signature(plain).parameters:
@@ -164,6 +183,17 @@ def _counting_scatter(scatter: Callable[..., Any]) -> Callable[..., Any]:
         if places and places != source.size:
             raise _mismatch(places // width, source.size / width)
         return scatter(target, mask, source)
+
+    return counting
+
+
+def _counting_ears(listen: Callable[..., Any], count: int) -> Callable[..., Any]:
+    @functools.wraps(listen)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        features = listen(*args, **kwargs)
+        if isinstance(features, mx.array) and features.size != count * features.shape[-1]:
+            raise _mismatch(count, features.size / features.shape[-1])
+        return features
 
     return counting
 
