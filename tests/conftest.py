@@ -73,6 +73,15 @@ def smollm2_int4_dir(smollm2_gguf: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def shapes_dir(smollm2_dir: Path) -> Path:
+    """The same model with eyes for shapes and their colours."""
+    # Half of the tests need no MLX.
+    from shapes_model import assemble_shapes_model
+
+    return assemble_shapes_model(smollm2_dir, smollm2_dir.parent / "shapes-float32-1")
+
+
+@pytest.fixture(scope="session")
 def minilm_dir() -> Path:
     """all-MiniLM-L6-v2, an embedding model, as a folder."""
     return obtain_minilm()
