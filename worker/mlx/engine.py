@@ -257,13 +257,13 @@ def _make_prefix_cache(worker: WorkerSpec, loaded: LoadedModel) -> PrefixCache |
         # What is stored with other bits, or with none, can't be restored.
         versions.append(f"kv_bits {worker.kv_bits}")
     namespace = prefix_namespace(Path(worker.model_path), versions)
-    if loaded.processor is not None:
+    if loaded.facts.media is not None:
         spec = replace(spec, memory_bytes=spec.memory_bytes - _feature_bytes(worker))
     return PrefixCache(loaded.forward.new_cache, spec, namespace)
 
 
 def _make_feature_cache(worker: WorkerSpec, loaded: LoadedModel) -> FeatureCache | None:
-    return None if loaded.processor is None else FeatureCache(_feature_bytes(worker))
+    return None if loaded.facts.media is None else FeatureCache(_feature_bytes(worker))
 
 
 def _feature_bytes(worker: WorkerSpec) -> int:
@@ -273,7 +273,7 @@ def _feature_bytes(worker: WorkerSpec) -> int:
 
 
 def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
-    if loaded.processor is None:
+    if loaded.facts.media is None:
         return None
     config = loaded.model.config
     model_type = str(getattr(config, "model_type", ""))

@@ -1,0 +1,108 @@
+"""Rows with pictures in the engine: what is looked at, when, and what of it is used again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_rig import spec_of
+from media_check import picture
+from media_models import make_media_model
+from seeing_rig import Seeing
+
+from lmx.protocol.messages.specs import PrefixCacheSpec
+from lmx.worker.mlx.media.spans import MediaSpans
+
+pytestmark = pytest.mark.engine
+
+WHAT = "What is in the image?"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    folder: Path = make_media_model(tmp_path_factory.mktemp("models") / "qwen3_vl", "qwen3_vl")
+    return Seeing(spec_of(folder, prefix_cache=PrefixCacheSpec(1 << 28, None, 0)))
+
+
+@pytest.fixture
+def engine(loaded: Seeing) -> Iterator[Seeing]:
+    yield loaded
+    loaded.clear()
+
+
+def test_a_picture_behind_the_cached_part_is_looked_at_once(engine: Seeing) -> None:
+    """The text before it differs, so that nothing of it is cached but what was seen."""
+    before = engine.encoded
+    one = engine.ask(engine.prompt(WHAT, picture(10)), 2, cache_salt="x")
+    engine.finish()
+    other = engine.prompt("Look! " + WHAT, picture(10))
+    assert other.media is not None
+    two = engine.ask(other, 2, cache_salt="x")
+    engine.finish()
+    assert engine.encoded == before + 1
+    assert not {one, two} & engine.failed.keys()
+
+
+def test_others_do_not_learn_what_was_seen(engine: Seeing) -> None:
+    before = engine.encoded
+    for salt in ("one", "other"):
+        row = engine.ask(engine.prompt(WHAT, picture(11)), 2, cache_salt=salt)
+        engine.finish()
+        assert engine.started[row].cached_tokens == 0
+    assert engine.encoded == before + 2
+
+
+def test_only_the_beginning_before_another_picture_is_shared(engine: Seeing) -> None:
+    before = "Two pictures of the same size:"
+    first = engine.prompt(WHAT, picture(12, 128, 128), before=before)
+    engine.ask(first, 2)
+    engine.finish()
+    other = engine.ask(engine.prompt(WHAT, picture(13, 128, 128), before=before), 2)
+    engine.finish()
+    assert isinstance(first.media, MediaSpans)
+    assert engine.started[other].cached_tokens == first.media.spans[0].start
+
+
+def test_encoding_is_a_step_of_its_own(engine: Seeing) -> None:
+    talking = engine.admit("Tell me a story.", max_tokens=40)
+    while not engine.tokens[talking]:
+        engine.step()
+    seeing = engine.ask(engine.prompt(WHAT, picture(14), picture(15)), 2)
+    encoding = 0
+    while seeing not in engine.started:
+        output = engine.step()
+        if output.media_tokens:
+            encoding += 1
+            assert not output.tokens and not output.prefill_tokens
+            # The other row is not kept waiting by two pictures in a row.
+            assert engine.step().tokens
+    assert encoding == 2
+    engine.finish()
+
+
+def test_answers_to_one_prompt_share_what_was_seen(engine: Seeing) -> None:
+    before = engine.encoded
+    prompt = engine.prompt(WHAT, picture(16))
+    rows = [engine.ask(prompt) for _ in range(3)]
+    engine.finish()
+    assert engine.encoded == before + 1
+    assert len({tuple(engine.tokens[row]) for row in rows}) == 1
+
+
+def test_a_row_that_gave_way_goes_on(engine: Seeing) -> None:
+    prompt = engine.prompt(WHAT, picture(17))
+    alone = engine.ask(prompt, 10, cache_salt="alone")
+    engine.finish()
+    row = engine.ask(prompt, 10, cache_salt="preempted")
+    while len(engine.tokens[row]) < 4:
+        engine.step()
+    engine.flush()
+    made = engine.generator.preempt(row)
+    assert made is not None
+    del engine.live[row]
+    again = engine.admit(
+        [*prompt.tokens, *made], max_tokens=10 - len(made), media=prompt.media,
+        made_tokens=len(made), cache_salt="preempted",
+    )  # fmt: skip
+    engine.finish()
+    assert [*made, *engine.tokens[again]] == engine.tokens[alone]
+    assert engine.started[again].cached_tokens >= len(prompt.tokens) - 1
