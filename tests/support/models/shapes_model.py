@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer
@@ -57,8 +57,7 @@ def assemble_shapes_model(language_model: Path, folder: Path) -> Path:
 def _write_weights(language_model: Path, folder: Path) -> None:
     language: dict[str, mx.array] = {}
     for file in sorted(language_model.glob("*.safetensors")):
-        language |= mx.load(str(file))  # type: ignore[operator]  # It is a dict.
-    vision = mx.load(str(_VISION))
+        language |= _load(file)
     embeddings = language.pop("model.embed_tokens.weight")
     new_line = Tokenizer.from_file(str(language_model / "tokenizer.json")).encode("\n").ids[0]
     count = len(_NEW_TOKENS)
@@ -69,11 +68,15 @@ def _write_weights(language_model: Path, folder: Path) -> None:
         ),
         # Nobody draws what looks like this rare token.
         "lm_head.weight": mx.concatenate([embeddings, mx.repeat(embeddings[4:5], count, 0)]),
-        **vision,  # type: ignore[dict-item]
+        **_load(_VISION),
     }
     weights = {name: mx.contiguous(array.astype(mx.float32)) for name, array in weights.items()}
     mx.eval(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
+
+
+def _load(file: Path) -> dict[str, mx.array]:
+    return cast(dict[str, mx.array], mx.load(str(file)))
 
 
 def _write_tokenizer(language_model: Path, folder: Path) -> None:
