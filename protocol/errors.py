@@ -31,6 +31,7 @@ class ErrorCode(StrEnum):
     ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found_error"
+    PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # Not now: nothing was produced, and the request can safely be sent again.
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"

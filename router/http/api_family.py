@@ -103,6 +103,16 @@ class OpenAiFamily:
         return b"data: " + orjson.dumps(self.error_body(error)) + b"\n\n"
 
 
+class ResponsesFamily(OpenAiFamily):
+    """OpenAI's errors, and the event of its Responses API for one that comes before a response
+    exists. The writer of a response's events has another one."""
+
+    def error_event(self, error: LmxError) -> bytes:
+        """Return an error as the only event of a stream."""
+        shown = {"code": error.code.value, "message": error.message, "param": error.param}
+        return named_event({"type": "error", **shown, "sequence_number": 0})
+
+
 class AnthropicFamily:
     """Anthropic's errors, and its event as pings.
 
@@ -174,5 +184,6 @@ class OllamaFamily:
 
 
 OPENAI: Final = OpenAiFamily()
+RESPONSES: Final = ResponsesFamily()
 ANTHROPIC: Final = AnthropicFamily()
 OLLAMA: Final = OllamaFamily()

@@ -69,7 +69,7 @@ class Endpoint:
     @property
     def is_inference(self) -> bool:
         """Whether a model works for it: such requests are limited and counted."""
-        return self.access is Access.INFERENCE and self.method == "POST"
+        return self.access is Access.INFERENCE and self.request is not None
 
 
 ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])

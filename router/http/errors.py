@@ -38,6 +38,8 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.ORIGIN_NOT_ALLOWED: (403, _PERMISSION),
     ErrorCode.MODEL_NOT_FOUND: (404, _REQUEST),
     ErrorCode.NOT_FOUND: (404, _NOT_FOUND),
+    # OpenAI's status.
+    ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND: (400, _REQUEST),
     ErrorCode.METHOD_NOT_ALLOWED: (405, _REQUEST),
     ErrorCode.RATE_LIMIT_EXCEEDED: (429, _RATE),
     ErrorCode.QUEUE_FULL: (429, _RATE),

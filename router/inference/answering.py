@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
@@ -23,7 +23,7 @@ from lmx.router.http.outcome import CONTEXT, follow_outcome
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import json_text
 from lmx.router.http.sse import EventStream
-from lmx.router.jobs.job import Job, Source
+from lmx.router.jobs.job import Job, KeptInput, Source
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
 from lmx.router.rendering.envelope import Identity, fingerprint
@@ -57,13 +57,54 @@ async def answer(
     *,
     id_prefix: str,
     stream: bool,
+    kept: KeptInput | None = None,
 ) -> web.StreamResponse:
     """Answer a request with what ``generate`` gives for the first available model of ``models``.
 
-    ``id_prefix`` begins the answer's id, which is also its job's id. Errors before a stream's
-    headers are sent are raised; later ones end the stream with an error event.
+    ``id_prefix`` begins the answer's id, which is also its job's id. ``kept`` is the input that is
+    kept with the job's record. Errors before a stream's headers are sent are raised; later ones end
+    the stream with an error event.
     """
-    services, model = request.app[SERVICES], models[0]
+    events = EventStream(request, request.app[SERVICES].spec.stall_timeout_s) if stream else None
+
+    job = _job(request, models[0], form, kind, id_prefix, events, kept)
+    opening = first_opened(models, generate, job.choose)
+    if events is not None:
+        return await _answer_stream(request, opening, job, events)
+    return await _answer_whole(request, opening, job)
+
+
+async def answer_later(
+    request: web.Request,
+    models: Sequence[ModelView],
+    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
+    form: AnswerFormat,
+    kind: RequestKind,
+    *,
+    id_prefix: str,
+    kept: KeptInput,
+) -> dict[str, Any]:
+    """Begin an answer that its client fetches by the job's id, and return it as it is at its
+    beginning. The arguments are those of :func:`answer`."""
+    job = _job(request, models[0], form, kind, id_prefix, None, kept)
+    opening = first_opened(models, generate, job.choose)
+    task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
+    _detach(request, job, task)
+    # The task begins now, and its job has a record.
+    await asyncio.sleep(0)
+    return job.begun()
+
+
+def _job(
+    request: web.Request,
+    model: ModelView,
+    form: AnswerFormat,
+    kind: RequestKind,
+    id_prefix: str,
+    events: EventStream | None,
+    kept: KeptInput | None,
+) -> Job:
+    services = request.app[SERVICES]
     version = services.spec.version
     identity = Identity(
         f"{id_prefix}{secrets.token_hex(12)}",
@@ -72,20 +113,21 @@ async def answer(
         fingerprint(version, model.model_id, model.source),
     )
     live = LiveRequest(
-        identity.completion_id, request[CONTEXT], kind, request.remote, model.model_id, stream
+        identity.completion_id,
+        request[CONTEXT],
+        kind,
+        request.remote,
+        model.model_id,
+        events is not None,
     )
-    events = EventStream(request, services.spec.stall_timeout_s) if stream else None
 
     def is_told() -> bool:
-        # The id is in the headers of a stream, and in those of the answer that detaches a job.
+        # The id is in the headers of a stream, and in the answer that detaches a job.
         return live.detached or (events is not None and events.is_open)
 
-    job = Job(services.live, services.jobs, version, live, identity, form, is_told)
+    job = Job(services.live, services.jobs, version, live, identity, form, is_told, kept)
     follow_outcome(request, job.outcome)
-    opening = first_opened(models, generate, job.choose)
-    if events is not None:
-        return await _answer_stream(request, opening, job, events)
-    return await _answer_whole(request, opening, job)
+    return job
 
 
 async def _answer_whole(
@@ -109,6 +151,18 @@ async def _answer_whole(
         raise
     if task.done():
         return json_text(task.result())
+    _detach(request, job, task)
+    raise GenerationError(
+        ErrorCode.SYNC_TIMEOUT,
+        f"The answer takes longer than {services.spec.sync_timeout_s:g} s, as long as a request "
+        f"waits (server.sync_timeout_s). The job keeps running: fetch its result with "
+        f"GET /v1/jobs/{job.live.id}, or send the request with `stream`.",
+    )
+
+
+def _detach(request: web.Request, job: Job, task: asyncio.Task[bytes]) -> None:
+    """Let the task of a job go on when its request has been answered."""
+    services = request.app[SERVICES]
     job.detach()
     told_tokens = job.outcome().prompt_tokens or 0
     task.add_done_callback(_end_detached)
@@ -118,12 +172,6 @@ async def _answer_whole(
         admission.held = True
         task.add_done_callback(lambda _: admission.end(job.outcome().tokens, time.monotonic()))
     services.traffic.go_on(task)
-    raise GenerationError(
-        ErrorCode.SYNC_TIMEOUT,
-        f"The answer takes longer than {services.spec.sync_timeout_s:g} s, as long as a request "
-        f"waits (server.sync_timeout_s). The job keeps running: fetch its result with "
-        f"GET /v1/jobs/{job.live.id}, or send the request with `stream`.",
-    )
 
 
 async def _gather(opening: AbstractAsyncContextManager[Source], job: Job) -> bytes:
@@ -155,6 +203,7 @@ async def _answer_stream(
     """
     services = request.app[SERVICES]
     ping_interval_s = services.spec.ping_interval_s
+    writer: EventWriter | None = None
     try:
         async with AsyncExitStack() as until_sent:
             until_sent.enter_context(job)
@@ -189,7 +238,8 @@ async def _answer_stream(
         )
     follow_outcome(request, lambda: replace(job.outcome(), error=lost.code.value))
     if lost.code is not ErrorCode.CLIENT_STALLED:
-        await events.send(family_of(request).error_event(lost))
+        end = family_of(request).error_event(lost) if writer is None else writer.failed(lost)
+        await events.send(end)
         await events.end()
     return events.response
 

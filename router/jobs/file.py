@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.host.set_aside import clear_for_file, set_aside
-from lmx.router.jobs.records import INCREMENTAL, SCHEMA_VERSION, create
+from lmx.router.jobs.records import INCREMENTAL, SCHEMA_VERSION, create, create_responses
 
 _BUSY_TIMEOUT_MS: Final = 2000
 """Another router that uses the file too locks it for milliseconds."""
@@ -93,6 +93,7 @@ def _open(path: Path) -> sqlite3.Connection:
             create(connection)
         elif version != SCHEMA_VERSION:
             raise _OtherVersionError(f"it has version {version}, not {SCHEMA_VERSION}")
+        create_responses(connection)
     except BaseException:
         connection.close()
         raise

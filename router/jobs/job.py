@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,7 +21,7 @@ from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_status
 from lmx.router.http.outcome import Outcome
 from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState
-from lmx.router.jobs.records import JobRow, JobState
+from lmx.router.jobs.records import JobRow, JobState, ResponseRow
 from lmx.router.jobs.store import JobStore
 from lmx.router.rendering.accumulator import Accumulator
 from lmx.router.rendering.answer_format import AnswerFormat, Beginning, Ending
@@ -51,6 +51,16 @@ _AT_ONCE: Final = frozenset({ErrorCode.MODEL_QUARANTINED, ErrorCode.INSUFFICIENT
 _log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """The input of a response that is kept."""
+
+    items: bytes
+    """Its items, as a JSON array."""
+    previous: str | None
+    """The id of the response that it goes on with."""
+
+
 class Job:
     """A generation under way, as a context manager.
 
@@ -72,8 +82,10 @@ class Job:
         identity: Identity,
         form: AnswerFormat,
         is_told: Callable[[], bool],
+        kept: KeptInput | None = None,
     ) -> None:
-        """``is_told`` returns whether the client has been told the job's id."""
+        """``is_told`` returns whether the client has been told the job's id; ``kept`` is the input
+        that is kept with the record, of a response."""
         self.live = live
         self.identity = identity
         self.form = form
@@ -87,6 +99,8 @@ class Job:
         self._store = store
         self._version = version
         self._is_told = is_told
+        self._kept = kept
+        self._response: ResponseRow | None = None
         self._made = live.made = Accumulator(form.choices, logprobs=form.keeps_logprobs)
         self._task: asyncio.Task[Any] | None = None
         self._ends: dict[int, ChoiceEnded] = {}
@@ -100,6 +114,10 @@ class Job:
 
     def __enter__(self) -> Self:
         self._until_ended.enter_context(self._listed.under_way(self.live))
+        if self._kept is not None:
+            head = orjson.dumps(self.begun())
+            self._response = ResponseRow(self._kept.items, head, self._kept.previous)
+            self._kept = None
         self._put(JobState.QUEUED)
         return self
 
@@ -140,6 +158,10 @@ class Job:
             prefill_s=timings.prefill_s,
             decode_s=timings.decode_s,
         )
+
+    def begun(self) -> dict[str, Any]:
+        """Return the answer as it is at its beginning."""
+        return self._whole(None)
 
     def choose(self, model: ModelView) -> None:
         """Let ``model`` give the answer. Allowed only before any of the answer was sent."""
@@ -263,6 +285,7 @@ class Job:
                 ended_s=time.time() if over else None,
                 queue_position=None if over else live.queue_position,
                 tokens=tokens,
+                response=self._response,
                 **known,
             )
         )

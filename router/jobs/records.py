@@ -37,6 +37,26 @@ class JobState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseRow:
+    """What is kept of a response beside its job's record, and as long as that."""
+
+    items: bytes
+    """The items of its input, as a JSON array."""
+    head: bytes
+    """The response as it was at its beginning, as JSON."""
+    previous: str | None = None
+    """The id of the response that its input goes on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response that is kept."""
+
+    job: JobRow
+    response: ResponseRow
+
+
 @dataclass(slots=True)
 class JobRow:
     """One record. Times are Unix seconds."""
@@ -65,6 +85,8 @@ class JobRow:
     timings: bytes | None = None
     error: bytes | None = None
     result: bytes | None = None
+    response: ResponseRow | None = None
+    """What is kept beside it of a response. It has a table of its own, and is written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +106,7 @@ class Wanted:
 Router = tuple[int, float]
 """Identifies a router process: its pid and when it was created."""
 
-_COLUMNS: Final = tuple(column.name for column in fields(JobRow))
+_COLUMNS: Final = tuple(column.name for column in fields(JobRow) if column.name != "response")
 _VALUES: Final = attrgetter(*_COLUMNS)
 _LISTED: Final = (*_COLUMNS[:-1], "NULL")
 """The columns of a list. The result is read only when one record is requested. It is the last
@@ -100,6 +122,28 @@ CREATE TABLE jobs (
 );
 CREATE INDEX jobs_by_age ON jobs (created_s, id);
 CREATE INDEX jobs_under_way ON jobs (router_pid, router_created_s) WHERE ended_s IS NULL;
+"""
+
+_CREATE_RESPONSES: Final = """
+CREATE TABLE IF NOT EXISTS responses (
+  id TEXT PRIMARY KEY, items BLOB NOT NULL, head BLOB NOT NULL, previous TEXT
+);
+CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
+  BEGIN DELETE FROM responses WHERE id = OLD.id; END;
+"""
+"""The table beside the records. It is not in the file's version: an older release, which does not
+know it, uses the same file, and the trigger removes what that one lets go. It is no trigger for
+records that are replaced: SQLite runs none then."""
+
+_CHAIN: Final = """
+WITH RECURSIVE chain (id, place) AS (
+  SELECT ?, 1
+  UNION ALL
+  SELECT previous, place + 1 FROM responses JOIN chain USING (id)
+  WHERE previous IS NOT NULL AND place < ?
+)
+SELECT {columns} FROM chain
+JOIN responses USING (id) JOIN jobs ON jobs.id = chain.id ORDER BY place
 """
 
 _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
@@ -118,6 +162,12 @@ def create(connection: sqlite3.Connection) -> None:
             for statement in _CREATE.strip().rstrip(";").split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    create_responses(connection)
+
+
+def create_responses(connection: sqlite3.Connection) -> None:
+    """Create the table of responses, unless it is there."""
+    connection.executescript(_CREATE_RESPONSES)
 
 
 def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> None:
@@ -128,6 +178,43 @@ def write(connection: sqlite3.Connection, rows: Mapping[str, JobRow | None]) -> 
         connection.executemany(_PUT, [_VALUES(row) for row in rows.values() if row is not None])
         gone = [(job_id,) for job_id, row in rows.items() if row is None]
         connection.executemany("DELETE FROM jobs WHERE id = ?", gone)
+        connection.executemany(
+            "INSERT OR IGNORE INTO responses (id, items, head, previous) VALUES (?, ?, ?, ?)",
+            [
+                (job_id, kept.items, kept.head, kept.previous)
+                for job_id, row in rows.items()
+                if row is not None and (kept := row.response) is not None
+            ],
+        )
+
+
+def chain(
+    connection: sqlite3.Connection,
+    response_id: str,
+    owner: str | None,
+    most: int,
+    max_bytes: int,
+) -> list[KeptResponse]:
+    """Return a response and those that it goes on with, the newest first: up to ``most``, and up to
+    the first one that is not there, or is none of that owner. Raises ``OverflowError`` if their
+    inputs and results have more than ``max_bytes``."""
+    wanted = (response_id, most)
+    sizes = "length(items) + coalesce(length(result), 0)"
+    found = connection.execute(_CHAIN.format(columns=sizes), wanted).fetchall()
+    if sum(size for (size,) in found) > max_bytes:
+        raise OverflowError
+    columns = ", ".join(("items", "head", "previous", *(f"jobs.{name}" for name in _COLUMNS)))
+    kept: list[KeptResponse] = []
+    for items, head, previous, *values in connection.execute(
+        _CHAIN.format(columns=columns), wanted
+    ):
+        row = JobRow(*values)
+        if (owner is not None and row.owner != owner) or (
+            kept and kept[-1].response.previous != row.id
+        ):
+            break
+        kept.append(KeptResponse(row, ResponseRow(items, head, previous)))
+    return kept
 
 
 def get(connection: sqlite3.Connection, job_id: str, owner: str | None) -> JobRow | None:
@@ -249,8 +336,9 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
     removed = 0
     while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
         oldest = connection.execute(
-            "SELECT id, length(coalesce(result, '')) FROM jobs WHERE ended_s IS NOT NULL "
-            "ORDER BY created_s, id LIMIT ?",
+            "SELECT id, coalesce(length(result), 0) + coalesce(length(items), 0) "
+            "+ coalesce(length(head), 0) FROM jobs LEFT JOIN responses USING (id) "
+            "WHERE ended_s IS NOT NULL ORDER BY created_s, id LIMIT ?",
             (_EVICTED_AT_ONCE,),
         ).fetchall()
         if not oldest:

@@ -23,7 +23,15 @@ import structlog
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.router.jobs import records
 from lmx.router.jobs.file import is_busy, is_unfit, move_aside, open_records
-from lmx.router.jobs.records import END_LOST, ROUTER_ENDED, JobRow, Wanted, is_alive, own_process
+from lmx.router.jobs.records import (
+    END_LOST,
+    ROUTER_ENDED,
+    JobRow,
+    KeptResponse,
+    Wanted,
+    is_alive,
+    own_process,
+)
 
 _GATHER_S: Final = 0.1
 """Writes are collected for this long and committed together: most generations that end quickly need
@@ -90,7 +98,7 @@ class JobStore:
         with self._told:
             if self._rows_bytes + _size_bytes(row) > _RESULTS_LIMIT_BYTES and self._rows:
                 # The record is kept and says how the job ended; its result is lost.
-                row.result = None
+                row.result = row.response = None
                 self._drop(1)
             self._keep(row.id, row)
 
@@ -102,6 +110,16 @@ class JobStore:
     async def get(self, job_id: str, owner: str | None) -> JobRow | None:
         """Return a record with its result. Raises JOBS_UNAVAILABLE, as the other reads do."""
         return await self._read(lambda connection: records.get(connection, job_id, owner))
+
+    async def chain(
+        self, response_id: str, owner: str | None, most: int, max_bytes: int
+    ) -> list[KeptResponse]:
+        """Return a response and those that it goes on with, the newest first: up to ``most``, and
+        up to the first one that is not there. Raises ``OverflowError`` if they have more than
+        ``max_bytes``."""
+        return await self._read(
+            lambda connection: records.chain(connection, response_id, owner, most, max_bytes)
+        )
 
     async def listed(self, wanted: Wanted) -> tuple[list[JobRow], bool] | None:
         """Return records and whether more follow; None if the record ``wanted.after`` does not
@@ -272,7 +290,10 @@ class JobStore:
 
 
 def _size_bytes(row: JobRow | None) -> int:
-    return 0 if row is None else len(row.result or b"")
+    if row is None:
+        return 0
+    kept = 0 if row.response is None else len(row.response.items) + len(row.response.head)
+    return len(row.result or b"") + kept
 
 
 def _fail(future: Future[object], error: Exception) -> None:

@@ -6,7 +6,6 @@ GET /v1/jobs, GET and DELETE /v1/jobs/{id}: a client's generations, under way an
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any, Final
 
@@ -16,15 +15,12 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import json_value
+from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveRequest, LiveState, live_object
 from lmx.router.jobs.records import JobRow, JobState, Wanted
 from lmx.router.schema.requests.operators import JobsQuery
 from lmx.router.schema.validation import validated
 from lmx.router.services import SERVICES, Services
-
-_ENDS_WITHIN_S: Final = 2.0
-"""How long a reply waits for the end of a cancelled request. A client that reads slowly may delay
-the end; the reply does not wait for it."""
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -79,17 +75,7 @@ async def delete_job(request: web.Request) -> web.Response:
     if row.ended_s is not None:
         await services.jobs.delete(row.id)
         return json_value({"id": row.id, "object": "job", "deleted": True})
-    live = services.live.get(row.id)
-    if live is not None:
-        live.cancel()
-        await _ended(live)
-    elif not services.jobs.is_own(row):
-        raise RequestError(
-            ErrorCode.JOB_RUNS_ELSEWHERE,
-            f"The job {row.id} runs in another router process ({row.router_pid}), which ends with "
-            "its last request. It can't be cancelled from here: wait for its end, or close its "
-            "connection.",
-        )
+    await cancel_job(services.live, services.jobs, row)
     # The job has ended by now: it was cancelled, or it ended just before.
     row = await _row(request)
     return json_value(_job(services, row) | {"deleted": False, "result": _raw(row.result)})
@@ -110,14 +96,6 @@ async def _row(request: web.Request) -> JobRow:
             param="id",
         )
     return row
-
-
-async def _ended(live: LiveRequest) -> None:
-    try:
-        async with asyncio.timeout(_ENDS_WITHIN_S):
-            await live.ended.wait()
-    except TimeoutError:
-        pass  # It is cancelled all the same, and shown so.
 
 
 def _model_id(services: Services, name: str | None) -> str | None:

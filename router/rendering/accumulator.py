@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from lmx.protocol.messages.data import Delta, TokenLogprob
 from lmx.protocol.states import DeltaKind
 
 _CONTENT: Final = DeltaKind.CONTENT
 _PROMPT: Final = DeltaKind.PROMPT
+_REASONING: Final = DeltaKind.REASONING
+_CALL: Final = DeltaKind.TOOL_CALL
 
 _FOLD_DELTAS: Final = 512
 """After this many deltas they are joined: a delta takes three times the memory of its text."""
@@ -26,6 +28,16 @@ class GatheredCall:
     """The fragments of its JSON."""
 
 
+class Stretch(NamedTuple):
+    """Where a stretch of one kind begins in a choice."""
+
+    kind: DeltaKind
+    start: int
+    """The place of its first piece in the list of its kind; of a call, its index."""
+    logprobs_start: int
+    """The place of its first token in the choice's logprobs."""
+
+
 @dataclass(slots=True)
 class AccumulatedChoice:
     """One choice."""
@@ -38,22 +50,37 @@ class AccumulatedChoice:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Those of the prompt's tokens. Only the first choice of each prompt has them."""
     token_ids: list[int] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    """In which order text, reasoning and calls came."""
+    last: DeltaKind | int | None = None
+    """The kind of the last stretch; of a call, its index."""
+
+    def begin(self, kind: DeltaKind, start: int) -> None:
+        """Begin a stretch."""
+        self.stretches.append(Stretch(kind, start, len(self.logprobs)))
+        self.last = start if kind is _CALL else kind
 
     def add(self, delta: Delta) -> None:
         """Take the next piece."""
         self.token_ids += delta.token_ids
         if delta.kind is _CONTENT and delta.call is None:
+            if self.last is not _CONTENT and (delta.text or delta.logprobs):
+                self.begin(_CONTENT, len(self.content))
             self.content.append(delta.text)
             if delta.logprobs:
                 self.logprobs.extend(delta.logprobs)
         elif delta.kind is _PROMPT:
             self.prompt_logprobs.extend(delta.logprobs)
         elif delta.call is not None:
+            if self.last != delta.call.index:
+                self.begin(_CALL, delta.call.index)
             call = self.calls.setdefault(delta.call.index, GatheredCall())
             call.call_id = call.call_id or delta.call.call_id
             call.name = call.name or delta.call.name
             call.arguments.append(delta.text)
         else:
+            if self.last is not _REASONING and delta.text:
+                self.begin(_REASONING, len(self.reasoning))
             self.reasoning.append(delta.text)
 
 
@@ -102,7 +129,10 @@ class Accumulator:
                 and not delta.token_ids
                 and not (logprobs and delta.logprobs)
             ):
-                choices[delta.index].content.append(delta.text)
+                choice = choices[delta.index]
+                if choice.last is not _CONTENT and delta.text:
+                    choice.begin(_CONTENT, len(choice.content))
+                choice.content.append(delta.text)
             else:
                 choices[delta.index].add(delta)
         self._tokens += tokens

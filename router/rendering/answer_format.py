@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.envelope import Identity, RouterTimings
@@ -39,8 +40,8 @@ class EventWriter(Protocol):
     """Writes one answer as the events of one stream. Each method returns some whole events or none.
 
     The calls come in this order: ``first`` once; ``deltas`` and ``ends`` as often as there are
-    some; ``last`` once. An error may end the stream after each of them; the API family writes it.
-    The caller sends the events without looking into them.
+    some; ``last`` once. An error may end the stream after each of them: ``failed`` is the last
+    call then. The caller sends the events without looking into them.
     """
 
     def first(self) -> bytes:
@@ -55,6 +56,9 @@ class EventWriter(Protocol):
 
     def last(self, ending: Ending) -> bytes:
         """Return the usage, and whatever else ends a stream."""
+
+    def failed(self, error: LmxError) -> bytes:
+        """Return the event for an error that ends the stream in its middle."""
 
 
 class AnswerFormat(Protocol):

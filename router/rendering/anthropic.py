@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import orjson
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
-from lmx.router.http.api_family import named_event
+from lmx.router.http.api_family import ANTHROPIC, named_event
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
@@ -145,6 +146,10 @@ class MessageWriter:
         """Return why the message ended, with its usage, and its end."""
         usage = _usage_object(ending.finished.usage)
         return _event("message_delta", {"delta": self._end, "usage": usage}) + _STOP
+
+    def failed(self, error: LmxError) -> bytes:
+        """Return the error."""
+        return ANTHROPIC.error_event(error)
 
     def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
         self._index += 1

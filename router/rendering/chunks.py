@@ -7,8 +7,10 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Usage
 from lmx.protocol.states import DeltaKind
+from lmx.router.http.api_family import OPENAI
 from lmx.router.rendering.accumulator import AccumulatedChoice
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.envelope import (
@@ -173,6 +175,10 @@ class ChunkWriter:
         usage = orjson.dumps(usage_object(ending.finished.usage))
         tail = b',"choices":[],"usage":' + usage + timings
         return self._last_end + _CHUNK_END + self._head + tail + _CHUNK_END + _DONE
+
+    def failed(self, error: LmxError) -> bytes:
+        """Return the error."""
+        return OPENAI.error_event(error)
 
     def _counted(self, delta: Delta) -> bytes:
         """Return the chunk of a delta with the usage until now."""

@@ -33,6 +33,21 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     }
 
 
+def text_logprobs(tokens: Iterable[TokenLogprob], *, whole: bool) -> list[dict[str, Any]]:
+    """Return the logprobs of a text in the form of OpenAI's responses. Those of ``whole`` texts
+    have the tokens' bytes; those of a stream's events have not."""
+    kept = ("token", "logprob", "bytes") if whole else ("token", "logprob")
+    return [
+        _some(_entry(token), kept)
+        | {"top_logprobs": [_some(_entry(other), kept) for other in token.top]}
+        for token in tokens
+    ]
+
+
+def _some(entry: dict[str, Any], kept: Iterable[str]) -> dict[str, Any]:
+    return {name: entry[name] for name in kept}
+
+
 def prompt_logprobs(tokens: Iterable[TokenLogprob]) -> list[Any]:
     """Return a prompt's logprobs in vLLM's form, for ``orjson.dumps``: for each token a map by
     token ids, which begins with the token itself and has the alternatives then; null for the first

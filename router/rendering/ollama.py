@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import orjson
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.http.api_family import OLLAMA
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
@@ -136,6 +138,10 @@ class OllamaWriter:
         assert self._end is not None
         end = _end_object(self._end, ending, self._loaded)
         return orjson.dumps({**self._last_line, **end}) + b"\n"
+
+    def failed(self, error: LmxError) -> bytes:
+        """Return the error."""
+        return OLLAMA.error_event(error)
 
     def _whole_call(self) -> bytes:
         call, self._call = self._call, None

@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
-from lmx.router.http.api_family import ANTHROPIC, OLLAMA
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.inference.chat import chat_completions
 from lmx.router.inference.completions import completions
 from lmx.router.inference.embeddings import embeddings
-from lmx.router.inference.messages import count_tokens, messages
-from lmx.router.inference.ollama import (
-    ollama_chat,
-    ollama_embed,
-    ollama_embeddings,
-    ollama_generate,
-)
 from lmx.router.inference.rerank import rerank
 from lmx.router.inference.score import score
 from lmx.router.inference.tokenize import detokenize, tokenize, tokenizer_info
@@ -40,7 +32,6 @@ from lmx.router.operators.jobs import cancel_request, delete_job, get_job, list_
 from lmx.router.operators.logs import stream_log
 from lmx.router.operators.metrics import admin_metrics, admin_metrics_json, metrics
 from lmx.router.operators.models import LOAD_ERRORS, delete_model, load_model, unload_model
-from lmx.router.operators.ollama import ollama_ps, ollama_show, ollama_tags, ollama_version
 from lmx.router.operators.pages.api_page import (
     docs_page,
     docs_page_style,
@@ -65,7 +56,6 @@ from lmx.router.schema.answers.admin import (
     StatusAnswer,
     UnloadAnswer,
 )
-from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent, TokenCount
 from lmx.router.schema.answers.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.schema.answers.completions import TextCompletion, TextCompletionChunk
 from lmx.router.schema.answers.engines import (
@@ -90,15 +80,6 @@ from lmx.router.schema.answers.models import (
     ModelList,
     ModelObject,
 )
-from lmx.router.schema.answers.ollama import (
-    OllamaChatAnswer,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    OllamaGenerateAnswer,
-    OllamaLoadedModels,
-    OllamaModelDetails,
-    OllamaModels,
-)
 from lmx.router.schema.answers.operation import (
     EventLine,
     KillAnswer,
@@ -108,13 +89,8 @@ from lmx.router.schema.answers.operation import (
 )
 from lmx.router.schema.answers.tasks import EmbeddingList, Ranking, ScoreList, Tokens, TokensText
 from lmx.router.schema.openapi.document import openapi_document
-from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
-from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
-from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest
-from lmx.router.schema.requests.ollama.show import OllamaShowRequest
 from lmx.router.schema.requests.operators import (
     DeleteQuery,
     DownloadRequest,
@@ -133,6 +109,7 @@ from lmx.router.schema.requests.tasks import (
     TokenizeRequest,
     TokenizerInfoQuery,
 )
+from lmx.router.server.families import other_families
 
 
 def administration() -> Iterator[Endpoint]:
@@ -255,16 +232,6 @@ def _inference() -> Iterator[Endpoint]:
             answer=ModelObject | AnthropicModel,
         )  # fmt: skip
     yield Endpoint(
-        "POST", "/v1/messages", messages, use, "Messages",
-        "Answer a conversation, by Anthropic's API", request=MessagesRequest,
-        answer=AnthropicMessage, streams=True, event=MessageEvent, family=ANTHROPIC,
-    )  # fmt: skip
-    yield Endpoint(
-        "POST", "/v1/messages/count_tokens", count_tokens, use, "Messages",
-        "Count the tokens of a conversation, by Anthropic's API", request=CountTokensRequest,
-        answer=TokenCount, family=ANTHROPIC,
-    )  # fmt: skip
-    yield Endpoint(
         "GET", "/v1/chat/models", list_chat_models, use, "Models", "List the models that chat",
         answer=list[CapabilityModelSpec],
     )  # fmt: skip
@@ -293,46 +260,6 @@ def _inference() -> Iterator[Endpoint]:
     yield Endpoint(
         "POST", "/detokenize", detokenize, use, "Tokens", "Turn tokens into text",
         request=DetokenizeRequest, answer=TokensText,
-    )  # fmt: skip
-
-
-def _ollama() -> Iterator[Endpoint]:
-    """Yield the routes of Ollama's API that need no Ollama."""
-    use, tag = Access.INFERENCE, "Ollama"
-    yield Endpoint(
-        "POST", "/api/chat", ollama_chat, use, tag, "Answer a conversation, by Ollama's API",
-        request=OllamaChatRequest, answer=OllamaChatAnswer, streams=True, event=OllamaChatAnswer,
-        family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "POST", "/api/generate", ollama_generate, use, tag, "Answer a prompt, by Ollama's API",
-        request=OllamaGenerateRequest, answer=OllamaGenerateAnswer, streams=True,
-        event=OllamaGenerateAnswer, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "POST", "/api/embed", ollama_embed, use, tag, "Embed texts, by Ollama's API",
-        request=OllamaEmbedRequest, answer=OllamaEmbedAnswer, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "POST", "/api/embeddings", ollama_embeddings, use, tag,
-        "Embed a text, by Ollama's older API", request=OllamaEmbeddingsRequest,
-        answer=OllamaEmbeddingsAnswer, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "GET", "/api/tags", ollama_tags, use, tag, "List the models, by Ollama's API",
-        answer=OllamaModels, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "GET", "/api/ps", ollama_ps, use, tag, "List the loaded models, by Ollama's API",
-        answer=OllamaLoadedModels, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "POST", "/api/show", ollama_show, use, tag, "Show one model, by Ollama's API",
-        request=OllamaShowRequest, answer=OllamaModelDetails, family=OLLAMA,
-    )  # fmt: skip
-    yield Endpoint(
-        "GET", "/api/version", ollama_version, Access.OPEN, tag,
-        "The version of Ollama's API that is spoken", answer=Version, family=OLLAMA, quiet=True,
     )  # fmt: skip
 
 
@@ -452,7 +379,7 @@ def _watching() -> Iterator[Endpoint]:
 
 ROUTES: Final = (
     *_inference(),
-    *_ollama(),
+    *other_families(),
     *_jobs(),
     *_front(),
     *_operation(),

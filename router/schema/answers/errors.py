@@ -10,7 +10,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode
-from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, ApiFamily
+from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, RESPONSES, ApiFamily
 from lmx.router.http.responses import Answer
 
 
@@ -93,6 +93,7 @@ class OllamaError(Answer):
 
 ERROR_BODIES: Final[dict[ApiFamily, type[Answer]]] = {
     OPENAI: Error,
+    RESPONSES: Error,
     ANTHROPIC: AnthropicError,
     OLLAMA: OllamaError,
 }

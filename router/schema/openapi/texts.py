@@ -22,6 +22,7 @@ TAGS: Final[dict[str, str]] = {
     "Chat": "Conversations",
     "Messages": "Conversations, by Anthropic's API",
     "Ollama": "The routes of Ollama's API, over the same models",
+    "Responses": "Conversations, by OpenAI's Responses API",
     "Completions": "Texts that are gone on with",
     "Embeddings": "Texts as vectors",
     "Rerank": "Documents in the order of how well they answer",
@@ -69,6 +70,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "DownloadRequest": {"repo_id": "mlx-community/Qwen3-0.6B-4bit"},
     "EmbeddingRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "EngineRequest": {"engine_id": "small", "model_path": "mlx-community/Qwen3-0.6B-4bit"},
+    "InputTokensRequest": {"input": "Hello"},
     "LoadRequest": {"model_id": "small"},
     "MessagesRequest": {
         "model": "auto",
@@ -91,6 +93,11 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "query": "How tall is the Eiffel Tower?",
         "documents": ["It is 330 m tall.", "It is in Paris."],
         "top_n": 1,
+    },
+    "ResponsesRequest": {
+        "instructions": "You are brief.",
+        "input": "What is the weather in Vienna?",
+        "tools": [{"type": "function", "name": "weather", "parameters": _WEATHER}],
     },
     "ScoreRequest": {
         "model": "reranker",

@@ -32,17 +32,18 @@ def checked(model: type[_Model], raw: str | bytes) -> _Model:
     ``AssertionError`` for a field that is neither the SDK's nor in OURS.
     """
     made = model.model_validate_json(raw, strict=True)
-    extra = set(_extras(made, ""))
+    extra = set(extras_of(made, ""))
     assert extra <= OURS, extra - OURS
     return made
 
 
-def _extras(value: Any, path: str) -> Iterator[str]:
+def extras_of(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the fields that the types of an object do not know."""
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
             yield f"{path}.{name}".lstrip(".")
         for name in type(value).model_fields:
-            yield from _extras(getattr(value, name, None), f"{path}.{name}".lstrip("."))
+            yield from extras_of(getattr(value, name, None), f"{path}.{name}".lstrip("."))
     elif isinstance(value, list):
         for item in value:
-            yield from _extras(item, path)
+            yield from extras_of(item, path)

@@ -8,6 +8,7 @@ import pytest
 from fake_peers import until
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from router_rig import MODEL, router_rig
 
 from lmx.protocol.errors import LmxError
@@ -45,7 +46,7 @@ def test_sums_and_greatest(one: list[Tally], other: list[Tally]) -> None:
 
 def test_all_that_is_counted_comes_back_as_it_was() -> None:
     metrics = RequestMetrics(lambda: ("big:1b", "other"))
-    chat = Endpoint("POST", "/v1/models/{id:.+}", None, Access.INFERENCE, "t", "s")  # type: ignore[arg-type]
+    chat = Endpoint("POST", "/v1/models/{id:.+}", None, Access.INFERENCE, "t", "s", BaseModel)  # type: ignore[arg-type]
     for number in range(5):
         outcome = Outcome(
             model="big:1b", stream=True, prompt_tokens=9000, completion_tokens=20, decode_s=0.5,

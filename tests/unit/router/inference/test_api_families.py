@@ -88,6 +88,9 @@ class ToyWriter:
     def last(self, ending: Ending) -> bytes:
         return event("message_stop", output_tokens=ending.finished.usage.completion_tokens)
 
+    def failed(self, error: LmxError) -> bytes:
+        return ENTRY.family.error_event(error)
+
     def _stop(self) -> bytes:
         return b"" if self._block is None else event("block_stop")
 

@@ -24,6 +24,7 @@ from lmx.router.http.outcome import CLIENT_LEFT, Outcome
 from lmx.router.metrics.exposition import Scrape, exposition
 from lmx.router.metrics.requests import NONE, REASONS, Histogram, RequestMetrics
 from lmx.router.operators.metrics import metrics as metrics_handler
+from lmx.router.schema.requests.chat import ChatRequest
 
 KEY = {"X-Admin-Key": "test-admin-key"}
 
@@ -43,7 +44,10 @@ DOWNLOAD = DownloadView(
     "d1", "org/x", None, None, DownloadStatus.DOWNLOADING, 10, 5, 1.0, 1700000000.0
 )
 
-CHAT = Endpoint("POST", "/v1/chat/completions", metrics_handler, Access.INFERENCE, "Chat", "Answer")
+CHAT = Endpoint(
+    "POST", "/v1/chat/completions", metrics_handler, Access.INFERENCE, "Chat", "Answer",
+    request=ChatRequest,
+)  # fmt: skip
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

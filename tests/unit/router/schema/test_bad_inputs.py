@@ -37,6 +37,15 @@ from lmx.router.schema.requests.ollama.generate import (
     parse_ollama_generate,
 )
 from lmx.router.schema.requests.ollama.show import OllamaShowRequest, parse_ollama_show
+from lmx.router.schema.requests.responses.responses import (
+    InputTokensRequest,
+    ResponsesRequest,
+    asked_of,
+    generation_of,
+    parse_input_tokens,
+    parse_responses,
+    tokenizing_of,
+)
 from lmx.router.schema.requests.tasks import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -258,6 +267,16 @@ def _score_of(body: dict[str, Any]) -> tuple[Any, Any]:
     return wanted, reranking_of(wanted)
 
 
+def _response_of(body: dict[str, Any]) -> tuple[Any, Any]:
+    request = parse_responses(body)
+    return request, generation_of(request, asked_of(request, request.items, b"key"))
+
+
+def _tokens_of(body: dict[str, Any]) -> tuple[Any, Any]:
+    request = parse_input_tokens(body)
+    return request, tokenizing_of(request, asked_of(request, request.items, b"key"))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats(allow_nan=False)
     | st.text(max_size=5),
@@ -280,6 +299,8 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (OllamaEmbedRequest, parse_ollama_embed, {"model": MODEL, "input": "a"}),
     (OllamaEmbeddingsRequest, parse_ollama_embeddings, {"model": MODEL, "prompt": "a"}),
     (OllamaShowRequest, lambda body: (parse_ollama_show(body), ()), {"model": MODEL}),
+    (ResponsesRequest, _response_of, {"input": "hi"}),
+    (InputTokensRequest, _tokens_of, {"input": "hi"}),
 ]
 
 

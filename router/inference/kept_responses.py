@@ -1,0 +1,238 @@
+"""GET and DELETE /v1/responses/{id}, /v1/responses/{id}/cancel and /input_items: responses that are
+kept, and what later requests take of them.
+
+A response is kept with its job's record: for as long, and for its own key alone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.outcome import CONTEXT
+from lmx.router.http.responses import json_text, json_value
+from lmx.router.jobs.cancelling import cancel_job
+from lmx.router.jobs.live import LiveState
+from lmx.router.jobs.records import JobState, KeptResponse
+from lmx.router.rendering.responses.items import (
+    IN_PROGRESS,
+    listed_items,
+    response_of_item,
+)
+from lmx.router.rendering.responses.state import CANCELLED, FAILED, QUEUED, error_object
+from lmx.router.schema.requests.responses.items import Item, ItemReference
+from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
+from lmx.router.schema.validation import short, validated
+from lmx.router.services import SERVICES
+
+_MOST_RESPONSES: Final = 1_000
+"""A conversation may go on with so many responses."""
+
+_RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
+
+
+async def get_response(request: web.Request) -> web.Response:
+    """Return a response: whole, or as it is until now."""
+    validated(RetrieveQuery, dict(request.query))
+    kept = await _response(request, request.match_info["id"])
+    return json_text(_shown(request, kept))
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    """Remove a response, and its job's record. One that is under way is cancelled."""
+    services = request.app[SERVICES]
+    row = (await _response(request, request.match_info["id"])).job
+    if row.ended_s is None:
+        await cancel_job(services.live, services.jobs, row)
+    await services.jobs.delete(row.id)
+    return json_value({"id": row.id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """Cancel a response that is under way, and return it. One that has ended stays as it is."""
+    services = request.app[SERVICES]
+    wanted = request.match_info["id"]
+    kept = await _response(request, wanted)
+    if kept.job.ended_s is None:
+        await cancel_job(services.live, services.jobs, kept.job)
+        kept = await _response(request, wanted)
+    return json_text(_shown(request, kept))
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """List the items of a response's input, with those of the responses that it goes on with as
+    far as they are kept."""
+    query = validated(InputItemsQuery, dict(request.query))
+    wanted = request.match_info["id"]
+    chain = await _chain(request, wanted)
+    if not chain:
+        raise _missing(wanted)
+    listed = listed_items(wanted, _items(chain, with_last_output=False))
+    if query.order != "asc":
+        listed.reverse()
+    begin = 0
+    if query.after is not None:
+        ids = [item["id"] for item in listed]
+        if query.after not in ids:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`after` is the id of none of the items: {short(query.after)}.",
+                param="after",
+            )
+        begin = ids.index(query.after) + 1
+    page = listed[begin : begin + query.limit]
+    return json_value(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": begin + query.limit < len(listed),
+        }
+    )
+
+
+async def earlier_items(request: web.Request, previous_id: str) -> list[Any]:
+    """Return the items that a request goes on with: the input and the output of the response with
+    this id and of those before it.
+
+    Raises PREVIOUS_RESPONSE_NOT_FOUND if one of them is not there, and INVALID_VALUE for one that
+    is under way.
+    """
+    chain = await _chain(request, previous_id)
+    if not chain or chain[-1].response.previous is not None:
+        raise RequestError(
+            ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND,
+            f"There is no response {short(previous_id)}, or not all that it goes on with: "
+            "responses are kept as long as jobs are, and not with `store: false`. Send the whole "
+            "conversation in `input`.",
+            param="previous_response_id",
+        )
+    if chain[0].job.ended_s is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"The response {previous_id} is still under way: wait for its end.",
+            param="previous_response_id",
+        )
+    return _items(chain, with_last_output=True)
+
+
+async def referenced_items(request: web.Request, items: Sequence[Item]) -> Mapping[int, Any]:
+    """Return the items that references among ``items`` stand for, by the places of the references.
+    Raises NOT_FOUND."""
+    found: dict[int, Any] = {}
+    outputs: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(items):
+        if not isinstance(item, ItemReference):
+            continue
+        response_id = response_of_item(item.id)
+        if response_id is not None and response_id not in outputs:
+            try:
+                kept = await _response(request, response_id)
+                outputs[response_id] = {one["id"]: one for one in _output(kept)}
+            except RequestError:
+                outputs[response_id] = {}
+        known = outputs.get(response_id or "", {}).get(item.id)
+        if known is None:
+            param = f"input[{index}].id"
+            raise RequestError(
+                ErrorCode.NOT_FOUND,
+                f"`{param}` is the id of no item that is kept: {short(item.id)}. Responses are "
+                "kept as long as jobs are, and not with `store: false`: send the item itself.",
+                param=param,
+            )
+        found[index] = known
+    return found
+
+
+async def _response(request: web.Request, response_id: str) -> KeptResponse:
+    """Return a response. Raises NOT_FOUND, also for one of another key."""
+    chain = await _chain(request, response_id, 1)
+    if not chain:
+        raise _missing(response_id)
+    return chain[0]
+
+
+def _missing(response_id: str) -> RequestError:
+    return RequestError(
+        ErrorCode.NOT_FOUND,
+        f"There is no response {short(response_id)}: it may have been removed by age or number, "
+        "or was not stored.",
+        param="id",
+    )
+
+
+async def _chain(
+    request: web.Request, response_id: str, most: int = _MOST_RESPONSES
+) -> list[KeptResponse]:
+    """Return a response and those that it goes on with, the newest first, as far as they are kept
+    and the caller's own."""
+    services = request.app[SERVICES]
+    limit_bytes = services.spec.body_limit_bytes
+    if not _RESPONSE_ID.fullmatch(response_id):
+        return []
+    # One response can always be shown: its request was not larger, and its answer is bounded.
+    max_bytes = limit_bytes if most > 1 else sys.maxsize
+    try:
+        return await services.jobs.chain(response_id, request[CONTEXT].owner, most, max_bytes)
+    except OverflowError as error:
+        raise RequestError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"The conversation of {response_id} has more than {limit_bytes} bytes, as many as a "
+            "request may have (server.body_limit).",
+            param="previous_response_id",
+        ) from error
+
+
+def _items(chain: Sequence[KeptResponse], *, with_last_output: bool) -> list[Any]:
+    items: list[Any] = []
+    for kept in reversed(chain):
+        items += orjson.loads(kept.response.items)
+        if with_last_output or kept is not chain[0]:
+            items += _output(kept)
+    return items
+
+
+def _output(kept: KeptResponse) -> list[dict[str, Any]]:
+    if kept.job.result is None:
+        return []
+    output: list[dict[str, Any]] = orjson.loads(kept.job.result)["output"]
+    return output
+
+
+def _shown(request: web.Request, kept: KeptResponse) -> bytes:
+    """Return a response as JSON."""
+    row = kept.job
+    if row.state == JobState.COMPLETED and row.result is not None:
+        return row.result
+    response: dict[str, Any] = orjson.loads(row.result or kept.response.head)
+    response["model"] = row.model
+    match row.state:
+        case JobState.CANCELLED:
+            response["status"] = CANCELLED
+        case JobState.FAILED | JobState.INTERRUPTED:
+            error = orjson.loads(row.error or b"{}")
+            response["status"] = FAILED
+            response["error"] = error_object(
+                error.get("code", ""), error.get("message", ""), row.http_status or 500
+            )
+        case _:
+            response["status"] = _status_under_way(request, row.id)
+    return orjson.dumps(response)
+
+
+def _status_under_way(request: web.Request, job_id: str) -> str:
+    requests = request.app[SERVICES].live
+    live = requests.get(job_id)
+    if live is None:
+        return IN_PROGRESS  # In another router.
+    if live.error is not None:
+        return CANCELLED
+    where, _ = requests.shown(live)
+    return IN_PROGRESS if where is LiveState.RUNNING else QUEUED

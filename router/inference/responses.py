@@ -1,0 +1,170 @@
+"""POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API.
+
+The routes of responses that are kept are in :mod:`lmx.router.inference.kept_responses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmx.protocol.messages.tasks import Tokenized
+from lmx.protocol.states import ModelKind
+from lmx.router.http.access import own_request
+from lmx.router.http.body import read_object
+from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.responses import json_value
+from lmx.router.inference.answering import answer, answer_later
+from lmx.router.inference.kept_responses import earlier_items, referenced_items
+from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.tasks import ask_tokenizer
+from lmx.router.jobs.job import KeptInput
+from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.responses.answer import ResponseAnswer
+from lmx.router.rendering.responses.items import RESPONSE, ItemForm
+from lmx.router.rendering.responses.sealing import sealing_key
+from lmx.router.rendering.responses.state import QUEUED
+from lmx.router.schema.requests.responses.items import Item, checked_items
+from lmx.router.schema.requests.responses.responses import (
+    InputTokensRequest,
+    ResponsePromptFields,
+    ResponsesRequest,
+    asked_of,
+    generation_of,
+    json_of,
+    parse_input_tokens,
+    parse_responses,
+    tokenizing_of,
+)
+from lmx.router.schema.requests.unsupported import ignored_fields
+from lmx.router.services import SERVICES
+
+_REPEATED: Final[Mapping[str, Any]] = {
+    "background": False,
+    "frequency_penalty": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": None,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""The fields of a request that its response repeats, each with what it is where it was left out."""
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation.
+
+    An early refusal has its own status, because it comes before a stream's headers are sent.
+    """
+    services = request.app[SERVICES]
+    body = await read_object(request, services.spec.body_limit_bytes)
+    wanted = parse_responses(body)
+    key = sealing_key(services.spec.admin_key)
+    items, own = await _conversation(request, body, wanted)
+    asked = asked_of(wanted, items, key)
+    note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
+    generate = own_request(generation_of(wanted, asked), request[CONTEXT])
+    stream = bool(wanted.stream)
+    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
+    form = ResponseAnswer(
+        _repeated(body, wanted),
+        ItemForm(asked.tools.called, wanted.summarizes, key if wanted.seals_reasoning else None),
+        logprobs=wanted.logprobs is not None,
+    )
+    kept = None
+    if wanted.is_stored:
+        kept = KeptInput(json_of(own, "input"), wanted.previous_response_id)
+    if wanted.background and not stream:
+        assert kept is not None
+        begun = await answer_later(
+            request,
+            models,
+            lambda chosen: services.dispatcher.generate(chosen, generate),
+            form,
+            RequestKind.CHAT,
+            id_prefix=RESPONSE,
+            kept=kept,
+        )
+        return json_value({**begun, "status": QUEUED})
+    return await answer(
+        request,
+        models,
+        lambda chosen: services.dispatcher.generate(chosen, generate),
+        form,
+        RequestKind.CHAT,
+        id_prefix=RESPONSE,
+        stream=stream,
+        kept=kept,
+    )
+
+
+async def input_tokens(request: web.Request) -> web.Response:
+    """Return how many tokens the prompt of a response has."""
+    spec = request.app[SERVICES].spec
+    body = await read_object(request, spec.body_limit_bytes)
+    wanted = parse_input_tokens(body)
+    items, _ = await _conversation(request, body, wanted)
+    asked = asked_of(wanted, items, sealing_key(spec.admin_key))
+    note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
+    models = await models_for(request, wanted.model, ModelKind.CHAT)
+    counted = await ask_tokenizer(request, models, tokenizing_of(wanted, asked))
+    assert isinstance(counted, Tokenized)
+    return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
+
+
+async def _conversation(
+    request: web.Request, body: Mapping[str, Any], wanted: ResponsePromptFields
+) -> tuple[Sequence[Item], list[Any]]:
+    """Return all items of a request's conversation, and its own as they are kept: with the items
+    that it refers to in the place of the references."""
+    given = body.get("input")
+    if isinstance(given, str):
+        own: list[Any] = [{"type": "message", "role": "user", "content": given}]
+    else:
+        own = list(given or ())
+    found = await referenced_items(request, wanted.items)
+    own = [found.get(index, item) for index, item in enumerate(own)]
+    earlier: list[Any] = []
+    if wanted.previous_response_id is not None:
+        earlier = await earlier_items(request, wanted.previous_response_id)
+    if not earlier and not found:
+        return wanted.items, own
+    return checked_items([*earlier, *own]), own
+
+
+def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, Any]:
+    repeated: dict[str, Any] = {}
+    for name, default in _REPEATED.items():
+        value = body.get(name)
+        repeated[name] = default if value is None else orjson.Fragment(json_of(value, name))
+    # All requests are served alike.
+    repeated["service_tier"] = "default"
+    reasoning, text = wanted.reasoning, wanted.text
+    summary = reasoning and (reasoning.summary or reasoning.generate_summary)
+    repeated["reasoning"] = {
+        "effort": reasoning.effort if reasoning else None,
+        "summary": None if summary == "none" else summary,
+    }
+    shape: Any = {"type": "text"}
+    if text and text.format:
+        shape = orjson.Fragment(json_of(body["text"]["format"], "text.format"))
+    repeated["text"] = {
+        "format": shape, "verbosity": text.verbosity if text and text.verbosity else "medium",
+    }  # fmt: skip
+    return repeated

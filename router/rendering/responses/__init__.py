@@ -1,0 +1,1 @@
+"""OpenAI's responses, whole and as streams."""

@@ -1,0 +1,233 @@
+"""The events of a response's stream. Pure.
+
+Source: the "Streaming events" pages of the documentation of OpenAI's Responses API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.data import ChoiceEnded, Delta, TokenLogprob
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.rendering.answer_format import Beginning, Ending
+from lmx.router.rendering.envelope import Identity
+from lmx.router.rendering.logprobs import text_logprobs
+from lmx.router.rendering.responses.items import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    ItemForm,
+    text_part,
+    thought_part,
+)
+from lmx.router.rendering.responses.state import ended, failed, under_way
+from lmx.router.rendering.responses.tools import InputReader
+
+_MESSAGE: Final = DeltaKind.CONTENT
+_REASONING: Final = DeltaKind.REASONING
+_CALL: Final = DeltaKind.TOOL_CALL
+
+
+class ResponseWriter:
+    """Writes the events of one stream. See :class:`lmx.router.rendering.answer_format.EventWriter`.
+
+    What is the same in all deltas of an item is encoded once. Items begin with their first piece,
+    and end with the first piece of the next one.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        head: Mapping[str, Any],
+        beginning: Beginning,
+        items: ItemForm,
+    ) -> None:
+        self._identity = identity
+        self._head = b'"response":' + orjson.dumps(head)[:-1] + b","
+        self._beginning = beginning
+        self._items = items
+        self._number = 0
+        """The number of the next event."""
+        self._done: list[bytes] = []
+        """The items that are over, as JSON."""
+        self._kind: DeltaKind | None = None
+        """That of the open item; None while none is open."""
+        self._call: int | None = None
+        self._call_id: str | None = None
+        self._name: str | None = None
+        """Those of the open item's call, and the name that its worker knows it by."""
+        self._reader: InputReader | None = None
+        """Reads the input of the open item's custom tool."""
+        self._pieces: list[str] = []
+        """The text of the open item."""
+        self._logprobs: list[TokenLogprob] = []
+        """Those of the open item."""
+        self._before = self._after = b""
+        """What is around the text of each of the open item's deltas."""
+        self._end: ChoiceEnded | None = None
+
+    def first(self) -> bytes:
+        """Return that the response exists, and that it is under way."""
+        state = under_way()
+        return self._response("response.created", state) + self._response(
+            "response.in_progress", state
+        )
+
+    def deltas(self, deltas: Sequence[Delta]) -> bytes:
+        """Return the events of the pieces that are not empty."""
+        pieces: list[bytes] = []
+        for delta in deltas:
+            call, text = delta.call, delta.text
+            if not text and call is None and not delta.logprobs:
+                continue
+            kind = delta.kind if call is None else _CALL
+            if kind is not self._kind or (call is not None and call.index != self._call):
+                pieces += (self._close(COMPLETED), self._open(kind, delta))
+            if self._reader is not None:
+                text = self._reader.read(text)
+            if delta.logprobs:
+                pieces.append(self._with_logprobs(delta))
+            elif text:
+                self._pieces.append(text)
+                number = str(self._number).encode()
+                pieces += (self._before, orjson.dumps(text), self._after, number, b"}\n\n")
+                self._number += 1
+        return b"".join(pieces)
+
+    def ends(self, ended: Sequence[ChoiceEnded]) -> bytes:
+        """Return the end of the open item."""
+        self._end = ended[0]
+        return self._close(INCOMPLETE if self._end.reason is FinishReason.LENGTH else COMPLETED)
+
+    def last(self, ending: Ending) -> bytes:
+        """Return the whole response."""
+        assert self._end is not None
+        state = ended(self._identity, self._beginning, self._end, ending)
+        return self._response(f"response.{state['status']}", state)
+
+    def failed(self, error: LmxError) -> bytes:
+        """Return the response until now, and why it failed."""
+        if self._kind is not None:
+            self._done.append(orjson.dumps(self._item(INCOMPLETE)))
+            self._kind = None
+        return self._response("response.failed", failed(error))
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self._done)}
+
+    def _open(self, kind: DeltaKind, delta: Delta) -> bytes:
+        self._kind = kind
+        self._pieces, self._logprobs = [], []
+        self._call = self._call_id = self._name = self._reader = None
+        if delta.call is not None:
+            self._call, self._call_id = delta.call.index, delta.call.call_id
+            self._name = delta.call.name
+            self._reader = InputReader() if self._items.tool(self._name).custom else None
+        item = self._item(IN_PROGRESS)
+        self._item_id: str = item["id"]
+        added = self._event(
+            "response.output_item.added", {"output_index": len(self._done), "item": item}
+        )
+        name, place = self._delta_name(), {**self._place, **self._index()}
+        fields = orjson.dumps({"type": name, **place})[:-1]
+        self._before = b"event: " + name.encode() + b"\ndata: " + fields + b',"delta":'
+        self._after = b',"sequence_number":'
+        if kind is _MESSAGE:
+            self._after = b',"logprobs":[]' + self._after
+        return added + self._part("added", "")
+
+    def _close(self, status: str) -> bytes:
+        if self._kind is None:
+            return b""
+        rest = ""
+        if self._reader is not None and (rest := self._reader.end()):
+            self._pieces.append(rest)
+        events = [self._delta(rest) if rest else b"", self._text_done("".join(self._pieces))]
+        item = self._item(status)
+        events.append(
+            self._event(
+                "response.output_item.done", {"output_index": len(self._done), "item": item}
+            )
+        )
+        self._done.append(orjson.dumps(item))
+        self._kind = None
+        return b"".join(events)
+
+    def _item(self, status: str) -> dict[str, Any]:
+        response_id, index = self._identity.completion_id, len(self._done)
+        text = "".join(self._pieces)
+        if self._kind is _REASONING:
+            return self._items.reasoning(response_id, index, text, status)
+        if self._kind is _CALL:
+            return self._items.call(response_id, index, self._call_id, self._name, text, status)
+        return self._items.message(response_id, index, text, self._logprobs, status)
+
+    def _delta_name(self) -> str:
+        if self._kind is _REASONING:
+            kind = "reasoning_summary_text" if self._items.summarizes else "reasoning_text"
+        elif self._kind is _CALL:
+            kind = "custom_tool_call_input" if self._reader else "function_call_arguments"
+        else:
+            kind = "output_text"
+        return f"response.{kind}.delta"
+
+    def _index(self) -> dict[str, int]:
+        if self._kind is _CALL:
+            return {}
+        is_summary = self._kind is _REASONING and self._items.summarizes
+        return {"summary_index" if is_summary else "content_index": 0}
+
+    def _part(self, what: str, text: str) -> bytes:
+        """Return the event that a part was added, or is done. Calls have no parts."""
+        if self._kind is _CALL:
+            return b""
+        summarizes = self._kind is _REASONING and self._items.summarizes
+        if self._kind is _REASONING:
+            part = thought_part(text, summarizes=self._items.summarizes)
+        else:
+            part = text_part(text, text_logprobs(self._logprobs, whole=True))
+        kind = "reasoning_summary_part" if summarizes else "content_part"
+        return self._event(
+            f"response.{kind}.{what}", {**self._place, **self._index(), "part": part}
+        )
+
+    def _text_done(self, text: str) -> bytes:
+        fields: dict[str, Any] = {**self._place, **self._index()}
+        if self._kind is _CALL:
+            fields["input" if self._reader else "arguments"] = text
+        else:
+            fields["text"] = text
+        if self._kind is _MESSAGE:
+            fields["logprobs"] = text_logprobs(self._logprobs, whole=False)
+        name = self._delta_name().removesuffix("delta") + "done"
+        return self._event(name, fields) + self._part("done", text)
+
+    def _delta(self, text: str) -> bytes:
+        return self._event(self._delta_name(), {**self._place, **self._index(), "delta": text})
+
+    def _with_logprobs(self, delta: Delta) -> bytes:
+        self._pieces.append(delta.text)
+        self._logprobs += delta.logprobs
+        shown = text_logprobs(delta.logprobs, whole=False)
+        fields = {**self._place, **self._index(), "delta": delta.text, "logprobs": shown}
+        return self._event("response.output_text.delta", fields)
+
+    def _response(self, name: str, state: dict[str, Any]) -> bytes:
+        output = b'"output":[' + b",".join(self._done) + b"],"
+        number = str(self._number).encode()
+        self._number += 1
+        return (
+            b"event: " + name.encode() + b'\ndata: {"type":"' + name.encode() + b'",'
+            + self._head + output + orjson.dumps(state)[1:]
+            + b',"sequence_number":' + number + b"}\n\n"
+        )  # fmt: skip
+
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        data = orjson.dumps({"type": name, **fields, "sequence_number": self._number})
+        self._number += 1
+        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

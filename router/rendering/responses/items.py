@@ -1,0 +1,153 @@
+"""The items of a response's output. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmx.protocol.messages.data import TokenLogprob
+from lmx.router.rendering.logprobs import text_logprobs
+from lmx.router.rendering.responses.sealing import sealed
+from lmx.router.rendering.responses.tools import CalledTool, InputReader
+
+RESPONSE: Final = "resp_"
+"""The beginning of a response's id."""
+
+_OUTPUT_ID: Final = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-f]{24})_[0-9]{1,6}")
+
+COMPLETED: Final = "completed"
+INCOMPLETE: Final = "incomplete"
+IN_PROGRESS: Final = "in_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemForm:
+    """How a request wants the items of its response."""
+
+    called: Mapping[str, CalledTool]
+    """What the functions stand for that its worker knows."""
+    summarizes: bool = False
+    """Whether thoughts are a summary."""
+    sealing_key: bytes | None = None
+    """The key for the tokens of thoughts; None: thoughts have no token."""
+
+    def message(
+        self,
+        response_id: str,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        status: str,
+    ) -> dict[str, Any]:
+        """Return what the model said. Without a text it has no part yet."""
+        part = text_part(text, text_logprobs(logprobs, whole=True))
+        begun = bool(text or logprobs)
+        return {
+            "id": _item_id(response_id, "msg", index),
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [part] if begun else [],
+        }
+
+    def reasoning(self, response_id: str, index: int, thoughts: str, status: str) -> dict[str, Any]:
+        """Return what the model thought. Without thoughts it has no part yet."""
+        parts = [thought_part(thoughts, summarizes=self.summarizes)] if thoughts else []
+        shown: dict[str, Any] = (
+            {"summary": parts} if self.summarizes else {"summary": [], "content": parts}
+        )
+        own_id = _item_id(response_id, "rs", index)
+        item = {"id": own_id, "type": "reasoning", **shown, "status": status}
+        if self.sealing_key is not None:
+            token = None if status == IN_PROGRESS else sealed(thoughts, self.sealing_key)
+            item["encrypted_content"] = token
+        return item
+
+    def call(
+        self,
+        response_id: str,
+        index: int,
+        call_id: str | None,
+        name: str | None,
+        given: str,
+        status: str,
+    ) -> dict[str, Any]:
+        """Return a call. ``given`` are the arguments of a function, or the input of a custom
+        tool."""
+        tool = self.tool(name)
+        own_id = _item_id(response_id, "ctc" if tool.custom else "fc", index)
+        item: dict[str, Any] = {"id": own_id, "call_id": call_id, "name": tool.name}
+        if tool.namespace is not None:
+            item["namespace"] = tool.namespace
+        if tool.custom:
+            return {**item, "type": "custom_tool_call", "input": given}
+        return {**item, "type": "function_call", "arguments": given, "status": status}
+
+    def tool(self, name: str | None) -> CalledTool:
+        """Return what a function stands for; a name that is not known stands for a function."""
+        return self.called.get(name or "") or CalledTool(name or "")
+
+    def given(self, name: str | None, arguments: str) -> str:
+        """Return what a call's tool is given."""
+        if not self.tool(name).custom:
+            return arguments
+        reader = InputReader()
+        return reader.read(arguments) + reader.end()
+
+
+def _item_id(response_id: str, prefix: str, index: int) -> str:
+    # It names the response too, so that the item is found by it.
+    return f"{prefix}_{response_id.removeprefix(RESPONSE)}_{index}"
+
+
+def response_of_item(wanted: str) -> str | None:
+    """Return the id of the response that an item is part of; None if the id is of another form."""
+    found = _OUTPUT_ID.fullmatch(wanted)
+    return None if found is None else f"{RESPONSE}{found[1]}"
+
+
+def text_part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def thought_part(text: str, *, summarizes: bool) -> dict[str, Any]:
+    """Return the thoughts of an item."""
+    return {"type": "summary_text" if summarizes else "reasoning_text", "text": text}
+
+
+_KINDS: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+"""The beginning of the ids of items of each type."""
+
+
+def listed_items(response_id: str, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items of an input as OpenAI lists them: each with its type, an id and a status,
+    and the content of messages as parts."""
+    listed = []
+    for index, given in enumerate(items):
+        kind = given.get("type") or "message"
+        own_id = given.get("id") or f"{_item_id(response_id, _KINDS.get(kind, 'item'), index)}_in"
+        item = {**given, "type": kind, "id": own_id}
+        if kind == "message":
+            item["content"] = _parts(given.get("content"), given.get("role"))
+        if kind in ("message", "function_call", "function_call_output"):
+            item["status"] = given.get("status") or COMPLETED
+        listed.append(item)
+    return listed
+
+
+def _parts(content: Any, role: Any) -> Any:
+    if isinstance(content, list):
+        return content
+    if role == "assistant":
+        return [text_part(content or "", [])]
+    return [{"type": "input_text", "text": content or ""}]

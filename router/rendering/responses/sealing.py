@@ -1,0 +1,48 @@
+"""Thoughts as a token that a client keeps and sends back. Pure.
+
+The token is signed with a key of this lmx, so that nothing else is taken for thoughts of its
+models. It is not encrypted: the thoughts are the client's own, who may also get them as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import zlib
+from typing import Final
+
+_BEGINNING: Final = "lmx1."
+_SIGNATURE_BYTES: Final = 16
+_MOST_BYTES: Final = 16 * 1024 * 1024
+"""The most that the thoughts of one token may have."""
+
+
+def sealing_key(secret: str) -> bytes:
+    """Return the key for tokens, made of a secret that lasts."""
+    return hmac.digest(secret.encode(), b"lmx sealed reasoning", "sha256")
+
+
+def sealed(thoughts: str, key: bytes) -> str:
+    """Return thoughts as a token."""
+    packed = zlib.compress(thoughts.encode("utf-8", "surrogatepass"))
+    return _BEGINNING + base64.urlsafe_b64encode(_signature(packed, key) + packed).decode()
+
+
+def unsealed(token: str, key: bytes) -> str | None:
+    """Return the thoughts of a token; None if it was not made with this key."""
+    if not token.startswith(_BEGINNING):
+        return None
+    try:
+        raw = base64.b64decode(token[len(_BEGINNING) :], altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    signature, packed = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, _signature(packed, key)):
+        return None
+    return zlib.decompressobj().decompress(packed, _MOST_BYTES).decode("utf-8", "surrogatepass")
+
+
+def _signature(packed: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, packed, hashlib.sha256)[:_SIGNATURE_BYTES]

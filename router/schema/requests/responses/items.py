@@ -1,0 +1,265 @@
+"""The items that a response's input may have.
+
+Clients send back what they were given, often with fields missing: an item's ``type`` and ``id``,
+the ``content`` of thoughts. What can be understood without them is taken.
+
+Source: the documentation of OpenAI's Responses API, and the types of its Python library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.schema.requests.responses.tools import Tools
+from lmx.router.schema.validation import (
+    BLOCK_TYPE,
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
+    Strict,
+    TextOrObject,
+)
+
+MAX_ITEMS: Final = 20_000
+MAX_PARTS: Final = 1_000
+"""The most parts in one item."""
+
+_PARTS: Final = Field(max_length=MAX_PARTS, fail_fast=True)
+
+
+def _type_of(value: object) -> object:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+class ItemText(Strict):
+    """A piece of text."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    """What the text is: `input_text` or `output_text` in a message, `reasoning_text` and
+    `summary_text` in thoughts."""
+    text: str
+    """The text."""
+
+
+class ItemRefusal(Strict):
+    """A model's refusal."""
+
+    type: Literal["refusal"]
+    """A refusal."""
+    refusal: str
+    """Its text."""
+
+
+def _part_tag(value: object) -> str | None:
+    kind = _type_of(value)
+    if kind == "refusal":
+        return "<refusal>"
+    known = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+    return "<part>" if kind in known else None
+
+
+Part = Annotated[
+    Annotated[ItemText, Tag("<part>")] | Annotated[ItemRefusal, Tag("<refusal>")],
+    Discriminator(_part_tag, custom_error_type=BLOCK_TYPE, custom_error_message="a part"),
+]
+
+Content = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[list[Part], _PARTS, Tag(LIST)], TEXT_OR_LIST
+]
+"""A text, or parts of one."""
+
+
+class MessageItem(Strict):
+    """A turn of the conversation."""
+
+    type: Literal["message"] | None = None
+    """A message. It may be left out."""
+    id: str | None = None
+    """The item's id."""
+    role: Literal["user", "assistant", "system", "developer"]
+    """Who speaks. `developer` is a later word for `system`."""
+    content: Content | None = None
+    """A text, or parts of one."""
+
+
+class ReasoningItem(Strict):
+    """What the model thought in an earlier turn. It is given to the template, which shows it to the
+    model or not."""
+
+    type: Literal["reasoning"]
+    """Thoughts."""
+    id: str | None = None
+    """The item's id."""
+    summary: Annotated[list[Part], _PARTS] | None = None
+    """The thoughts, where they were asked for as a summary."""
+    content: Annotated[list[Part], _PARTS] | None = None
+    """The thoughts. They go before those of `encrypted_content` and of `summary`."""
+    encrypted_content: str | None = None
+    """The thoughts as a token, which lmx made. Tokens of others are left out."""
+
+
+class FunctionCallItem(Strict):
+    """A call of a function that the model made in an earlier turn."""
+
+    type: Literal["function_call"]
+    """A call of a function."""
+    id: str | None = None
+    """The item's id."""
+    call_id: str
+    """The call's id, which its output names."""
+    name: str
+    """The function."""
+    namespace: str | None = None
+    """The namespace that the function is in."""
+    arguments: TextOrObject = "{}"
+    """The arguments: a JSON text, or an object."""
+
+
+class CustomCallItem(Strict):
+    """A call of a custom tool that the model made in an earlier turn."""
+
+    type: Literal["custom_tool_call"]
+    """A call of a custom tool."""
+    id: str | None = None
+    """The item's id."""
+    call_id: str
+    """The call's id, which its output names."""
+    name: str
+    """The tool."""
+    namespace: str | None = None
+    """The namespace that the tool is in."""
+    input: str
+    """What the tool was given."""
+
+
+class CallOutputItem(Strict):
+    """What came of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    """The output of a function, or of a custom tool."""
+    id: str | None = None
+    """The item's id."""
+    call_id: str
+    """The id of the call."""
+    output: Content | None = None
+    """A text, or parts of one."""
+
+
+class AdditionalToolsItem(Strict):
+    """Further tools that the model may call, beside the `tools` of the request."""
+
+    type: Literal["additional_tools"]
+    """Further tools."""
+    id: str | None = None
+    """The item's id."""
+    tools: Tools = Field(default_factory=list)
+    """Tools, as in `tools`."""
+
+
+class ItemReference(Strict):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    """A reference. It may be left out."""
+    id: str
+    """The item's id."""
+
+
+class OtherItem(Strict):
+    """An item that only OpenAI's servers can read or run. It is left out of the prompt, and named
+    in the header `X-Lmx-Ignored`."""
+
+    type: str
+    """Its kind."""
+    id: str | None = None
+    """The item's id."""
+
+
+_BY_TYPE: Final = {
+    "message": "<message>",
+    "reasoning": "<reasoning>",
+    "function_call": "<call>",
+    "custom_tool_call": "<custom>",
+    "function_call_output": "<output>",
+    "custom_tool_call_output": "<output>",
+    "additional_tools": "<tools>",
+    "item_reference": "<reference>",
+}
+
+
+def _item_tag(value: object) -> str | None:
+    kind = _type_of(value)
+    if isinstance(kind, str):
+        return _BY_TYPE.get(kind, "<other>")
+    if isinstance(value, MessageItem) or (isinstance(value, dict) and "role" in value):
+        return "<message>"
+    if isinstance(value, ItemReference) or (isinstance(value, dict) and "id" in value):
+        return "<reference>"
+    return None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[FunctionCallItem, Tag("<call>")]
+    | Annotated[CustomCallItem, Tag("<custom>")]
+    | Annotated[CallOutputItem, Tag("<output>")]
+    | Annotated[AdditionalToolsItem, Tag("<tools>")]
+    | Annotated[ItemReference, Tag("<reference>")]
+    | Annotated[OtherItem, Tag("<other>")],
+    Discriminator(_item_tag, custom_error_type=BLOCK_TYPE, custom_error_message="an item"),
+]
+
+
+def _bounded(items: object) -> object:
+    """Refuse too many parts before any of them is checked, which would hold up the event loop."""
+    if not isinstance(items, list) or len(items) > MAX_ITEMS:
+        return items  # The next check refuses it without looking at any.
+    held = 0
+    for item in items:
+        if isinstance(item, dict):
+            parts = (item.get(name) for name in ("content", "summary", "output"))
+            held += sum(len(one) for one in parts if isinstance(one, list))
+    if held > MAX_ITEMS:
+        raise PydanticCustomError(
+            "too_many_items", "too many items", {"items": held, "max_items": MAX_ITEMS}
+        )
+    return items
+
+
+Items = Annotated[
+    list[Item], Field(max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_bounded)
+]
+
+_ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(Items)
+
+
+def checked_items(items: list[Any]) -> Sequence[Item]:
+    """Return the items of a conversation that is kept. Raises :class:`RequestError` if it is longer
+    than a conversation may be; each of its parts was checked when it came."""
+    try:
+        return _ITEMS.validate_python(items)
+    except ValidationError as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "The conversation can't be taken together: it has more items than one may have "
+            f"({MAX_ITEMS}), or one of another version of lmx. Send what is needed of it in "
+            "`input`.",
+            param="previous_response_id",
+        ) from error
+
+
+Input = Annotated[Annotated[str, Tag(TEXT)] | Annotated[Items, Tag(LIST)], TEXT_OR_LIST]
+"""The input of a response: a text, which is a message of the user, or items."""

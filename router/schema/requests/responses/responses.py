@@ -1,0 +1,342 @@
+"""What a request of the Responses API may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Field
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
+from lmx.protocol.messages.tasks import Tokenize
+from lmx.protocol.states import StructureKind
+from lmx.router.schema.requests.generation import LabelFields, ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.messages import MAX_MESSAGES
+from lmx.router.schema.requests.responses.conversation import (
+    chat_messages,
+    further_tools,
+    unread_items,
+)
+from lmx.router.schema.requests.responses.items import Input, Item, MessageItem
+from lmx.router.schema.requests.responses.tools import (
+    Choice,
+    OfferedTools,
+    Tools,
+    offered_tools,
+)
+from lmx.router.schema.requests.sampling import parameter
+from lmx.router.schema.validation import FreeObject, Positive, Strict, validated
+from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
+
+_EFFORTS: Final = {"max": "xhigh"}
+"""OpenAI's words for an effort that templates have another word for."""
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+_SEALED: Final = "reasoning.encrypted_content"
+
+
+class ReasoningConfig(Strict):
+    """How the model thinks."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """It is given to the model's template; `max` as `xhigh`. `none` also switches thinking off,
+    where the model can be told to. Default: the model's."""
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    """With any but `none`, thoughts are sent as a summary: whole, because nothing makes them
+    shorter. Default: they are the item's content."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """An older name of `summary`."""
+
+
+class AnswerForm(Strict):
+    """The form that an answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """Any text, some JSON object, or JSON that a schema describes."""
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    """It is accepted, for the client's own use."""
+    description: str | None = None
+    """It is accepted, for the client's own use."""
+    strict: bool | None = None
+    """It is accepted: a schema is always enforced."""
+    schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
+    """The JSON schema of the type `json_schema`. What no grammar enforces of it is checked when the
+    answer is whole."""
+
+
+class TextConfig(Strict):
+    """How the text of the answer is to be."""
+
+    format: AnswerForm | None = None
+    """The form that the answer must have: `text`, `json_object` or `json_schema`. It is enforced.
+    Default: text."""
+    verbosity: str | None = None
+    """It is accepted, and changes nothing."""
+
+
+class ResponsePromptFields(Strict):
+    """What a prompt is made of."""
+
+    model: str | None = None
+    """The id, an alias or the source of a model, or a name that routes (`auto` ...). Default: the
+    configured one."""
+    input: Input | None = None
+    """What the model answers: a text, or items. It may be left out with `previous_response_id` or
+    `instructions`."""
+    instructions: str | None = None
+    """The system prompt. That of an earlier response is not taken over. Default: none."""
+    previous_response_id: str | None = None
+    """The id of a stored response, whose input and output come before `input`. Default: none."""
+    conversation: Any = None
+    """Conversations are not kept here: any value is a 400. Use `previous_response_id`."""
+    prompt: Any = None
+    """Prompts are not kept here: any value is a 400."""
+    tools: Tools | None = None
+    """Tools that the model may call: functions, custom tools, and namespaces of both. Those that
+    only OpenAI's servers run are left out, and named in the header `X-Lmx-Ignored`. Default:
+    none."""
+    tool_choice: Choice | None = None
+    """Whether the model must call a tool: `auto`, `none`, `required`, a tool (`{"type", "name"}`),
+    or `{"type": "allowed_tools", "mode", "tools"}`, where the other tools are as if they were not
+    there. A call that must be made is enforced by a grammar. Default: `auto`."""
+    parallel_tool_calls: bool | None = None
+    """The answer may have more than one call. Default: true."""
+    reasoning: ReasoningConfig | None = None
+    """How the model thinks."""
+    text: TextConfig | None = None
+    """How the text of the answer is to be."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto`: of a conversation that is longer than the context, the beginning is cut off.
+    `disabled`: it is a 400. Default: `disabled`."""
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input or []
+
+    @property
+    def thinking(self) -> Thinking:
+        """How the model thinks."""
+        effort = self.reasoning.effort if self.reasoning else None
+        named = None if effort is None else _EFFORTS.get(effort, effort)
+        return Thinking(named, False if effort == "none" else None)
+
+    @property
+    def cut_tokens(self) -> int | None:
+        """How many tokens at the end of the prompt are taken, in the worker's words."""
+        return -1 if self.truncation == "auto" else None
+
+
+class ResponseStreamOptions(Strict):
+    """What a stream has beside the answer."""
+
+    include_obfuscation: bool | None = None
+    """It is accepted, and changes nothing."""
+
+
+class ResponsesRequest(ResponsePromptFields, ResidencyFields, LabelFields):
+    """The body of POST /v1/responses."""
+
+    stream: bool | None = None
+    """The answer is sent as it comes, as server-sent events. Default: false."""
+    stream_options: ResponseStreamOptions | None = None
+    """What a stream has beside the answer."""
+    background: bool | None = None
+    """The response is made whether or not its client waits, and is fetched by its id. It needs
+    `store`. Default: false."""
+    store: bool | None = None
+    """The response can be fetched by its id, and be a `previous_response_id`, for as long as jobs
+    are kept. Default: true."""
+    max_output_tokens: Positive | None = None
+    """How many tokens the answer has at most, thinking included. The model's `max_tokens_limit`
+    caps it. Default: the model's, else up to the context."""
+    max_tool_calls: Positive | None = None
+    """It is accepted, and changes nothing: it limits calls that OpenAI's servers run."""
+    temperature: float | None = parameter("temperature")
+    top_p: float | None = parameter("top_p")
+    top_k: int | None = parameter("top_k")
+    min_p: float | None = parameter("min_p")
+    presence_penalty: float | None = parameter("presence_penalty")
+    frequency_penalty: float | None = parameter("frequency_penalty")
+    repetition_penalty: float | None = parameter("repetition_penalty")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """With how many alternatives each token of the text is given. Default: 0."""
+    include: list[str] | None = None
+    """What the answer has besides: `message.output_text.logprobs`, and
+    `reasoning.encrypted_content`, the thoughts as a token of this lmx that brings them back when it
+    is sent again. Others are accepted, and change nothing."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Only requests with the same one share cached prefixes. The name is vLLM's. Default: none."""
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    """Of requests that wait for the same model, those of a lower value begin first. The name is
+    vLLM's. Default: 0."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response can be fetched by its id."""
+        return self.store is not False
+
+    @property
+    def seals_reasoning(self) -> bool:
+        """Whether the items of thoughts have a token that brings them back."""
+        return _SEALED in (self.include or ())
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether thoughts are sent as a summary."""
+        wanted = self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary)
+        return wanted not in (None, "none")
+
+    @property
+    def logprobs(self) -> int | None:
+        """With how many alternatives each token is given; None without logprobs."""
+        asked = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if asked else None
+
+
+class InputTokensRequest(ResponsePromptFields):
+    """The body of POST /v1/responses/input_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request of either kind."""
+
+    tools: OfferedTools
+    messages: tuple[dict[str, Any], ...]
+    left_out: Sequence[str]
+    """What was left out, for the header."""
+
+
+def parse_responses(body: dict[str, Any]) -> ResponsesRequest:
+    """Return the checked request. Raises :class:`RequestError` (400) for the first fault."""
+    request = validated(ResponsesRequest, body)
+    _check(request)
+    if request.background and not request.is_stored:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            "`background` needs `store`: the response is fetched by its id.",
+            param="background",
+        )
+    return request
+
+
+def parse_input_tokens(body: dict[str, Any]) -> InputTokensRequest:
+    """The same for a request that counts tokens."""
+    request = validated(InputTokensRequest, body)
+    _check(request)
+    return request
+
+
+def json_of(value: Any, param: str) -> bytes:
+    """Return a part of a body as JSON. Raises :class:`RequestError`, which names ``param``, for
+    what other programs would not take, in fields too that are not looked at."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` has a number beyond 64 bits, or a text that is no Unicode.",
+            param=param,
+        ) from error
+
+
+def _check(request: ResponsePromptFields) -> None:
+    for name in ("conversation", "prompt"):
+        if getattr(request, name) is not None:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{name}` is not supported: lmx keeps responses, and nothing else. Send the "
+                "conversation in `input`, or name its last response in `previous_response_id`.",
+                param=name,
+            )
+
+
+def asked_of(request: ResponsePromptFields, items: Sequence[Item], key: bytes) -> Asked:
+    """Return what a request asks of a worker. ``items`` is all of its conversation, with the items
+    of earlier responses, and ``key`` that of the tokens of thoughts. Raises :class:`RequestError`.
+    """
+    messages = chat_messages(request.instructions, items, key=key)
+    if not messages:
+        raise RequestError(
+            ErrorCode.MISSING_PARAMETER,
+            "`input` is required but missing: a text, or items of a conversation.",
+            param="input",
+        )
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"The conversation has {len(messages)} messages, and may have at most {MAX_MESSAGES}.",
+            param="input",
+        )
+    tools = offered_tools(
+        request.tools or (),
+        further_tools(items),
+        request.tool_choice,
+        parallel=request.parallel_tool_calls is not False,
+    )
+    left_out = [*tools.left_out, *unread_items(items, key)]
+    return Asked(tools, tuple(messages), left_out)
+
+
+def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
+    """Return the request to a worker, without ids and credit."""
+    return Generate(
+        stream_id=0,
+        request_id="",
+        credit_deltas=0,
+        messages=asked.messages,
+        sampling=Sampling(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+        ),
+        max_tokens=request.max_output_tokens,
+        top_logprobs=request.logprobs,
+        structure=_structure_of(request),
+        tool_use=asked.tools.use,
+        thinking=request.thinking,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        keep_alive_s=keep_alive_of(request),
+        whole=not request.stream,
+        truncate_prompt_tokens=request.cut_tokens,
+    )
+
+
+def tokenizing_of(request: InputTokensRequest, asked: Asked) -> Tokenize:
+    """Return the task that counts the tokens of a prompt, without its id."""
+    return Tokenize(
+        0,
+        "",
+        TOKENIZE_DEADLINE_S,
+        messages=asked.messages,
+        tool_use=asked.tools.use,
+        thinking=request.thinking,
+    )
+
+
+def _structure_of(request: ResponsePromptFields) -> Structure | None:
+    wanted = request.text.format if request.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Structure(StructureKind.JSON_OBJECT, "", "text.format")
+    param = "text.format.schema"
+    if wanted.schema_ is None:
+        raise RequestError(
+            ErrorCode.MISSING_PARAMETER,
+            f"`{param}` is required with the type 'json_schema'.",
+            param=param,
+        )
+    schema = orjson.dumps(wanted.schema_).decode()
+    return Structure(StructureKind.JSON_SCHEMA, schema, param)

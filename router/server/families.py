@@ -1,0 +1,149 @@
+"""The routes of the API families beside OpenAI's first one: Anthropic's, OpenAI's Responses, and
+Ollama's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode
+from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
+from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.inference.kept_responses import (
+    cancel_response,
+    delete_response,
+    get_response,
+    input_items,
+)
+from lmx.router.inference.messages import count_tokens, messages
+from lmx.router.inference.ollama import (
+    ollama_chat,
+    ollama_embed,
+    ollama_embeddings,
+    ollama_generate,
+)
+from lmx.router.inference.responses import input_tokens, responses
+from lmx.router.operators.ollama import ollama_ps, ollama_show, ollama_tags, ollama_version
+from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent, TokenCount
+from lmx.router.schema.answers.front import Version
+from lmx.router.schema.answers.ollama import (
+    OllamaChatAnswer,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaGenerateAnswer,
+    OllamaLoadedModels,
+    OllamaModelDetails,
+    OllamaModels,
+)
+from lmx.router.schema.answers.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    ResponseObject,
+    ResponseStreamEvent,
+)
+from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, MessagesRequest
+from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
+from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest
+from lmx.router.schema.requests.ollama.show import OllamaShowRequest
+from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
+from lmx.router.schema.requests.responses.responses import InputTokensRequest, ResponsesRequest
+
+_CHAINED: Final = (ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, ErrorCode.JOBS_UNAVAILABLE)
+"""What becomes of a request that goes on with a response which is not there."""
+
+
+def other_families() -> Iterator[Endpoint]:
+    """Yield all of them."""
+    yield from _messages()
+    yield from _responses()
+    yield from _ollama()
+
+
+def _messages() -> Iterator[Endpoint]:
+    """Yield the routes of Anthropic's Messages API."""
+    use = Access.INFERENCE
+    yield Endpoint(
+        "POST", "/v1/messages", messages, use, "Messages",
+        "Answer a conversation, by Anthropic's API", request=MessagesRequest,
+        answer=AnthropicMessage, streams=True, event=MessageEvent, family=ANTHROPIC,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/v1/messages/count_tokens", count_tokens, use, "Messages",
+        "Count the tokens of a conversation, by Anthropic's API", request=CountTokensRequest,
+        answer=TokenCount, family=ANTHROPIC,
+    )  # fmt: skip
+
+
+def _responses() -> Iterator[Endpoint]:
+    """Yield the routes of OpenAI's Responses API."""
+    use, tag, path = Access.INFERENCE, "Responses", "/v1/responses"
+    missing = (ErrorCode.JOBS_UNAVAILABLE, ErrorCode.REQUEST_TOO_LARGE)
+    yield Endpoint(
+        "POST", path, responses, use, tag, "Answer a conversation, by OpenAI's Responses API",
+        request=ResponsesRequest, answer=ResponseObject, streams=True, event=ResponseStreamEvent,
+        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", f"{path}/input_tokens", input_tokens, use, tag,
+        "Count the tokens of a response's prompt", request=InputTokensRequest,
+        answer=InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND),
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", f"{path}/{{id}}", get_response, use, tag, "Show a response that is kept",
+        query=RetrieveQuery, answer=ResponseObject, errors=missing,
+    )  # fmt: skip
+    yield Endpoint(
+        "DELETE", f"{path}/{{id}}", delete_response, use, tag, "Remove a response",
+        answer=DeletedResponse, errors=(ErrorCode.JOB_RUNS_ELSEWHERE, *missing),
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", f"{path}/{{id}}/cancel", cancel_response, use, tag, "Cancel a response",
+        answer=ResponseObject, errors=(ErrorCode.JOB_RUNS_ELSEWHERE, *missing),
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", f"{path}/{{id}}/input_items", input_items, use, tag,
+        "List the items of a response's input", query=InputItemsQuery, answer=InputItemList,
+        errors=missing,
+    )  # fmt: skip
+
+
+def _ollama() -> Iterator[Endpoint]:
+    """Yield the routes of Ollama's API that need no Ollama."""
+    use, tag = Access.INFERENCE, "Ollama"
+    yield Endpoint(
+        "POST", "/api/chat", ollama_chat, use, tag, "Answer a conversation, by Ollama's API",
+        request=OllamaChatRequest, answer=OllamaChatAnswer, streams=True, event=OllamaChatAnswer,
+        family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/api/generate", ollama_generate, use, tag, "Answer a prompt, by Ollama's API",
+        request=OllamaGenerateRequest, answer=OllamaGenerateAnswer, streams=True,
+        event=OllamaGenerateAnswer, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/api/embed", ollama_embed, use, tag, "Embed texts, by Ollama's API",
+        request=OllamaEmbedRequest, answer=OllamaEmbedAnswer, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/api/embeddings", ollama_embeddings, use, tag,
+        "Embed a text, by Ollama's older API", request=OllamaEmbeddingsRequest,
+        answer=OllamaEmbeddingsAnswer, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/api/tags", ollama_tags, use, tag, "List the models, by Ollama's API",
+        answer=OllamaModels, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/api/ps", ollama_ps, use, tag, "List the loaded models, by Ollama's API",
+        answer=OllamaLoadedModels, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/api/show", ollama_show, use, tag, "Show one model, by Ollama's API",
+        request=OllamaShowRequest, answer=OllamaModelDetails, family=OLLAMA,
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/api/version", ollama_version, Access.OPEN, tag,
+        "The version of Ollama's API that is spoken", answer=Version, family=OLLAMA, quiet=True,
+    )  # fmt: skip

@@ -1,0 +1,311 @@
+"""POST /v1/responses through a real router: its answers, errors, and responses that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, until
+from router_rig import MODEL, TEXTS, Rig, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Delta, ToolCallPart
+from lmx.protocol.messages.tasks import Tokenize, Tokenized
+from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.jobs import file, records
+from lmx.router.schema.answers.responses import InputItemList, ResponseObject
+
+PATH = "/v1/responses"
+WHOLE = "".join(TEXTS)
+
+
+async def post(rig: Rig, key: str | None = None, **fields: Any) -> tuple[int, Any]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    body = {"model": MODEL, "input": "hi", **fields}
+    async with rig.http.post(f"{rig.url}{PATH}", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def ask(rig: Rig, method: str, path: str, key: str | None = None) -> tuple[int, Any]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    url = f"{rig.url}{PATH}/{path}"
+    async with rig.http.request(method, url, headers=headers) as response:
+        found = await response.json()
+    if response.status == 200 and found.get("object") == "response" and "deleted" not in found:
+        ResponseObject.model_validate_json(json.dumps(found))
+    return response.status, found
+
+
+async def events(rig: Rig, **fields: Any) -> list[dict[str, Any]]:
+    body = {"model": MODEL, "input": "hi", "stream": True, **fields}
+    async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+        assert response.content_type == "text/event-stream", await response.text()
+        blocks = (await response.read()).decode().split("\n\n")
+    return [
+        json.loads(block.partition("\ndata: ")[2])
+        for block in blocks
+        if block and not block.startswith(":")
+    ]
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    )
+
+
+async def test_an_answer_whole_and_as_a_stream() -> None:
+    async with router_rig() as rig:
+        status, whole = await post(rig, instructions="Be kind.", metadata={"a": "b"})
+        assert status == 200 and text_of(whole) == WHOLE
+        found = await events(rig, instructions="Be kind.", metadata={"a": "b"})
+        sent = rig.worker.streams[-1].request
+    assert sent.messages == (
+        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"},
+    )  # fmt: skip
+    last = found[-1]["response"]
+    changing = ("id", "created_at", "completed_at", "output", "timings")
+    assert {key: last[key] for key in last if key not in changing} == {
+        key: whole[key] for key in whole if key not in changing
+    }
+    assert text_of(last) == WHOLE and whole["metadata"] == {"a": "b"}
+    assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 4
+
+
+async def test_a_custom_tool_and_a_namespace() -> None:
+    async def calls(stream: FakeStream) -> None:
+        await stream.accept()
+        for index, (name, arguments) in enumerate(
+            (("sh", '{"input": "ls\\n"}'), ("files__read", '{"path": "a"}'))
+        ):
+            part = ToolCallPart(index, f"call_{index}", name)
+            await stream.send_deltas(Delta(0, arguments, 1, kind=DeltaKind.TOOL_CALL, call=part))
+        await stream.finish(reason=FinishReason.TOOL_CALLS, tokens=2)
+
+    read = {"type": "function", "name": "read"}
+    tools = [
+        {"type": "custom", "name": "sh"},
+        {"type": "namespace", "name": "files", "description": "", "tools": [read]},
+        {"type": "web_search"},
+    ]
+    async with router_rig(calls) as rig:
+        body = {"model": MODEL, "input": "hi", "tools": tools, "odd": 1}
+        async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+            assert response.headers["X-Lmx-Ignored"] == "odd, tools.web_search"
+            made = await response.json()
+    custom, function = made["output"]
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "sh", "ls\n")
+    assert (function["name"], function["namespace"]) == ("read", "files")
+    assert made["tools"] == tools
+
+
+async def test_a_response_that_is_cut_or_fails() -> None:
+    async def cut(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.finish("Hel", reason=FinishReason.LENGTH)
+
+    async with router_rig(cut) as rig:
+        status, made = await post(rig)
+        found = await events(rig)
+    assert status == 200 and made["status"] == made["output"][0]["status"] == "incomplete"
+    assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found[-1]["type"] == "response.incomplete"
+
+    async def fail(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hel")
+        await stream.fail(ErrorCode.ENGINE_ERROR, "broken")
+
+    async with router_rig(fail) as rig:
+        found = await events(rig)
+        assert found[-1]["type"] == "response.failed"
+        failed = found[-1]["response"]
+        assert failed["error"]["type"] == "engine_error" and text_of(failed) == "Hel"
+        status, kept = await ask(rig, "GET", failed["id"])
+        assert (status, kept["status"], kept["error"]) == (200, "failed", failed["error"])
+        assert text_of(kept) == "Hel"
+        status, refused = await post(rig)
+        assert (status, refused["error"]["code"]) == (500, "engine_error")
+
+
+async def test_errors_are_openai_s() -> None:
+    async with router_rig(lambda stream: stream.refuse(ErrorCode.QUEUE_FULL, "full")) as rig:
+        for stream in (False, True):
+            status, refused = await post(rig, stream=stream)
+            assert (status, refused["error"]["code"]) == (429, "queue_full")
+        for fields, wanted in (
+            ({"model": "none"}, (404, "model_not_found", "model")),
+            ({"input": 1}, (400, "invalid_type", "input")),
+            ({"previous_response_id": "x"},
+             (400, "previous_response_not_found", "previous_response_id")),
+            ({"tools": [{"type": "web_search", "x": 10**30}]}, (400, "invalid_value", "tools")),
+            ({"input": [{"role": "user", "x": 10**30}]}, (400, "invalid_value", "input")),
+            ({"input": [{"id": "msg_x"}]}, (404, "not_found_error", "input[0].id")),
+        ):  # fmt: skip
+            status, refused = await post(rig, **fields)
+            assert (status, refused["error"]["code"], refused["error"]["param"]) == wanted
+        for method, path in (
+            ("GET", "resp_x"), ("DELETE", "resp_" + "0" * 24), ("POST", "resp_x/cancel"),
+            ("GET", "resp_x/input_items"),
+        ):  # fmt: skip
+            status, refused = await ask(rig, method, path)
+            assert (status, refused["error"]["code"]) == (404, "not_found_error"), path
+
+
+async def test_a_conversation_that_is_kept() -> None:
+    async with router_rig() as rig:
+        _, first = await post(rig, instructions="Be kind.")
+        status, second = await post(rig, input=[{"role": "user", "content": "more"}],
+                                    previous_response_id=first["id"])  # fmt: skip
+        assert status == 200 and second["previous_response_id"] == first["id"]
+        conversation = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": WHOLE},
+            {"role": "user", "content": "more"},
+        ]
+        assert rig.worker.streams[-1].request.messages == tuple(conversation)
+        assert (await ask(rig, "GET", first["id"]))[1] == first
+        status, listed = await ask(rig, "GET", f"{second['id']}/input_items?order=asc&limit=2")
+        InputItemList.model_validate(listed)
+        assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
+        assert listed["has_more"] and listed["data"][1] == first["output"][0]
+        after = f"{second['id']}/input_items?order=asc&after={listed['last_id']}"
+        rest = await ask(rig, "GET", after)
+        assert [item["content"][0]["text"] for item in rest[1]["data"]] == ["more"]
+        newest = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
+        assert [item["role"] for item in newest] == ["user", "assistant", "user"]
+        assert newest[0] == rest[1]["data"][0]
+        # An item by its id alone, as some clients send it.
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        await post(rig, input=[conversation[0], reference, conversation[2]], store=False)
+        assert rig.worker.streams[-1].request.messages == tuple(conversation)
+        assert (await ask(rig, "DELETE", first["id"]))[0] == 200
+        assert (await ask(rig, "GET", first["id"]))[0] == 404
+        # What went on with it can still be shown, but not be gone on with.
+        assert (await ask(rig, "GET", second["id"]))[0] == 200
+        left = (await ask(rig, "GET", f"{second['id']}/input_items"))[1]["data"]
+        assert [item["content"][0]["text"] for item in left] == ["more"]
+        status, refused = await post(rig, previous_response_id=second["id"])
+        assert (status, refused["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_response_that_is_not_kept() -> None:
+    async with router_rig() as rig:
+        _, made = await post(rig, store=False)
+        assert made["store"] is False
+        assert (await ask(rig, "GET", made["id"]))[0] == 404
+        assert (await post(rig, previous_response_id=made["id"]))[0] == 400
+
+
+async def test_a_response_belongs_to_its_key() -> None:
+    async with router_rig(api_keys=("one", "two")) as rig:
+        _, made = await post(rig, "one")
+        assert (await ask(rig, "GET", made["id"], "one"))[0] == 200
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/cancel"),
+            ("GET", "/input_items"),
+        ):
+            assert (await ask(rig, method, made["id"] + path, "two"))[0] == 404
+        assert (await post(rig, "two", previous_response_id=made["id"]))[0] == 400
+        reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+        assert (await post(rig, "two", input=[reference]))[0] == 404
+        assert (await ask(rig, "GET", made["id"]))[0] == 401
+
+
+async def test_a_response_outlives_its_router() -> None:
+    async with router_rig() as rig:
+        _, made = await post(rig)
+        assert (await ask(rig, "GET", made["id"]))[0] == 200
+        connection = file.open_records(Path(rig.spec.jobs_path))
+        try:
+            chain = records.chain(connection, made["id"], None, 9, 10**6)
+            assert json.loads(chain[0].job.result or b"") == made
+            with pytest.raises(OverflowError):
+                records.chain(connection, made["id"], None, 9, 100)
+            # What another release lets go takes its input along.
+            connection.execute("DELETE FROM jobs")
+            assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+        finally:
+            connection.close()
+
+
+async def status_when(rig: Rig, response_id: str, wanted: str) -> Any:
+    async with asyncio.timeout(5):
+        while (found := (await ask(rig, "GET", response_id))[1])["status"] != wanted:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_response_in_the_background() -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hel")
+        await go_on.wait()
+        await stream.finish("lo")
+
+    async with router_rig(slowly) as rig:
+        status, begun = await post(rig, background=True)
+        assert (status, begun["status"], begun["output"]) == (200, "queued", [])
+        ResponseObject.model_validate_json(json.dumps(begun))
+        await status_when(rig, begun["id"], "in_progress")
+        status, refused = await post(rig, previous_response_id=begun["id"])
+        assert (status, refused["error"]["param"]) == (400, "previous_response_id")
+        go_on.set()
+        ended = await status_when(rig, begun["id"], "completed")
+        assert text_of(ended) == "Hello" and ended["background"] is True
+        status, same = await ask(rig, "POST", f"{begun['id']}/cancel")
+        assert (status, same) == (200, ended)
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_a_response_in_the_background_is_cancelled(method: str) -> None:
+    async def for_ever(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hel")
+        await until(lambda: stream.cancelled)
+
+    async with router_rig(for_ever) as rig:
+        _, begun = await post(rig, background=True)
+        await status_when(rig, begun["id"], "in_progress")
+        if method == "POST":
+            status, cancelled = await ask(rig, "POST", f"{begun['id']}/cancel")
+            assert (status, cancelled["status"]) == (200, "cancelled")
+            assert (await ask(rig, "GET", begun["id"]))[1] == cancelled
+        else:
+            assert (await ask(rig, "DELETE", begun["id"]))[0] == 200
+            assert (await ask(rig, "GET", begun["id"]))[0] == 404
+        await until(lambda: rig.worker.streams[-1].cancelled)
+
+
+async def test_a_response_in_the_background_that_is_refused() -> None:
+    async with router_rig(lambda stream: stream.refuse(ErrorCode.QUEUE_FULL, "full")) as rig:
+        status, begun = await post(rig, background=True)
+        assert status == 200
+        failed = await status_when(rig, begun["id"], "failed")
+    assert failed["error"] == {
+        "code": "rate_limit_exceeded", "message": "full", "type": "queue_full",
+    }  # fmt: skip
+
+
+async def test_the_tokens_of_an_input() -> None:
+    def count(task: Tokenize) -> Iterator[Tokenized]:
+        yield Tokenized(task.stream_id, (5, 6), 256)
+
+    async with router_rig() as rig:
+        rig.worker.task_script = count
+        status, counted = await rig.post_json(
+            f"{PATH}/input_tokens", model=MODEL, input="hi", instructions="Be kind."
+        )
+    assert status == 200
+    assert counted == {"object": "response.input_tokens", "input_tokens": 2}
