@@ -318,6 +318,14 @@ def text_logits(
     assert isinstance(weights, dict)
     mark = "" if whole else "language_model."
     inner = {name.removeprefix(mark): w for name, w in weights.items() if name.startswith(mark)}
+    if same_text == "gemma3n":
+        # Its class has another part around the language model.
+        mark = "language_model.model."
+        inner = {
+            f"model.language_model.{name.removeprefix(mark)}": weight
+            for name, weight in inner.items()
+            if name.startswith(mark)
+        }
     if not whole and not any(name.startswith("model.") for name in inner):
         inner = {f"model.{name}": weight for name, weight in inner.items()}
     inner = {re.sub(r"^model\.lm_head", "lm_head", name): w for name, w in inner.items()}

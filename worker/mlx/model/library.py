@@ -25,6 +25,7 @@ from lmx.protocol.models.media import media_kinds, of_media
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
+from lmx.worker.mlx.model.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
 from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
@@ -107,7 +108,9 @@ def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Pat
 
 
 def _load_vlm(folder: Path) -> Any:
-    return load_model(folder, lazy=True)
+    model = load_model(folder, lazy=True)
+    mend_gemma3n(model)
+    return model
 
 
 def _known_to_lm(config: CheckpointConfig) -> bool:
