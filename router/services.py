@@ -13,6 +13,7 @@ from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
+from lmx.router.media.reader import MediaReader
 from lmx.router.metrics.kept_counts import KeptCounts
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.supervisor.event_feed import EventFeed
@@ -38,6 +39,7 @@ class Services:
     limiter: RateLimiter
     counts: KeptCounts
     farewell: Farewell
+    media: MediaReader
 
 
 SERVICES: Final = web.AppKey("services", Services)

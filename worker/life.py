@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -209,13 +209,13 @@ class WorkerLife:
         if not task.cancelled() and (error := task.exception()) and not self._end.done():
             self._end.set_exception(error)
 
-    def _take(self, router: bytes, message: RouterMessage) -> None:
+    def _take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes]) -> None:
         """Refuse requests that would begin something new in a state in which none is accepted."""
         refusal = _REFUSALS.get(self._state)
         if refusal is not None and isinstance(message, Generate | Task):
             self._data.send(router, refusal.message_for(message.stream_id))
         elif self._serving is not None:
-            self._serving.take(router, message)
+            self._serving.take(router, message, blobs)
 
     def _fail_all(self, code: ErrorCode, message: str) -> None:
         if self._serving is not None:

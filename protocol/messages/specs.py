@@ -176,6 +176,34 @@ class RescueSpec:
     """The variables that the router's own environment lacks."""
 
 
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What the router takes and fetches of images, sounds and videos."""
+
+    allowed_networks: tuple[str, ...] = ()
+    """The networks that URLs may lead to though they are not public, as ``192.168.1.0/24``."""
+
+    max_items: int = 32
+    """How many images, sounds and videos a request may have."""
+
+    max_item_bytes: int = 32 * 1024 * 1024
+
+    max_held_bytes: int = 512 * 1024 * 1024
+    """How much of them the router holds at a time, for all requests."""
+
+    max_fetches: int = 16
+    """How many are fetched at a time, for all requests."""
+
+    connect_timeout_s: float = 5.0
+    """For finding the address of a host, and for the connection to it."""
+
+    read_timeout_s: float = 10.0
+    """For each wait for more of an answer."""
+
+    total_timeout_s: float = 30.0
+    """For everything that one URL needs, redirects included."""
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
@@ -250,3 +278,5 @@ class RouterSpec:
 
     keep_billing_header: bool = False
     """Whether the line with which Claude Code begins its system prompt stays in the prompt."""
+
+    media: MediaLimits = MediaLimits()

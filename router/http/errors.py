@@ -32,6 +32,12 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.REQUEST_TIMEOUT: (408, _REQUEST),
     ErrorCode.REQUEST_TOO_LARGE: (413, _REQUEST),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, _REQUEST),
+    # An image, a sound or a video that can't be decoded, or that its address does not give.
+    ErrorCode.INVALID_MEDIA: (400, _REQUEST),
+    ErrorCode.MEDIA_NOT_FETCHED: (400, _REQUEST),
+    ErrorCode.MEDIA_TOO_LARGE: (413, _REQUEST),
+    # The server that has it is slow, and may be faster next time.
+    ErrorCode.MEDIA_TIMEOUT: (504, _SERVER),
     ErrorCode.INVALID_AUTHENTICATION: (401, _AUTHENTICATION),
     ErrorCode.PERMISSION_DENIED: (403, _PERMISSION),
     ErrorCode.HOST_NOT_ALLOWED: (403, _PERMISSION),

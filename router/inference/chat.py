@@ -9,6 +9,7 @@ from lmx.router.http.access import own_request
 from lmx.router.http.body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
+from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.chat import ChatShape
@@ -27,7 +28,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """
     services, context = request.app[SERVICES], request[CONTEXT]
     body = await read_object(request, services.spec.body_limit_bytes)
-    chat, generate = parse_chat(body, ovms=is_ovms(request))
+    chat, generate, sources = parse_chat(body, ovms=is_ovms(request))
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream)
@@ -45,7 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await answer(
         request,
         models,
-        lambda chosen: services.dispatcher.generate(chosen, generate),
+        generation(services, generate, sources),
         OpenAiAnswer(form, ChatShape, stream=stream),
         RequestKind.CHAT,
         id_prefix="chatcmpl-",

@@ -11,6 +11,7 @@ from lmx.router.http.body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
+from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.live import RequestKind
@@ -32,7 +33,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     body = await read_object(request, services.spec.body_limit_bytes)
-    wanted, generate = parse_messages(body, keep_billing=services.spec.keep_billing_header)
+    wanted, generate, sources = parse_messages(body, keep_billing=services.spec.keep_billing_header)
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
     models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
@@ -40,7 +41,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     return await answer(
         request,
         models,
-        lambda chosen: services.dispatcher.generate(chosen, generate),
+        generation(services, generate, sources),
         MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking),
         RequestKind.CHAT,
         id_prefix="msg_",

@@ -49,6 +49,9 @@ _TYPES: Final = {
 BLOCK_TYPE: Final = "block_type"
 """The type of the error for a block of content of a type that is unknown, or of none."""
 
+PART_TYPE: Final = "part_type"
+"""The type of the error for a part of a message of a type that is unknown, or of none."""
+
 NUMBER_SIZE: Final = "number_size"
 """The type of the error for a number that no other program would take, somewhere in a free object.
 Its context's ``path`` leads from the field to it."""
@@ -111,19 +114,18 @@ def describe_invalid(
         found = given.get("type") if isinstance(given, dict) else None
         code = ErrorCode.UNSUPPORTED_VALUE if isinstance(found, str) else ErrorCode.INVALID_TYPE
         rule = (
-            f"is a block of the type {short(found)}, which is not taken here: models take text"
+            f"is a block of the type {short(found)}, which is not taken here"
             if isinstance(found, str)
             else f"must be an object with a `type`, got {short(given)}"
         )
+    elif kind == PART_TYPE:
+        return _unknown_part(param, given)
     elif kind == NUMBER_SIZE:
         param += context["path"]
         code, rule = (
             ErrorCode.INVALID_VALUE,
             f"must be a number within 64 bits, got {short(context['number'])}",
         )
-    elif kind == "literal_error" and "content" in location:
-        code = ErrorCode.UNSUPPORTED_VALUE
-        rule = f"must be 'text': this model takes text only, got {short(given)}"
     elif kind == "literal_error":
         code, rule = (
             ErrorCode.INVALID_VALUE,
@@ -132,6 +134,24 @@ def describe_invalid(
     else:
         code, rule = ErrorCode.INVALID_VALUE, f"is not valid, got {short(given)}"
     return RequestError(code, f"`{param}` {rule}.", param=param)
+
+
+def _unknown_part(path: str, given: object) -> RequestError:
+    if not isinstance(given, dict):
+        return RequestError(
+            ErrorCode.INVALID_TYPE, f"`{path}` must be an object, got {short(given)}.", param=path
+        )
+    param = f"{path}.type"
+    if "type" not in given:
+        return RequestError(
+            ErrorCode.MISSING_PARAMETER, f"`{param}` is required but missing.", param=param
+        )
+    return RequestError(
+        ErrorCode.UNSUPPORTED_VALUE,
+        f"`{param}` must be text, image_url, input_audio, audio_url, audio, video_url, video or "
+        f"input_video, got {short(given['type'])}.",
+        param=param,
+    )
 
 
 def param_path(location: Sequence[str | int]) -> str:

@@ -29,6 +29,8 @@ from lmx.router.http.traffic import Traffic
 from lmx.router.jobs.farewell import Farewell, hung_error, watch_in_thread
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
+from lmx.router.media.fetch import Fetcher
+from lmx.router.media.reader import MediaReader
 from lmx.router.metrics.kept_counts import KeptCounts
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.server.app import make_app
@@ -102,6 +104,7 @@ class Router:
         self.limiter = _limiter(spec, self.metrics.rate_limited)
         self.counts = KeptCounts(self.supervisor, self.metrics, self.limiter)
         self.farewell = Farewell()
+        self._fetcher = Fetcher(spec.media, f"lmx/{spec.version}")
         services = Services(
             spec,
             self.supervisor,
@@ -116,6 +119,7 @@ class Router:
             self.limiter,
             self.counts,
             self.farewell,
+            MediaReader(spec.media, self._fetcher),
         )
         answer_malformed_requests()
         self._retiring = False
@@ -184,6 +188,7 @@ class Router:
         await self.traffic.idle(_FAREWELL_S)
         self._close_server()
         await self._runner.cleanup()
+        await self._fetcher.close()
         await self.counts.report_last()
         for task in (self._link_task, self._sweep_task):
             await _ended(task)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -157,8 +157,11 @@ class Dispatcher:
         self._workers = workers
 
     @asynccontextmanager
-    async def generate(self, model: ModelView, request: Generate) -> AsyncIterator[Generation]:
-        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out.
+    async def generate(
+        self, model: ModelView, request: Generate, blobs: Sequence[bytes] = ()
+    ) -> AsyncIterator[Generation]:
+        """Have ``request`` accepted by a worker of ``model``; cancel it on the way out. ``blobs``
+        are the bytes of its media, which go with it each time that it is sent.
 
         Raises the error with which the request is refused. Leaving the block in any way (the end,
         an error, a client that left) cancels what has not ended. A request that meets a worker that
@@ -171,7 +174,7 @@ class Dispatcher:
             model,
             request.request_id,
             request.owner,
-            lambda instance: self._submit(instance, request, model.adapter, until_s),
+            lambda instance: self._submit(instance, request, blobs, model.adapter, until_s),
             "generation.retried",
             # An attempt ends as soon as the request was taken.
             RETRY_IF_DIED,
@@ -183,12 +186,17 @@ class Dispatcher:
             generation.close()
 
     async def _submit(
-        self, instance: str, request: Generate, adapter: str, until_s: float
+        self,
+        instance: str,
+        request: Generate,
+        blobs: Sequence[bytes],
+        adapter: str,
+        until_s: float,
     ) -> tuple[WorkerLink, WorkerStream, Accepted]:
         link = self._workers.link_to(instance)
         # A request that waits for memory in a worker waits as long as it would for a worker.
         left_s = max(0.0, until_s - time.monotonic())
-        stream = link.submit(replace(request, adapter=adapter, memory_wait_s=left_s))
+        stream = link.submit(replace(request, adapter=adapter, memory_wait_s=left_s), blobs)
         with ExitStack() as undo:
             undo.callback(link.close_stream, stream)
             try:

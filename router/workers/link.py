@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -85,15 +85,17 @@ class WorkerLink:
         """How many streams and tasks have not ended and were not closed."""
         return len(self._streams) + len(self._pending)
 
-    def submit(self, request: Generate) -> WorkerStream:
-        """Send a request under an id and a credit of this link; return its stream.
+    def submit(self, request: Generate, blobs: Sequence[bytes] = ()) -> WorkerStream:
+        """Send a request under an id and a credit of this link; return its stream. ``blobs`` are
+        the bytes of its media.
 
         The stream must be given to :meth:`close_stream` in the end. A worker that does not exist
         gives no answer; its exit or its silence ends the stream. Raises MODEL_UNLOADED if the
         worker reads nothing any more.
         """
         stream = WorkerStream(next(self._ids), request.search.n)
-        self._ask(replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS))
+        numbered = replace(request, stream_id=stream.stream_id, credit_deltas=CREDIT_DELTAS)
+        self._ask(numbered, blobs)
         self._streams[stream.stream_id] = stream
         return stream
 
@@ -242,8 +244,8 @@ class WorkerLink:
                     )
                 )
 
-    def _ask(self, request: Any) -> None:
-        if not send_nowait(self._socket, encode(request)):
+    def _ask(self, request: Any, blobs: Sequence[bytes] = ()) -> None:
+        if not send_nowait(self._socket, encode(request), *blobs):
             raise UnavailableError(
                 ErrorCode.MODEL_UNLOADED,
                 "The model's worker can't be reached: it is being replaced.",

@@ -13,6 +13,7 @@ from pydantic import ByteSize, Field, model_validator
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.limits import RateLimitsConfig
+from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.security import SecurityConfig
@@ -24,6 +25,7 @@ __all__ = [
     "GroupConfig",
     "JobsConfig",
     "LogConfig",
+    "MediaConfig",
     "MemoryConfig",
     "ModelConfig",
     "RateLimitsConfig",
@@ -219,6 +221,7 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     rate_limits: RateLimitsConfig = RateLimitsConfig()
     jobs: JobsConfig = JobsConfig()
+    media: MediaConfig = MediaConfig()
     routing: Annotated[dict[Name, Names], Needs.NOTHING] = Field(
         default_factory=dict,
         examples=[{"auto": ["qwen", "smollm2"], "code": ["qwen-coder", "qwen"]}],

@@ -138,6 +138,7 @@ def router_spec(
         beat_interval_s=timing.beat_interval_s,
         orphan_grace_s=timing.orphan_grace_s,
         keep_billing_header=server.keep_billing_header,
+        media=config.media.spec,
     )
 
 

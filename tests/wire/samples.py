@@ -98,6 +98,7 @@ from lmx.protocol.messages.specs import (
     AdapterSpec,
     ApiKey,
     LogSpec,
+    MediaLimits,
     PrefixCacheSpec,
     RateLimits,
     RescueSpec,
@@ -612,6 +613,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         beat_interval_s=0.5,
         orphan_grace_s=60.0,
         keep_billing_header=True,
+        media=MediaLimits(("10.0.0.0/8",), 4, 1000, 8000, 2, 1.5, 2.5, 7.5),
     ),
 )
 

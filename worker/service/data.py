@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,8 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.errors import ProtocolError
-from lmx.protocol.messages.data import Cancel, Credit, Generate
+from lmx.protocol.messages.data import Cancel, Credit, Generate, Refused
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.tasks import Task
 from lmx.protocol.wire.codec import decode, encode
 from lmx.protocol.wire.endpoints import RunDirectory
@@ -18,6 +19,9 @@ from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.worker.service.serving import RouterMessage
 
 log = structlog.get_logger()
+
+Take = Callable[[bytes, RouterMessage, Sequence[bytes]], None]
+"""Takes a router, its message and the bytes of the message's media."""
 
 # This is for a stream's last messages when the process ends: a local peer takes them at once.
 _LINGER_MS: Final = 200
@@ -33,9 +37,10 @@ class DataService:
         self._socket = open_socket(context, Role.DATA_SERVER)
         self._socket.bind(directory.worker(instance))
 
-    async def listen(self, take: Callable[[bytes, RouterMessage], None]) -> None:
-        """Call ``take`` with each router and its message until cancelled. A frame that is no
-        message is logged and dropped."""
+    async def listen(self, take: Take) -> None:
+        """Call ``take`` with each router, its message and the bytes of the message's media until
+        cancelled. A frame that is no message is logged and dropped; so is a message whose media are
+        not those that it announces, and its router is told."""
         while True:
             self._take(take, await self._socket.recv_multipart())
 
@@ -52,7 +57,7 @@ class DataService:
         self._socket.close(linger=_LINGER_MS)
         self._path.unlink(missing_ok=True)
 
-    def _take(self, take: Callable[[bytes, RouterMessage], None], frames: list[bytes]) -> None:
+    def _take(self, take: Take, frames: list[bytes]) -> None:
         try:
             if len(frames) < 2:
                 raise ProtocolError("a message has an identity and a payload")
@@ -60,7 +65,29 @@ class DataService:
         except ProtocolError as error:
             log.warning("data.bad_frame", reason=error.message)
             return
-        if isinstance(message, Generate | Task | Credit | Cancel):
-            take(frames[0], message)
-        else:
+        if not isinstance(message, Generate | Task | Credit | Cancel):
             log.warning("data.unexpected", kind=type(message).__name__)
+            return
+        router, blobs = frames[0], frames[2:]
+        try:
+            check_media(message, blobs)
+        except ProtocolError as error:
+            log.warning("data.bad_media", reason=error.message)
+            if isinstance(message, Generate | Task):
+                self.send(router, Refused(message.stream_id, error.code, error.message))
+            return
+        take(router, message, blobs)
+
+
+def check_media(message: RouterMessage, blobs: Sequence[bytes]) -> None:
+    """Raise :class:`ProtocolError` if the frames behind a message are not what it announces."""
+    # Most messages have no media, and no such field.
+    items: Sequence[MediaItem] = getattr(message, "media", ())
+    kind = type(message).__name__
+    if len(blobs) != len(items):
+        raise ProtocolError(f"{kind} announces {len(items)} media, and {len(blobs)} frames came")
+    for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
+        if len(blob) != item.size_bytes:
+            raise ProtocolError(
+                f"{kind}.media[{index}] announces {item.size_bytes} bytes, and {len(blob)} came"
+            )

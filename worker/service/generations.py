@@ -181,8 +181,8 @@ class Generations:
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
 
-    def take(self, router: bytes, request: Generate) -> None:
-        """Begin a generation, or refuse it."""
+    def take(self, router: bytes, request: Generate, blobs: Sequence[bytes] = ()) -> None:
+        """Begin a generation, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, self._thread.rows):
             return
         opened = Generation.begin(router, request, self, next(self._job_ids))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode
@@ -48,11 +48,11 @@ class Serving:
         self._tasks = Tasks(engine.tasks, thread, self._open, counts, idle_clock)
         idle_clock.loaded(time.monotonic())
 
-    def take(self, router: bytes, message: RouterMessage) -> None:
-        """Handle a router's message."""
+    def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes]) -> None:
+        """Handle a router's message. ``blobs`` are the bytes of its media."""
         match message:
             case Generate():
-                self._generations.take(router, message)
+                self._generations.take(router, message, blobs)
             case Credit(stream_id, deltas):
                 self._generations.credit(router, stream_id, deltas)
             case Cancel(stream_id):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
-from lmx.router.schema.requests.messages import Messages, check_messages
+from lmx.router.schema.requests.media import VideoDefaults
+from lmx.router.schema.requests.messages import (
+    Messages,
+    check_messages,
+    media_of,
+    plain_messages,
+)
 from lmx.router.schema.requests.older_forms import modernized
 from lmx.router.schema.requests.sampling import assist_of, only_value, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
 from lmx.router.schema.requests.tools import FunctionFields, ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
 from lmx.router.schema.validation import Count, FreeObject, Strict, validated
-
-_MAX_FPS: Final = 240.0
-"""Frames per second: more than cameras record."""
-
 
 _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -36,7 +39,7 @@ class ReasoningOptions(Strict):
     """The same as `thinking_token_budget`."""
 
 
-class ChatRequest(GenerationFields, ToolFields, FunctionFields):
+class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
     """The body of POST /v1/chat/completions.
 
     A field of the API that is not here is either refused
@@ -75,19 +78,15 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields):
     """The answer goes on with the last message instead of being another one, and has only what is
     new. That message must have a text and no calls. `add_generation_prompt: true` beside it is a
     400. The name is vLLM's. Default: false."""
-    fps: Annotated[float, Field(gt=0, le=_MAX_FPS)] | None = None
-    """Frames a second that are taken from a video. It is checked, and changes nothing: no model
-    here takes video yet. The name is kiapi's."""
-    use_audio_in_video: bool | None = None
-    """Whether a video's sound is heard too. It is checked, and changes nothing: no model here takes
-    video yet. The name is kiapi's."""
 
 
-def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest, Generate]:
-    """Return the checked request, and the request to a worker.
+def parse_chat(
+    body: dict[str, Any], *, ovms: bool = False
+) -> tuple[ChatRequest, Generate, tuple[MediaSource, ...]]:
+    """Return the checked request, the request to a worker, and where its media come from.
 
-    ``ovms`` selects the rules of /v3. This module does not set the ids and the credit. Raises
-    :class:`RequestError` (400) for the first fault.
+    ``ovms`` selects the rules of /v3. This module does not set the ids and the credit, and reads no
+    media. Raises :class:`RequestError` (400) for the first fault.
     """
     request = validated(ChatRequest, modernized(body))
     check_messages(request.messages)
@@ -99,10 +98,10 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
             "`top_logprobs` needs `logprobs: true`.",
             param="top_logprobs",
         )
-    messages = tuple(message.plain() for message in request.messages)
+    messages = plain_messages(request.messages)
     if request.continue_final_message:
         _check_continued(request, messages)
-    return request, Generate(
+    generate = Generate(
         stream_id=0,
         request_id="",
         credit_deltas=0,
@@ -129,6 +128,7 @@ def parse_chat(body: dict[str, Any], *, ovms: bool = False) -> tuple[ChatRequest
         continue_final_message=bool(request.continue_final_message),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
+    return request, generate, media_of(request.messages, request)
 
 
 def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -> None:
@@ -140,11 +140,12 @@ def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -
             param="continue_final_message",
         )
     last = messages[-1]
-    if not last.get("content") or last.get("tool_calls"):
+    content = last["content"]
+    if not content or not isinstance(content, str) or last.get("tool_calls"):
         raise RequestError(
             ErrorCode.INVALID_VALUE,
-            "With `continue_final_message` the last message must have a text and no calls: there "
-            "is nothing to go on with.",
+            "With `continue_final_message` the last message must have a text, no calls and no "
+            "media: there is nothing to go on with.",
             param=f"messages[{len(messages) - 1}]",
         )
 

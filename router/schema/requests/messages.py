@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.schema.validation import LIST, TEXT, TEXT_OR_LIST, Strict
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.media import (
+    KINDS,
+    AudioPart,
+    AudioUrlPart,
+    ImageUrlPart,
+    InputAudioPart,
+    InputVideoPart,
+    MediaPart,
+    VideoDefaults,
+    VideoPart,
+    VideoUrlPart,
+    source_of,
+)
+from lmx.router.schema.validation import LIST, PART_TYPE, TEXT, TEXT_OR_LIST, Strict
 
 MAX_MESSAGES: Final = 10_000
 MAX_PARTS: Final = 1_000
@@ -21,10 +35,10 @@ microseconds an item, and an invalid array fails at its first wrong item. Withou
 
 
 class TextPart(Strict):
-    """A piece of a message. Only text: media parts are for models that take media."""
+    """A piece of a message that is text."""
 
     type: Literal["text"]
-    """Text is the only kind of part."""
+    """A text."""
     text: str
     """A text."""
 
@@ -49,10 +63,31 @@ class ToolCall(Strict):
     """The function, and the arguments."""
 
 
+_TAGS: Final = {kind: f"<{kind}>" for kind in ("text", *KINDS)}
+
+
+def _part_tag(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _TAGS.get(kind) if isinstance(kind, str) else None
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[ImageUrlPart, Tag("<image_url>")]
+    | Annotated[InputAudioPart, Tag("<input_audio>")]
+    | Annotated[AudioUrlPart, Tag("<audio_url>")]
+    | Annotated[AudioPart, Tag("<audio>")]
+    | Annotated[VideoUrlPart, Tag("<video_url>")]
+    | Annotated[VideoPart, Tag("<video>")]
+    | Annotated[InputVideoPart, Tag("<input_video>")],
+    Discriminator(_part_tag, custom_error_type=PART_TYPE, custom_error_message="a part"),
+]
+"""A piece of a message: a text, an image, a sound or a video."""
+
 _PARTS: Final = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
 
 Content = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[list[TextPart], _PARTS, Tag(LIST)],
+    Annotated[str, Tag(TEXT)] | Annotated[list[Part], _PARTS, Tag(LIST)],
     TEXT_OR_LIST,
 ]
 
@@ -63,7 +98,8 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who speaks. `developer` is a later word for `system`."""
     content: Content | None = None
-    """A text, or parts of one. It is optional for the role `assistant` alone."""
+    """A text, or parts: texts, images, sounds and videos, in any order. It is optional for the role
+    `assistant` alone."""
     name: str | None = None
     """Who speaks, among several in one role. It is given to the template."""
     tool_call_id: str | None = None
@@ -73,24 +109,77 @@ class Message(Strict):
     reasoning_content: str | None = None
     """What the assistant thought."""
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, first_media: int = 0) -> dict[str, Any]:
         """Return the message as a worker takes it.
 
-        Text parts are joined by a line break into one string. Missing content becomes "", because
-        templates add it to other text; other absent fields are left out. "developer" is OpenAI's
-        later word for "system": templates know the older one, and some silently drop roles that
-        they don't know.
+        Text parts that follow each other are joined by a line break into one string; the content of
+        a message without media is one string. Media are numbered from ``first_media`` on. Missing
+        content becomes "", because templates add it to other text; other absent fields are left
+        out. "developer" is OpenAI's later word for "system": templates know the older one, and some
+        silently drop roles that they don't know.
         """
         message = self.model_dump(exclude_none=True)
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+        content: str | list[dict[str, Any]] | None = None
+        if isinstance(self.content, list):
+            content = _plain_parts(self.content, first_media)
+        else:
+            content = self.content
         message["content"] = content or ""
         if self.role == "developer":
             message["role"] = "system"
         if self.tool_calls == []:
             del message["tool_calls"]
         return message
+
+
+def _plain_parts(
+    parts: Sequence[TextPart | MediaPart], first_media: int
+) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, TextPart) for part in parts):
+        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    plain: list[dict[str, Any]] = []
+    for part in parts:
+        if not isinstance(part, TextPart):
+            plain.append({"type": KINDS[part.type].value, "media": first_media})
+            first_media += 1
+        elif plain and plain[-1]["type"] == "text":
+            plain[-1]["text"] += f"\n{part.text}"
+        else:
+            plain.append({"type": "text", "text": part.text})
+    return plain
+
+
+def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """Return messages as a worker takes them. Their media are numbered in the order of
+    :func:`media_of`."""
+    plain: list[dict[str, Any]] = []
+    media = 0
+    for message in messages:
+        plain.append(message.plain(media))
+        if isinstance(plain[-1]["content"], list):
+            media += sum("media" in part for part in plain[-1]["content"])
+    return tuple(plain)
+
+
+def media_of(messages: Sequence[Message], defaults: VideoDefaults) -> tuple[MediaSource, ...]:
+    """Return where the media of messages come from, in the order of the request.
+
+    Raises :class:`RequestError` (400) for a part that names no content, or says it twice.
+    """
+    return tuple(
+        source_of(part, path, defaults)
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for path, part in _media_parts(message.content, f"messages[{index}].content")
+    )
+
+
+def _media_parts(
+    parts: Sequence[TextPart | MediaPart], path: str
+) -> Iterator[tuple[str, MediaPart]]:
+    for index, part in enumerate(parts):
+        if not isinstance(part, TextPart):
+            yield f"{path}[{index}]", part
 
 
 def _bounded(messages: object) -> object:
@@ -127,7 +216,7 @@ def _check_message(message: Message, path: str) -> None:
         raise RequestError(
             ErrorCode.MISSING_PARAMETER,
             f"`{path}.content` is required for the role '{message.role}': "
-            "a string or an array of text parts.",
+            "a string or an array of parts.",
             param=f"{path}.content",
         )
     if message.tool_calls and message.role != "assistant":

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -227,8 +227,11 @@ class FakeSupervisor:
 class FakeStream:
     """One stream as a fake worker's script sees it."""
 
-    def __init__(self, worker: FakeWorker, identity: bytes, request: Generate) -> None:
+    def __init__(
+        self, worker: FakeWorker, identity: bytes, request: Generate, blobs: Sequence[bytes] = ()
+    ) -> None:
         self.request = request
+        self.blobs = tuple(blobs)
         self.credit = request.credit_deltas
         self.cancelled = False
         self._worker = worker
@@ -360,10 +363,10 @@ class FakeWorker:
 
     async def _run(self) -> None:
         while True:
-            identity, payload = await self._socket.recv_multipart()
+            identity, payload, *blobs = await self._socket.recv_multipart()
             match decode(payload).message:
                 case Generate() as request:
-                    stream = FakeStream(self, identity, request)
+                    stream = FakeStream(self, identity, request, blobs)
                     self.streams.append(stream)
                     self._by_key[identity, request.stream_id] = stream
                     task = asyncio.create_task(self.script(stream))

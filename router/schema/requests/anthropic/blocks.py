@@ -10,7 +10,17 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from lmx.router.schema.validation import BLOCK_TYPE, LIST, TEXT, TEXT_OR_LIST, FreeObject, Strict
+from lmx.protocol.states import MediaKind
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.validation import (
+    BLOCK_TYPE,
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
+    FreeObject,
+    NonEmpty,
+    Strict,
+)
 
 MAX_BLOCKS: Final = 1_000
 """The most blocks in one message, and in one result of a tool."""
@@ -37,6 +47,57 @@ class ThinkingBlock(Strict):
     """The thoughts; they may be empty."""
     signature: str | None = None
     """It is accepted, and not looked at: thoughts of other models are taken too."""
+
+
+class Base64Source(Strict):
+    """An image whose content is in the request."""
+
+    type: Literal["base64"]
+    """The content itself."""
+    media_type: str | None = None
+    """It is accepted, and changes nothing: the content says itself what it is."""
+    data: NonEmpty
+    """The image in base64."""
+
+
+class UrlSource(Strict):
+    """An image that the server fetches."""
+
+    type: Literal["url"]
+    """A URL."""
+    url: NonEmpty
+    """An http or https URL."""
+
+
+def _by_type(*types: str, others: Collection[str] = ()) -> Discriminator:
+    """Return how the members of a union are told apart by their ``type``. Those of ``others`` are
+    all of one member, ``<hosted>``."""
+
+    def tag(value: object) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if kind in types:
+            return f"<{kind}>"
+        return "<hosted>" if kind in others else None
+
+    return Discriminator(tag, custom_error_type=BLOCK_TYPE, custom_error_message="a block")
+
+
+class ImageBlock(Strict):
+    """An image, for models that take images."""
+
+    type: Literal["image"]
+    """An image."""
+    source: Annotated[
+        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
+        _by_type("base64", "url"),
+    ]
+    """Where it is."""
+
+    def media(self, path: str) -> MediaSource:
+        """Return where the content of the block at ``path`` comes from."""
+        if isinstance(self.source, UrlSource):
+            return MediaSource(MediaKind.IMAGE, f"{path}.source.url", self.source.url)
+        return MediaSource(MediaKind.IMAGE, f"{path}.source.data", self.source.data)
 
 
 class ToolUseBlock(Strict):
@@ -74,19 +135,6 @@ class ContentSource(Strict):
     """A text, or blocks of text."""
 
 
-def _by_type(*types: str, others: Collection[str] = ()) -> Discriminator:
-    """Return how the members of a union are told apart by their ``type``. Those of ``others`` are
-    all of one member, ``<hosted>``."""
-
-    def tag(value: object) -> str | None:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if kind in types:
-            return f"<{kind}>"
-        return "<hosted>" if kind in others else None
-
-    return Discriminator(tag, custom_error_type=BLOCK_TYPE, custom_error_message="a block")
-
-
 class DocumentBlock(Strict):
     """A document, of text alone: PDFs and files are not read."""
 
@@ -104,8 +152,10 @@ class DocumentBlock(Strict):
 
 
 _ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[DocumentBlock, Tag("<document>")],
-    _by_type("text", "document"),
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
+    | Annotated[DocumentBlock, Tag("<document>")],
+    _by_type("text", "image", "document"),
 ]
 
 
@@ -123,7 +173,7 @@ class ToolResultBlock(Strict):
         ]
         | None
     ) = None
-    """The result: a text, or blocks of text and documents. Default: empty."""
+    """The result: a text, or blocks of text, images and documents. Default: empty."""
     is_error: bool | None = None
     """Whether the call failed. The model is told so before the result. Default: false."""
 
@@ -155,12 +205,13 @@ class HostedBlock(Strict):
 
 _Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[DocumentBlock, Tag("<document>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")]
     | Annotated[HostedBlock, Tag("<hosted>")],
-    _by_type("text", "document", "thinking", "tool_use", "tool_result", others=_HOSTED),
+    _by_type("text", "image", "document", "thinking", "tool_use", "tool_result", others=_HOSTED),
 ]
 
 Blocks = Annotated[
@@ -180,19 +231,14 @@ def texts_of(content: str | Sequence[BaseModel] | None) -> str:
         return ""
     if isinstance(content, str):
         return content
-    texts = []
-    for block in content:
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
-        elif isinstance(block, DocumentBlock):
-            texts.append(_document_text(block))
-    return "\n".join(texts)
+    return "\n".join(text for block in content if (text := text_of(block)) is not None)
 
 
-def result_text(block: ToolResultBlock) -> str:
-    """Return what a model reads of a call's result."""
-    text = texts_of(block.content)
-    return f"Error: {text}" if block.is_error else text
+def text_of(block: BaseModel) -> str | None:
+    """Return what a model reads of a block of text or a document; None of any other block."""
+    if isinstance(block, TextBlock):
+        return block.text
+    return _document_text(block) if isinstance(block, DocumentBlock) else None
 
 
 def _document_text(block: DocumentBlock) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import MediaKind
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.anthropic.blocks import (
     Blocks,
     DocumentBlock,
     HostedBlock,
+    ImageBlock,
     SystemText,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    result_text,
+    text_of,
     texts_of,
 )
 from lmx.router.schema.requests.messages import MAX_MESSAGES
@@ -28,7 +32,7 @@ _BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with such a line, and another one for each request: all that
 follows it would never be found in the prefix cache."""
 
-_OF_THE_USER: Final = (TextBlock, DocumentBlock, ToolResultBlock, HostedBlock)
+_OF_THE_USER: Final = (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock, HostedBlock)
 _OF_THE_ASSISTANT: Final = (TextBlock, ThinkingBlock, ToolUseBlock, HostedBlock)
 
 
@@ -38,34 +42,49 @@ class Turn(Strict):
     role: Literal["user", "assistant", "system"]
     """Who speaks. Turns of the same role that follow each other are one turn."""
     content: Blocks
-    """A text, or blocks: text and documents; of the user also results of tools; of the assistant
-    also thoughts and calls."""
+    """A text, or blocks: text; of the user also images, documents and results of tools; of the
+    assistant also thoughts and calls."""
 
 
 Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as workers take it."""
+
+    messages: list[dict[str, Any]]
+    """The messages of a chat request. Their media are numbered by their place in ``media``."""
+    media: tuple[MediaSource, ...]
+    """Where the images come from."""
+
+
 def chat_messages(
     system: SystemText | None, turns: Sequence[Turn], *, keep_billing: bool
-) -> list[dict[str, Any]]:
-    """Return a conversation as the messages of a chat request.
+) -> Conversation:
+    """Return a conversation in the form of a chat request.
 
-    A user's turn becomes the results of tools, each a message of its own, and then the user's text.
-    Without ``keep_billing`` the line of billing at the beginning of ``system`` is left out.
-    Raises :class:`RequestError` for a block that is not of its turn's role.
+    A user's turn becomes the results of tools, each a message of its own, and then the user's text
+    and images. Without ``keep_billing`` the line of billing at the beginning of ``system`` is left
+    out. Raises :class:`RequestError` for a block that is not of its turn's role.
     """
     messages: list[dict[str, Any]] = []
+    media: list[MediaSource] = []
     if text := _system_text(system, keep_billing=keep_billing):
         messages.append({"role": "system", "content": text})
     for index, turn in enumerate(turns):
-        _check_blocks(turn, f"messages[{index}]")
-        made = _assistant_messages(turn) if turn.role == "assistant" else _other_messages(turn)
+        path = f"messages[{index}]"
+        _check_blocks(turn, path)
+        if turn.role == "assistant":
+            made = _assistant_messages(turn)
+        else:
+            made = _other_messages(turn, f"{path}.content", media)
         for message in made:
             if messages and _is_one_turn(messages[-1], message):
                 _join(messages[-1], message)
             else:
                 messages.append(message)
-    return messages
+    return Conversation(messages, tuple(media))
 
 
 def hosted_blocks(turns: Sequence[Turn]) -> list[str]:
@@ -105,18 +124,51 @@ def _check_blocks(turn: Turn, path: str) -> None:
             )
 
 
-def _other_messages(turn: Turn) -> Iterator[dict[str, Any]]:
+def _other_messages(turn: Turn, path: str, media: list[MediaSource]) -> Iterator[dict[str, Any]]:
     content = turn.content
     if isinstance(content, str):
         yield {"role": turn.role, "content": content}
         return
-    results = [block for block in content if isinstance(block, ToolResultBlock)]
-    for result in results:
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": result_text(result)}
-    if text := texts_of(content):
-        yield {"role": turn.role, "content": text}
-    elif not results:
-        yield {"role": turn.role, "content": ""}
+    has_results = False
+    for index, block in enumerate(content):
+        if isinstance(block, ToolResultBlock):
+            has_results = True
+            yield {
+                "role": "tool",
+                "tool_call_id": block.tool_use_id,
+                "content": _result_content(block, f"{path}[{index}].content", media),
+            }
+    if (said := _content_of(content, path, media)) or not has_results:
+        yield {"role": turn.role, "content": said}
+
+
+def _result_content(
+    block: ToolResultBlock, path: str, media: list[MediaSource]
+) -> str | list[dict[str, Any]]:
+    content = block.content
+    made = texts_of(content) if not isinstance(content, list) else _content_of(content, path, media)
+    if not block.is_error:
+        return made
+    if isinstance(made, str):
+        return f"Error: {made}"
+    return _joined([{"type": "text", "text": "Error:"}], made)
+
+
+def _content_of(
+    blocks: Sequence[BaseModel], path: str, media: list[MediaSource]
+) -> str | list[dict[str, Any]]:
+    """Return what a model reads and sees of blocks: one string if there are no images. ``media``
+    gets the images."""
+    if not any(isinstance(block, ImageBlock) for block in blocks):
+        return texts_of(blocks)
+    parts: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        if isinstance(block, ImageBlock):
+            parts.append({"type": MediaKind.IMAGE.value, "media": len(media)})
+            media.append(block.media(f"{path}[{index}]"))
+        elif text := text_of(block):
+            parts = _joined(parts, [{"type": "text", "text": text}])
+    return parts
 
 
 def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:
@@ -148,13 +200,30 @@ def _is_one_turn(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
+    before, after = message["content"], more["content"]
     if message["role"] == "assistant":
-        message["content"] += more["content"]
+        message["content"] = before + after
+    elif isinstance(before, str) and isinstance(after, str):
+        message["content"] = "\n".join(filter(None, (before, after)))
     else:
-        message["content"] = "\n".join(filter(None, (message["content"], more["content"])))
+        message["content"] = _joined(_parts_of(before), _parts_of(after))
     if "reasoning_content" in more:
         message["reasoning_content"] = (
             message.get("reasoning_content", "") + more["reasoning_content"]
         )
     if "tool_calls" in more:
         message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
+
+
+def _parts_of(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content
+
+
+def _joined(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of both. Texts that follow each other are one, with a line break between."""
+    if one and other and one[-1]["type"] == other[0]["type"] == "text":
+        text = f"{one[-1]['text']}\n{other[0]['text']}"
+        return [*one[:-1], {"type": "text", "text": text}, *other[1:]]
+    return [*one, *other]

@@ -11,10 +11,12 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.anthropic.blocks import SystemText
 from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messages, hosted_blocks
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
 from lmx.router.schema.requests.generation import MAX_STOP_CHARS, ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.media import refuse_media
 from lmx.router.schema.requests.sampling import parameter
 from lmx.router.schema.validation import Count, FreeObject, Positive, Strict, validated
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
@@ -143,14 +145,15 @@ class CountTokensRequest(PromptFields):
 
 def parse_messages(
     body: dict[str, Any], *, keep_billing: bool = False
-) -> tuple[MessagesRequest, Generate]:
-    """Return the checked request, and the request to a worker, without ids and credit.
+) -> tuple[MessagesRequest, Generate, tuple[MediaSource, ...]]:
+    """Return the checked request, the request to a worker, without ids and credit, and where its
+    images come from.
 
     ``keep_billing``: see :func:`chat_messages`. Raises :class:`RequestError` (400) for the first
     fault.
     """
     request = validated(MessagesRequest, body)
-    messages = chat_messages(request.system, request.messages, keep_billing=keep_billing)
+    conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
     thinking = request.effective_thinking
     budget = thinking.budget_tokens
     if budget is not None and budget >= request.max_tokens > 0:
@@ -160,12 +163,12 @@ def parse_messages(
             f"({request.max_tokens}), which counts the thinking too.",
             param="thinking.budget_tokens",
         )
-    goes_on = _goes_on(messages)
-    return request, Generate(
+    goes_on = _goes_on(conversation.messages)
+    generate = Generate(
         stream_id=0,
         request_id="",
         credit_deltas=0,
-        messages=tuple(messages),
+        messages=tuple(conversation.messages),
         sampling=Sampling(
             temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
         ),
@@ -179,6 +182,7 @@ def parse_messages(
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
     )
+    return request, generate, conversation.media
 
 
 def parse_count(
@@ -187,14 +191,15 @@ def parse_count(
     """Return the checked request, and the task for a worker. ``keep_billing`` and errors: as of
     :func:`parse_messages`."""
     request = validated(CountTokensRequest, body)
-    messages = chat_messages(request.system, request.messages, keep_billing=keep_billing)
+    conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
+    refuse_media(conversation.media, "/v1/messages/count_tokens")
     _structure_of(request)
-    goes_on = _goes_on(messages)
+    goes_on = _goes_on(conversation.messages)
     return request, Tokenize(
         0,
         "",
         TOKENIZE_DEADLINE_S,
-        messages=tuple(messages),
+        messages=tuple(conversation.messages),
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
         tool_use=tool_use_of(request.tools, request.tool_choice),

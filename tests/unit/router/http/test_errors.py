@@ -46,6 +46,7 @@ MAY_PASS = {
     ErrorCode.QUEUE_FULL,
     ErrorCode.QUEUE_TIMEOUT,
     ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.MEDIA_TIMEOUT,
     # The model comes, or comes back, by itself.
     ErrorCode.MODEL_LOADING,
     ErrorCode.MODEL_LOAD_FAILED,

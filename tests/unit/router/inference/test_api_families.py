@@ -115,7 +115,7 @@ class ToyAnswer:
 
 async def messages(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
-    chat, generate = parse_chat(await read_object(request, 1_000_000))
+    chat, generate, _ = parse_chat(await read_object(request, 1_000_000))
     stream = bool(chat.stream)
     models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream)
     generate = own_request(generate, request[CONTEXT])

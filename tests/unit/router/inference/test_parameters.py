@@ -226,7 +226,7 @@ def test_sampling_as_a_worker_is_sent_it() -> None:
         "repetition_penalty": 1.1, "presence_penalty": -1, "frequency_penalty": 2,
         "ignore_eos": True, "min_tokens": 3,
     }  # fmt: skip
-    _, generate = parse_chat(
+    _, generate, _ = parse_chat(
         chat(**given, logit_bias={"5": -100, "007": 1.5}, stop_token_ids=[1, 2])
     )
     sampling = generate.sampling
@@ -449,7 +449,7 @@ def test_thinking(fields: dict[str, Any], thinking: Thinking) -> None:
 
 
 def test_the_rest_of_what_a_worker_is_sent() -> None:
-    _, generate = parse_chat(chat())
+    _, generate, _ = parse_chat(chat())
     assert (generate.top_logprobs, generate.parse, generate.echo) == (None, True, False)
     assert (generate.assist, generate.cache_salt) == (Assist(), "")
     assert parse_chat(chat(logprobs=True))[1].top_logprobs == 0
@@ -485,5 +485,5 @@ MIXED = st.fixed_dictionaries(
 
 @given(MIXED)
 def test_what_is_accepted_survives_the_wire(fields: dict[str, Any]) -> None:
-    _, generate = parse_chat(chat(**fields))
+    _, generate, _ = parse_chat(chat(**fields))
     assert decode(encode(generate)).message == generate

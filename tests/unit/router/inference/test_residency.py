@@ -15,7 +15,7 @@ from lmx.router.schema.requests.tasks import parse_embedding, parse_rerank
 
 def told(fields: dict[str, Any]) -> list[float | None]:
     """What each kind of request passes on."""
-    _, chat = parse_chat(chat_body(**fields))
+    _, chat, _ = parse_chat(chat_body(**fields))
     _, completions = parse_completion({"prompt": ["a", "b"], **fields})
     _, embed = parse_embedding({"input": "a", **fields})
     _, rerank = parse_rerank({"query": "a", "documents": ["b"], **fields})

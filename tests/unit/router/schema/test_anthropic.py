@@ -159,7 +159,7 @@ def test_what_only_anthropic_can_run_is_left_out_and_named() -> None:
     hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     searched = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
     turns = (USER, {"role": "assistant", "content": [searched, *text("So.")]}, USER)
-    wanted, made = parse_messages(body(*turns, tools=[hosted, TOOL]))
+    wanted, made, _ = parse_messages(body(*turns, tools=[hosted, TOOL]))
     assert wanted.left_out == ["tools.web_search_20250305", "content.server_tool_use"]
     assert made.tool_use is not None and len(made.tool_use.tools) == 1
     assert generate(tools=[hosted]).tool_use is None

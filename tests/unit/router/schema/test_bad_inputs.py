@@ -79,7 +79,7 @@ def completion(**fields: Any) -> bytes:
 
 
 NOT_BASE64 = "data:image/png;base64,@@@"
-CONTENT = "messages[0].content[1].type"
+CONTENT = "messages[0].content[1]"
 MIB = 2**20
 
 # What is sent, the status, the code, the path.
@@ -146,21 +146,35 @@ TABLE: dict[str, tuple[bytes, int, str, str | None]] = {
         body(tools=[{"type": "function", "function": {"name": "f", "parameters": {"x": 10**40}}}]),
         400, "invalid_value", "tools[0].function.parameters.x"),
     "a bad image": (
-        part(type="image_url", image_url={"url": NOT_BASE64}), 400, "unsupported_value", CONTENT),
-    "an image without a source": (part(type="image_url"), 400, "unsupported_value", CONTENT),
+        part(type="image_url", image_url={"url": NOT_BASE64}), 400, "invalid_media",
+        f"{CONTENT}.image_url"),
+    "an image without a source": (
+        part(type="image_url"), 400, "missing_required_parameter", f"{CONTENT}.image_url"),
+    "an image with no source in it": (
+        part(type="image_url", image_url={}), 400, "missing_required_parameter",
+        f"{CONTENT}.image_url"),
+    "a file": (part(type="file", file={"file_id": "f"}), 400, "unsupported_value",
+               f"{CONTENT}.type"),
+    "a path as an image": (
+        part(type="image_url", image_url="file:///etc/passwd"), 400, "invalid_value",
+        f"{CONTENT}.image_url"),
     "audio": (
         part(type="input_audio", input_audio={"data": "@", "format": "wav"}),
-        400, "unsupported_value", CONTENT),
+        400, "invalid_media", f"{CONTENT}.input_audio"),
     "audio by address": (
-        part(type="audio_url", audio_url={"url": "http://x/a.mp3"}), 400, "unsupported_value",
-        CONTENT),
-    "plain audio": (part(type="audio", audio="http://x"), 400, "unsupported_value", CONTENT),
+        part(type="audio_url", audio_url={"url": "http://127.0.0.1/a.mp3"}), 400,
+        "media_not_fetched", f"{CONTENT}.audio_url"),
+    "plain audio": (
+        part(type="audio", audio="http://[::1]"), 400, "media_not_fetched", f"{CONTENT}.audio"),
     "video by address": (
-        part(type="video_url", video_url={"url": "x"}), 400, "unsupported_value", CONTENT),
-    "plain video": (part(type="video", video="http://x"), 400, "unsupported_value", CONTENT),
+        part(type="video_url", video_url={"url": "x"}), 400, "invalid_media",
+        f"{CONTENT}.video_url"),
+    "plain video": (
+        part(type="video", video="http://10.0.0.1"), 400, "media_not_fetched",
+        f"{CONTENT}.video"),
     "inline video": (
         part(type="input_video", input_video={"data": "@", "format": "mp4"}),
-        400, "unsupported_value", CONTENT),
+        400, "invalid_media", f"{CONTENT}.input_video"),
     "usage of no stream": (
         body(stream_options={"include_usage": True}), 400, "invalid_value", "stream_options"),
     "20,000 deep": (
@@ -314,7 +328,7 @@ def test_any_json_in_any_fields_can_be_sent_to_a_worker_or_is_refused(data: st.D
     schema, parse, valid = data.draw(st.sampled_from(SCHEMAS))
     given_fields = data.draw(st.dictionaries(st.sampled_from(names_of(schema)), JSON, max_size=3))
     try:
-        _, work = parse(valid | given_fields)
+        _, work, *_ = parse(valid | given_fields)
     except RequestError as error:
         assert error.param
         assert len(error.message) < 400
@@ -332,7 +346,7 @@ def test_what_a_worker_is_sent_of_free_objects_survives_the_wire(kwargs: Any, sc
         )
     ).replace("Infinity", "1e999")
     try:
-        _, generate = parse_chat(parse_object(text.encode()))
+        _, generate, _ = parse_chat(parse_object(text.encode()))
     except RequestError as error:
         assert error.param is None or error.param.startswith(("chat_template_kwargs", "tools[0]"))
         return

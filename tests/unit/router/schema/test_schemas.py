@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.body import MAX_DEPTH, parse_object
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
+from lmx.router.schema.requests.media import KINDS
 from lmx.router.schema.requests.unsupported import CHAT
 from lmx.router.schema.validation import param_path, short
 
@@ -74,12 +75,27 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (with_part({"text": "x"}), "messages[0].content[1].type", MISSING, "required"),
     (with_part({"type": "text"}), "messages[0].content[1].text", MISSING, "required"),
     (with_part({"type": "text", "text": 1}), "messages[0].content[1].text", TYPE, "a string"),
+    (with_part({"type": "file"}), "messages[0].content[1].type", UNSUPPORTED, "image_url"),
+    (with_part({"type": 5}), "messages[0].content[1].type", UNSUPPORTED, "got 5"),
     *(
-        (with_part({"type": kind, kind: {"url": "data:,"}}),
-         "messages[0].content[1].type", UNSUPPORTED, "text only")
-        for kind in ("image_url", "input_audio", "audio_url", "audio", "video_url", "video",
-                     "input_video", "file")
+        (with_part({"type": kind, kind: {}}), f"messages[0].content[1].{kind}", MISSING, "`url`")
+        for kind in KINDS
     ),
+    *(
+        (with_part({"type": kind, kind: {"url": "a", "data": "b"}}),
+         f"messages[0].content[1].{kind}", VALUE, "one of the two")
+        for kind in KINDS
+    ),
+    (with_part({"type": "image_url", "image_url": ""}), "messages[0].content[1].image_url",
+     VALUE, "must not be empty"),
+    (with_part({"type": "image_url", "image_url": {"url": 5}}),
+     "messages[0].content[1].image_url.url", TYPE, "a string"),
+    (with_part({"type": "image_url", "image_url": {"url": "a", "detail": "fine"}}),
+     "messages[0].content[1].image_url.detail", VALUE, "'auto', 'low' or 'high'"),
+    (with_part({"type": "image_url", "image_url": "a", "min_pixels": 9, "max_pixels": 8}),
+     "messages[0].content[1].min_pixels", VALUE, "more than"),
+    (with_part({"type": "video_url", "video_url": "a", "max_frames": 0}),
+     "messages[0].content[1].max_frames", VALUE, "at least 1"),
     (chat(model=5), "model", TYPE, "a string"),
     (chat(stream="true"), "stream", TYPE, "a boolean"),
     (chat(stream=1), "stream", TYPE, "a boolean"),
@@ -216,7 +232,7 @@ def test_what_is_allowed(body: dict[str, Any]) -> None:
 
 
 def test_limits_and_stops() -> None:
-    request, _ = parse_chat(chat(max_completion_tokens=5, stop="x"))
+    request, *_ = parse_chat(chat(max_completion_tokens=5, stop="x"))
     assert (request.token_limit, request.stop_texts) == (5, ("x",))
     assert parse_chat(chat(max_tokens=4))[1].max_tokens == 4
     assert parse_chat(chat())[1].max_tokens is None
@@ -254,7 +270,7 @@ def test_every_harmless_value_passes_and_is_no_wider_than_meant() -> None:
 
 def test_history_with_calls_and_their_results() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    _, generate = parse_chat({"messages": [
+    _, generate, _ = parse_chat({"messages": [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]},

@@ -1,0 +1,39 @@
+"""A generation whose prompt has images, sounds or videos."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+from lmx.protocol.messages.data import Generate
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.router.jobs.job import Source
+from lmx.router.media.source import MediaSource
+from lmx.router.services import Services
+
+
+def generation(
+    services: Services, generate: Generate, sources: Sequence[MediaSource]
+) -> Callable[[ModelView], AbstractAsyncContextManager[Source]]:
+    """Return what begins the generation on a model: see
+    :meth:`lmx.router.workers.dispatch.Dispatcher.generate`. Media are read first.
+
+    Raises :class:`lmx.protocol.errors.RequestError` for what can be told of the media at once.
+    """
+    if not sources:
+        return lambda model: services.dispatcher.generate(model, generate)
+    services.media.check(sources)
+    return lambda model: _with_media(services, model, generate, sources)
+
+
+@asynccontextmanager
+async def _with_media(
+    services: Services, model: ModelView, generate: Generate, sources: Sequence[MediaSource]
+) -> AsyncIterator[Source]:
+    async with services.media.read(sources) as held:
+        asked = replace(generate, media=held.items)
+        async with services.dispatcher.generate(model, asked, held.blobs) as begun:
+            # It was accepted, so that it is never sent again.
+            held.release()
+            yield begun

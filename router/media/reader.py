@@ -1,0 +1,138 @@
+"""Makes bytes of the images, sounds and videos of a request: it fetches, decodes, and tells what
+they are."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.media import MediaItem
+from lmx.protocol.messages.specs import MediaLimits
+from lmx.protocol.states import MediaForm
+from lmx.router.media.fetch import Fetcher
+from lmx.router.media.inline import decoded
+from lmx.router.media.room import MediaRoom, MediaShare
+from lmx.router.media.sniff import told_form
+from lmx.router.media.source import MediaSource, Origin, origin_of
+
+_AT_A_TIME: Final = 4
+"""How many media of one request are fetched at a time."""
+
+_PIECE_BYTES: Final = 2**20
+"""How much is hashed at a time, a millisecond's work or two."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldMedia:
+    """The media of one request, in the order of the request."""
+
+    items: tuple[MediaItem, ...]
+    blobs: tuple[bytes, ...]
+    share: MediaShare
+
+    def release(self) -> None:
+        """Hold the bytes no longer: a worker has them."""
+        self.blobs = ()
+        self.share.give_back()
+
+
+class MediaReader:
+    """Reads the media of all requests, within the limits of the configuration."""
+
+    def __init__(self, limits: MediaLimits, fetcher: Fetcher) -> None:
+        self._limits = limits
+        self._fetcher = fetcher
+        self._room = MediaRoom(limits.max_held_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of media the router holds."""
+        return self._room.held_bytes
+
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise :class:`RequestError` for what can be told before anything is fetched: too many
+        media, and a URL of a foreign scheme."""
+        most = self._limits.max_items
+        if len(sources) > most:
+            param = sources[most].param
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{param}` is one too many: a request may have {most} images, sounds and videos "
+                f"(media.max_items), and has {len(sources)}.",
+                param=param,
+            )
+        for source in sources:
+            origin_of(source)
+
+    @asynccontextmanager
+    async def read(self, sources: Sequence[MediaSource]) -> AsyncIterator[HeldMedia]:
+        """Hold the media of one request within the block.
+
+        Leaving it while they are read ends what is under way. Raises :class:`RequestError` that
+        names the part, and QUEUE_FULL.
+        """
+        with self._room.one() as share:
+            turns = asyncio.Semaphore(_AT_A_TIME)
+            tasks = [asyncio.create_task(self._one(source, share, turns)) for source in sources]
+            try:
+                read = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                # A share may not grow after it was given back.
+                await asyncio.gather(*tasks, return_exceptions=True)
+            held = HeldMedia(
+                tuple(item for item, _ in read), tuple(blob for _, blob in read), share
+            )
+            del read, tasks
+            yield held
+
+    async def _one(
+        self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore
+    ) -> tuple[MediaItem, bytes]:
+        async with turns:
+            if origin_of(source) is Origin.URL:
+                content = await self._fetcher.fetch(source.text, source.param, share)
+            else:
+                content = await self._decode(source, share)
+            form = told_form(content, source.kind, source.param)
+            digest = await _sha256(content)
+        return _item(source, form, content, digest), content
+
+    async def _decode(self, source: MediaSource, share: MediaShare) -> bytes:
+        pieces: list[bytes] = []
+        for piece in decoded(source.text, source.param, self._limits.max_item_bytes):
+            share.grow(len(piece))
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        return b"".join(pieces)
+
+
+async def _sha256(content: bytes) -> bytes:
+    digest = hashlib.sha256()
+    view = memoryview(content)
+    for begin in range(0, len(content), _PIECE_BYTES):
+        digest.update(view[begin : begin + _PIECE_BYTES])
+        await asyncio.sleep(0)
+    return digest.digest()
+
+
+def _item(source: MediaSource, form: MediaForm, content: bytes, digest: bytes) -> MediaItem:
+    return MediaItem(
+        source.kind,
+        form,
+        source.param,
+        len(content),
+        digest,
+        source.detail,
+        source.fps,
+        source.min_pixels,
+        source.max_pixels,
+        source.max_frames,
+        source.use_audio_in_video,
+    )

@@ -1,0 +1,120 @@
+"""Finds the addresses of a URL's host, and keeps those that may be asked.
+
+The connection goes to an address that was checked here: no name is looked up a second time, so that
+a name service can't say one thing to the check and another to the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any, Final
+
+import psutil
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from lmx.router.media.addresses import AddressRule, Network, literal_address, own_network
+
+Lookup = Callable[[str, int], Awaitable[Sequence[tuple[socket.AddressFamily, str]]]]
+"""Returns the addresses of a host. Raises ``OSError`` if there are none."""
+
+_LOOKUP_THREADS: Final = 4
+"""A look-up can't be ended: one whose name service is silent holds its thread for half a minute,
+and must not hold up more than other look-ups."""
+
+_NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+
+
+class AddressRefusedError(Exception):
+    """A host has only addresses that may not be asked."""
+
+
+class CheckedResolver(AbstractResolver):
+    """Gives aiohttp the addresses of a host that the rule admits."""
+
+    def __init__(
+        self,
+        rule: AddressRule,
+        lookup: Lookup,
+        own_networks: Callable[[], Sequence[Network]],
+    ) -> None:
+        self._rule = rule
+        self._lookup = lookup
+        self._own_networks = own_networks
+
+    def check_literal(self, host: str) -> None:
+        """Raise :class:`AddressRefusedError` for a host that is an address which may not be asked.
+
+        aiohttp does not resolve such a host. So this comes before each request.
+        """
+        address = literal_address(host)
+        if address is not None and not self._rule.admits(address, self._own_networks()):
+            raise AddressRefusedError(host)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the admitted addresses of a host. Raises :class:`AddressRefusedError`, and
+        ``OSError`` if it has none at all."""
+        found = await self._lookup(host, port)
+        own = self._own_networks()
+        admitted = [
+            ResolveResult(hostname=host, host=text, port=port, family=kind, proto=0, flags=_NUMERIC)
+            for kind, text in found
+            if self._rule.admits(ip_address(text), own)
+        ]
+        if not admitted:
+            raise AddressRefusedError(host)
+        return admitted
+
+    async def close(self) -> None:
+        """Do nothing: the look-up is not this resolver's."""
+
+
+class SystemLookup:
+    """Asks the system's name service, in threads of its own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="media lookup")
+
+    async def __call__(self, host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
+        """Return the addresses of a host, in the system's order of preference."""
+        loop = asyncio.get_running_loop()
+        infos = await loop.run_in_executor(
+            self._threads,
+            lambda: socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+            ),
+        )
+        return [
+            (
+                family,
+                f"{address[0]}%{address[3]}" if len(address) > 3 and address[3] else address[0],
+            )
+            for family, _, _, _, address in infos
+            if isinstance(address[0], str)
+        ]
+
+    def close(self) -> None:
+        """Let no look-up begin any more. Those under way end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _text_of(address: tuple[Any, ...]) -> str:
+    # The fourth part of an IPv6 address is its zone, which no public address has.
+    zone = f"%{address[3]}" if len(address) > 3 and address[3] else ""
+    return f"{address[0]}{zone}"
+
+
+def interface_networks() -> Sequence[Network]:
+    """Return the networks of this machine's interfaces as they are now."""
+    found = (
+        own_network(one.address, one.netmask)
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    )
+    return [network for network in found if network is not None]

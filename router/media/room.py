@@ -1,0 +1,55 @@
+"""Limits the memory of all media that the router holds, from their first byte until a worker has
+them. Used from one event loop only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lmx.protocol.errors import ErrorCode, UnavailableError
+
+
+class MediaRoom:
+    """Counts the bytes of all requests' media."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.held_bytes = 0
+
+    @contextmanager
+    def one(self) -> Iterator[MediaShare]:
+        """Hold one request's media within the block, or until :meth:`MediaShare.give_back`."""
+        share = MediaShare(self)
+        try:
+            yield share
+        finally:
+            share.give_back()
+
+    def take(self, size_bytes: int) -> None:
+        """Count this many bytes more. Raises QUEUE_FULL if there is no room for them."""
+        if self.held_bytes + size_bytes > self._most_bytes:
+            raise UnavailableError(
+                ErrorCode.QUEUE_FULL,
+                f"The images, sounds and videos of requests take {self._most_bytes} bytes, as many "
+                "as lmx holds at a time (media.max_held_bytes): try again in a few seconds.",
+                retry_after_s=2.0,
+            )
+        self.held_bytes += size_bytes
+
+
+class MediaShare:
+    """The part of the room that one request takes."""
+
+    def __init__(self, room: MediaRoom) -> None:
+        self._room = room
+        self._held_bytes = 0
+
+    def grow(self, size_bytes: int) -> None:
+        """Count this many bytes more for the request. Raises QUEUE_FULL."""
+        self._room.take(size_bytes)
+        self._held_bytes += size_bytes
+
+    def give_back(self) -> None:
+        """Count nothing for the request any more. Idempotent."""
+        self._room.held_bytes -= self._held_bytes
+        self._held_bytes = 0

@@ -1,0 +1,167 @@
+"""Tells by its first bytes what an image, a sound or a video is. Pure.
+
+Neither a header of HTTP nor the name in a URL is asked: both are what a stranger says. What the
+bytes say is checked by decoding them, which happens in a process of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import MediaForm, MediaKind
+
+_FORMS: Final[dict[MediaKind, frozenset[MediaForm]]] = {
+    MediaKind.IMAGE: frozenset(
+        {
+            MediaForm.PNG,
+            MediaForm.JPEG,
+            MediaForm.WEBP,
+            MediaForm.GIF,
+            MediaForm.BMP,
+            MediaForm.TIFF,
+            MediaForm.HEIC,
+            MediaForm.AVIF,
+        }
+    ),
+    # Browsers and phones record sound into the containers of videos.
+    MediaKind.AUDIO: frozenset(
+        {
+            MediaForm.WAV,
+            MediaForm.MP3,
+            MediaForm.FLAC,
+            MediaForm.OGG,
+            MediaForm.M4A,
+            MediaForm.AAC,
+            MediaForm.MP4,
+            MediaForm.WEBM,
+            MediaForm.MKV,
+            MediaForm.MOV,
+        }
+    ),
+    MediaKind.VIDEO: frozenset(
+        {MediaForm.MP4, MediaForm.WEBM, MediaForm.MKV, MediaForm.AVI, MediaForm.MOV}
+    ),
+}
+"""The forms that each kind may have."""
+
+_BEGINNINGS: Final = (
+    (b"\x89PNG\r\n\x1a\n", MediaForm.PNG),
+    (b"\xff\xd8\xff", MediaForm.JPEG),
+    (b"GIF87a", MediaForm.GIF),
+    (b"GIF89a", MediaForm.GIF),
+    (b"II*\0", MediaForm.TIFF),
+    (b"MM\0*", MediaForm.TIFF),
+    (b"fLaC", MediaForm.FLAC),
+    (b"OggS", MediaForm.OGG),
+    (b"ID3", MediaForm.MP3),
+    (b"ADIF", MediaForm.AAC),
+)
+
+_RIFF: Final = {b"WEBP": MediaForm.WEBP, b"WAVE": MediaForm.WAV, b"AVI ": MediaForm.AVI}
+
+_BRANDS: Final = {
+    b"avif": MediaForm.AVIF,
+    b"avis": MediaForm.AVIF,
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), MediaForm.HEIC),
+    **dict.fromkeys((b"M4A ", b"M4B ", b"M4P "), MediaForm.M4A),
+    b"qt  ": MediaForm.MOV,
+}
+"""Main brands of ISO media files; any other is a video's."""
+
+_STILL_BRANDS: Final = frozenset({b"mif1", b"msf1", b"mif2", b"miaf"})
+"""Main brands of still pictures whose coding only a further brand tells."""
+
+_MOST_BRANDS: Final = 32
+_ATOMS: Final = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
+"""What old QuickTime files begin with."""
+
+_EBML: Final = b"\x1aE\xdf\xa3"
+_EBML_HEAD_BYTES: Final = 64
+_BMP_HEADS: Final = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+"""The sizes of the second header, one for each release of the format."""
+
+_TEXT_BYTES: Final = 256
+_ARTICLES: Final = {
+    MediaKind.IMAGE: "an image",
+    MediaKind.AUDIO: "a sound",
+    MediaKind.VIDEO: "a video",
+}
+
+
+def form_of(content: bytes) -> MediaForm | None:
+    """Return the container that ``content`` begins as; None if it is of no known one."""
+    for beginning, form in _BEGINNINGS:
+        if content.startswith(beginning):
+            return form
+    head = content[:4]
+    if head in (b"RIFF", b"RF64"):
+        return _RIFF.get(content[8:12])
+    if content[4:8] == b"ftyp":
+        return _iso_form(content)
+    if content[4:8] in _ATOMS:
+        return MediaForm.MOV
+    if head == _EBML:
+        return MediaForm.WEBM if b"webm" in content[:_EBML_HEAD_BYTES] else MediaForm.MKV
+    if head[:2] == b"BM":
+        known = int.from_bytes(content[14:18], "little") in _BMP_HEADS
+        return MediaForm.BMP if known else None
+    return _frame_form(content)
+
+
+def told_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
+    """Return the container of what ``param`` has. Raises INVALID_MEDIA (400) if it is none of its
+    kind."""
+    form = form_of(content)
+    if form is None:
+        raise RequestError(
+            ErrorCode.INVALID_MEDIA, f"`{param}` {_foreign(content, kind)}.", param=param
+        )
+    if form not in _FORMS[kind]:
+        raise RequestError(
+            ErrorCode.INVALID_MEDIA,
+            f"`{param}` must be {_ARTICLES[kind]} ({_listed(kind)}), and its content is {form}.",
+            param=param,
+        )
+    return form
+
+
+def _iso_form(content: bytes) -> MediaForm:
+    brand = content[8:12]
+    if brand in _STILL_BRANDS:
+        size = min(int.from_bytes(content[:4], "big"), 16 + 4 * _MOST_BRANDS)
+        further = [content[at : at + 4] for at in range(16, size, 4)]
+        stills = [_BRANDS[one] for one in further if one in (b"avif", b"avis")]
+        return stills[0] if stills else MediaForm.HEIC
+    return _BRANDS.get(brand, MediaForm.MP4)
+
+
+def _frame_form(content: bytes) -> MediaForm | None:
+    """Return the form of sound that has no header of a file, but begins with a frame."""
+    if len(content) < 4 or content[0] != 0xFF or content[1] & 0xE0 != 0xE0:
+        return None
+    if content[1] & 0xF6 == 0xF0:
+        return MediaForm.AAC
+    # MPEG's layer III, of a bit rate and a sample rate that there are.
+    is_mp3 = content[1] & 0x06 == 0x02 and content[2] >> 4 not in (0, 15) and content[2] & 12 != 12
+    return MediaForm.MP3 if is_mp3 else None
+
+
+def _foreign(content: bytes, kind: MediaKind) -> str:
+    """Return what content of no known form is, in words that go on after its name."""
+    if not content:
+        return "is empty"
+    head = content[:_TEXT_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if head.startswith(b"data:"):
+        return "is a data URL inside of another one: send its content once"
+    if head.startswith(b"<"):
+        return "is markup (SVG, HTML or XML) and no picture of pixels: send it as PNG, say"
+    if head.startswith(b"%pdf"):
+        return "is a PDF: send its pages as images"
+    if head.startswith((b"\x1f\x8b", b"pk\3\4")):
+        return "is compressed: send what is in it"
+    return f"has content of no known form: {_ARTICLES[kind]} may be {_listed(kind)}"
+
+
+def _listed(kind: MediaKind) -> str:
+    return ", ".join(form.value for form in MediaForm if form in _FORMS[kind])

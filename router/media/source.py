@@ -1,0 +1,77 @@
+"""Where an image, a sound or a video of a request comes from, before anything of it was fetched or
+decoded. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import MediaKind
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}):")
+_SHOWN: Final = 60
+"""How many characters of a source an error repeats."""
+
+
+class Origin(Enum):
+    """The forms that a source may have."""
+
+    URL = auto()
+    """``http:`` or ``https:``: it is fetched."""
+    DATA_URL = auto()
+    """``data:``: the bytes are in it."""
+    BASE64 = auto()
+    """The bytes alone, in base64."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """One image, sound or video, as a part of a request names it. The fields after ``text`` are
+    those of :class:`lmx.protocol.messages.media.MediaItem`."""
+
+    kind: MediaKind
+
+    param: str
+    """The path of ``text`` in the request. Errors name it."""
+
+    text: str = field(repr=False)
+    """A URL, a data URL or base64."""
+
+    detail: str = "auto"
+    fps: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_frames: int | None = None
+    use_audio_in_video: bool = True
+
+
+def origin_of(source: MediaSource) -> Origin:
+    """Return the form of a source.
+
+    Raises :class:`RequestError` (400) for a URL of another scheme, ``file:`` above all. A path has
+    no scheme: it counts as base64, and is refused where that is decoded.
+    """
+    # Base64 has no colon, so that a long one is not searched through.
+    found = _SCHEME.match(source.text)
+    if found is None:
+        return Origin.BASE64
+    match found.group(1).lower():
+        case "http" | "https":
+            return Origin.URL
+        case "data":
+            return Origin.DATA_URL
+        case scheme:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{source.param}` is a URL of the scheme '{scheme}': only http, https and data "
+                f"URLs are taken, and base64. Got {shown(source.text)}.",
+                param=source.param,
+            )
+
+
+def shown(text: str) -> str:
+    """Return a source, cut so that an error stays readable."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."

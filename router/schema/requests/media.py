@@ -1,0 +1,237 @@
+"""The parts of a message that are an image, a sound or a video, in all the forms that clients send.
+
+Source: OpenAI's API (`image_url`, `input_audio`), kiapi's (the others), and vLLM's and Qwen's
+names for how closely a model looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, Tag
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import MediaKind
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.validation import OBJECT, TEXT, TEXT_OR_OBJECT, NonEmpty, Strict
+
+DEFAULT_FPS: Final = 1.0
+_MAX_FPS: Final = 240.0
+"""Frames per second: more than cameras record."""
+
+_MAX_PIXELS: Final = 2**28
+_MAX_FRAMES: Final = 100_000
+_LOW_PIXELS: Final = 512 * 512
+
+Fps = Annotated[float, Field(gt=0, le=_MAX_FPS)]
+_Pixels = Annotated[int, Field(ge=1, le=_MAX_PIXELS)]
+
+
+class Reference(Strict):
+    """Where the content of a part is: `url` or `data`, one of the two."""
+
+    url: NonEmpty | None = None
+    """An http or https URL, or a data URL. The server fetches it."""
+    data: NonEmpty | None = None
+    """The content in base64. A URL is accepted here too."""
+    format: str | None = None
+    """It is accepted, and changes nothing: the content says itself what it is."""
+
+
+class ImageReference(Reference):
+    """Where an image is, and how closely the model looks at it."""
+
+    detail: Literal["auto", "low", "high"] | None = None
+    """`low`: the model sees the image reduced to 262,144 pixels (512 x 512) at most. `high` and
+    `auto`: as large as the model's own limits allow. Default: `auto`."""
+
+
+_Content = Annotated[
+    Annotated[NonEmpty, Tag(TEXT)] | Annotated[Reference, Tag(OBJECT)], TEXT_OR_OBJECT
+]
+_ImageContent = Annotated[
+    Annotated[NonEmpty, Tag(TEXT)] | Annotated[ImageReference, Tag(OBJECT)], TEXT_OR_OBJECT
+]
+
+
+class PixelFields(Strict):
+    """How large the model sees an image, or each frame of a video."""
+
+    min_pixels: _Pixels | None = None
+    """An image of fewer pixels is enlarged. The name is Qwen's. Default: the model's own."""
+    max_pixels: _Pixels | None = None
+    """An image of more pixels is reduced. The name is Qwen's. Default: the model's own."""
+
+
+class ImageUrlPart(PixelFields):
+    """An image."""
+
+    type: Literal["image_url"]
+    """An image."""
+    image_url: _ImageContent
+    """Where it is: an object with `url`, or the URL alone."""
+
+
+class InputAudioPart(Strict):
+    """A sound, in OpenAI's form."""
+
+    type: Literal["input_audio"]
+    """A sound."""
+    input_audio: _Content
+    """The sound: an object with `data`, or the content alone."""
+
+
+class AudioUrlPart(Strict):
+    """A sound."""
+
+    type: Literal["audio_url"]
+    """A sound."""
+    audio_url: _Content
+    """Where it is: an object with `url`, or the URL alone."""
+
+
+class AudioPart(Strict):
+    """A sound."""
+
+    type: Literal["audio"]
+    """A sound."""
+    audio: _Content
+    """A URL or base64, or an object with `url` or `data`."""
+
+
+class VideoFields(PixelFields):
+    """How a video is seen."""
+
+    fps: Fps | None = None
+    """Frames a second that are taken from it. Default: the request's `fps`."""
+    max_frames: Annotated[int, Field(ge=1, le=_MAX_FRAMES)] | None = None
+    """How many frames are taken at most; a longer video is sampled less often. The name is Qwen's.
+    Default: the server's limit."""
+
+
+class VideoUrlPart(VideoFields):
+    """A video."""
+
+    type: Literal["video_url"]
+    """A video."""
+    video_url: _Content
+    """Where it is: an object with `url`, or the URL alone."""
+
+
+class VideoPart(VideoFields):
+    """A video."""
+
+    type: Literal["video"]
+    """A video."""
+    video: _Content
+    """A URL or base64, or an object with `url` or `data`."""
+
+
+class InputVideoPart(VideoFields):
+    """A video."""
+
+    type: Literal["input_video"]
+    """A video."""
+    input_video: _Content
+    """A URL or base64, or an object with `data` or `url`."""
+
+
+MediaPart = (
+    ImageUrlPart
+    | InputAudioPart
+    | AudioUrlPart
+    | AudioPart
+    | VideoUrlPart
+    | VideoPart
+    | InputVideoPart
+)
+
+KINDS: Final = {
+    "image_url": MediaKind.IMAGE,
+    "input_audio": MediaKind.AUDIO,
+    "audio_url": MediaKind.AUDIO,
+    "audio": MediaKind.AUDIO,
+    "video_url": MediaKind.VIDEO,
+    "video": MediaKind.VIDEO,
+    "input_video": MediaKind.VIDEO,
+}
+"""The kind of each type of part, which has its content in a field of the same name."""
+
+
+class VideoDefaults(Strict):
+    """How the videos of a request are seen and heard."""
+
+    fps: Fps | None = None
+    """Frames a second that are taken from a video. The name is kiapi's. Default: 1."""
+    use_audio_in_video: bool | None = None
+    """Whether a model that hears gets a video's sound too. The name is kiapi's. Default: true."""
+
+
+def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSource:
+    """Return where the content of the part at ``path`` comes from.
+
+    Raises :class:`RequestError` (400) for a reference without content, or with two.
+    """
+    kind = KINDS[part.type]
+    content = getattr(part, part.type)
+    param = f"{path}.{part.type}"
+    detail: str | None = None
+    if isinstance(content, Reference):
+        if isinstance(content, ImageReference):
+            detail = content.detail
+        content = _text_of(content, param)
+    seen: dict[str, Any] = {}
+    if isinstance(part, PixelFields):
+        _check_pixels(part, path)
+        most = part.max_pixels
+        if detail == "low":
+            most = min(most or _LOW_PIXELS, _LOW_PIXELS)
+        seen = {"min_pixels": part.min_pixels, "max_pixels": most}
+    if isinstance(part, VideoFields):
+        heard = defaults.use_audio_in_video
+        seen |= {
+            "fps": part.fps or defaults.fps or DEFAULT_FPS,
+            "max_frames": part.max_frames,
+            "use_audio_in_video": True if heard is None else heard,
+        }
+    return MediaSource(kind, param, content, detail=detail or "auto", **seen)
+
+
+def refuse_media(sources: Sequence[MediaSource], route: str) -> None:
+    """Raise :class:`RequestError` (400) if a request has media on a ``route`` that counts texts."""
+    if sources:
+        param = sources[0].param
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`{param}`: {route} counts the tokens of text only. How many an image, a sound or a "
+            "video takes is in the `usage` of an answer.",
+            param=param,
+        )
+
+
+def _text_of(reference: Reference, param: str) -> str:
+    given = [text for text in (reference.url, reference.data) if text is not None]
+    if not given:
+        raise RequestError(
+            ErrorCode.MISSING_PARAMETER,
+            f"`{param}` has no content: it needs `url` or `data`.",
+            param=param,
+        )
+    if len(given) > 1:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{param}` has `url` and `data`: send one of the two.",
+            param=param,
+        )
+    return given[0]
+
+
+def _check_pixels(part: PixelFields, path: str) -> None:
+    least, most = part.min_pixels, part.max_pixels
+    if least is not None and most is not None and least > most:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{path}.min_pixels` ({least}) is more than `max_pixels` ({most}).",
+            param=f"{path}.min_pixels",
+        )

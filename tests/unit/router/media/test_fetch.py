@@ -1,0 +1,366 @@
+"""Fetching from servers that mean no good, or no address that may be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from fake_peers import until
+from hostile_server import Answer, answer, hostile_server, redirect
+
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
+from lmx.protocol.messages.specs import MediaLimits
+from lmx.router.media.fetch import MOST_REDIRECTS, Fetcher
+from lmx.router.media.resolver import Lookup, SystemLookup, interface_networks
+from lmx.router.media.room import MediaRoom
+
+LIMITS = MediaLimits(
+    allowed_networks=("127.0.0.1",),
+    max_item_bytes=1000,
+    connect_timeout_s=5.0,
+    read_timeout_s=5.0,
+    total_timeout_s=10.0,
+)
+BODY = b"some bytes"
+
+NOT_FETCHED = ErrorCode.MEDIA_NOT_FETCHED
+
+
+@asynccontextmanager
+async def fetcher(
+    limits: MediaLimits = LIMITS, lookup: Lookup | None = None
+) -> AsyncIterator[Fetcher]:
+    made = Fetcher(limits, "lmx/test", lookup)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def fetch(
+    url: str,
+    limits: MediaLimits = LIMITS,
+    lookup: Lookup | None = None,
+    room: MediaRoom | None = None,
+) -> bytes:
+    async with fetcher(limits, lookup) as made:
+        with (room or MediaRoom(1_000_000)).one() as share:
+            return await made.fetch(url, "p", share)
+
+
+async def refusal(url: str, limits: MediaLimits = LIMITS, lookup: Lookup | None = None) -> LmxError:
+    with pytest.raises(LmxError) as caught:
+        await fetch(url, limits, lookup)
+    assert caught.value.param == "p"
+    assert len(caught.value.message) < 400
+    return caught.value
+
+
+async def test_what_a_url_leads_to_is_fetched_and_little_is_told() -> None:
+    async with hostile_server() as server:
+        server.answers["/a?b=1"] = answer(BODY)
+        assert await fetch(f"{server.url}/a?b=1#part") == BODY
+        head = server.requests[0].decode().lower()
+        names = {line.split(":")[0] for line in head.split("\r\n")[1:] if line}
+        assert names == {"host", "accept", "accept-encoding", "connection", "user-agent"}
+        assert "accept-encoding: identity" in head
+        assert "user-agent: lmx/test" in head
+
+
+async def test_redirects_are_followed_a_few_times() -> None:
+    async with hostile_server() as server:
+        last = MOST_REDIRECTS
+        for step in range(last):
+            server.answers[f"/{step}"] = redirect(
+                f"/{step + 1}" if step % 2 else f"{server.url}/{step + 1}"
+            )
+        server.answers[f"/{last}"] = answer(BODY)
+        assert await fetch(f"{server.url}/0") == BODY
+        server.answers["/first"] = redirect("/0")
+        error = await refusal(f"{server.url}/first")
+        assert (error.code, "redirects more than" in error.message) == (NOT_FETCHED, True)
+        server.answers["/loop"] = redirect("/loop")
+        assert (await refusal(f"{server.url}/loop")).code is NOT_FETCHED
+
+
+@pytest.mark.parametrize("url", [
+    "http://127.0.0.2/", "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/latest/",
+    "http://192.168.1.1/", "http://0.0.0.0/", "http://[::ffff:127.0.0.1]/", "http://[fe80::1]/",
+    "http://[64:ff9b::7f00:1]/", "http://100.64.0.1/", "http://224.0.0.1/",
+])  # fmt: skip
+async def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(url: str) -> None:
+    async with hostile_server() as server:
+        server.answers["/"] = redirect(url)
+        error = await refusal(f"{server.url}/")
+        assert (error.code, "may be asked" in error.message) == (NOT_FETCHED, True), error
+        error = await refusal(url)
+        assert (error.code, "may be asked" in error.message) == (NOT_FETCHED, True), error
+
+
+@pytest.mark.parametrize("url", [
+    "http://2130706434/", "http://127.2/", "http://0x7f.0.0.2/", "http://0177.0.0.2/",
+    "http://localhost./",
+])  # fmt: skip
+async def test_other_ways_to_write_an_address_are_no_way_around(url: str) -> None:
+    # Nothing is allowed here, not even what the system makes of such a host.
+    assert (await refusal(url, replace(LIMITS, allowed_networks=()))).code is NOT_FETCHED
+
+
+@pytest.mark.parametrize("location", [
+    "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://a/", "gopher://a/", "javascript:1",
+    "http://", "http://user:secret@127.0.0.1/", "//user@127.0.0.1/", "http://[::", "http://a:99999/",
+    "http://a b/", "",
+])  # fmt: skip
+async def test_a_redirect_to_what_may_not_be_asked_is_not_followed(location: str) -> None:
+    async with hostile_server() as server:
+        server.answers["/"] = redirect(location)
+        if location == "":
+            server.answers["/"] = answer(b"", status="302 Found")
+        error = await refusal(f"{server.url}/")
+        assert error.code is NOT_FETCHED, error
+        assert set(server.paths()) == {"/"}
+
+
+async def test_no_user_name_and_no_password_are_sent() -> None:
+    async with hostile_server() as server:
+        server.answers["/"] = answer(BODY)
+        error = await refusal(f"http://user:secret@127.0.0.1:{server.port}/")
+        assert (error.code, server.requests) == (NOT_FETCHED, [])
+        assert "secret" not in error.message
+
+
+async def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hostile_server() as proxy, hostile_server() as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        server.answers["/"] = answer(BODY)
+        assert await fetch(f"{server.url}/") == BODY
+        assert proxy.requests == []
+
+
+class ChangingLookup:
+    """A name service that gives another answer each time."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self._answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
+        self.asked.append(host)
+        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no such host")
+        return [(socket.AF_INET6 if ":" in text else socket.AF_INET, text) for text in found]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address")
+async def test_a_name_that_changes_its_address_reaches_none_that_was_not_checked() -> None:
+    async with hostile_server() as good, hostile_server("127.0.0.2") as bad:
+        good.answers["/"] = answer(BODY)
+        good.answers["/again"] = redirect(f"http://rebind.example:{bad.port}/")
+        bad.answers["/"] = answer(b"secret")
+        # Looked up once for each request: the answer that was checked is the one that is used.
+        lookup = ChangingLookup(["127.0.0.1"], ["127.0.0.2"])
+        assert await fetch(f"http://rebind.example:{good.port}/", lookup=lookup) == BODY
+        assert lookup.asked == ["rebind.example"]
+        # The second hop gets the second answer, which is refused.
+        lookup = ChangingLookup(["127.0.0.1"], ["127.0.0.2"])
+        error = await refusal(f"http://rebind.example:{good.port}/again", lookup=lookup)
+        assert (error.code, bad.requests) == (NOT_FETCHED, [])
+        assert lookup.asked == ["rebind.example"] * 2
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address")
+async def test_of_many_addresses_only_those_that_may_be_asked_are() -> None:
+    async with hostile_server() as good, hostile_server("127.0.0.2") as bad:
+        good.answers["/"] = bad.answers["/"] = answer(BODY)
+        lookup = ChangingLookup(["127.0.0.2", "::1", "127.0.0.1"])
+        assert await fetch(f"http://two.example:{good.port}/", lookup=lookup) == BODY
+        error = await refusal(
+            f"http://two.example:{good.port}/", lookup=ChangingLookup(["127.0.0.2", "fe80::1%lo"])
+        )
+        assert (error.code, bad.requests) == (NOT_FETCHED, [])
+
+
+async def test_a_host_without_an_address() -> None:
+    error = await refusal("http://nobody.example/", lookup=ChangingLookup([]))
+    assert (error.code, "no address" in error.message) == (NOT_FETCHED, True)
+
+
+async def test_a_look_up_that_never_ends_is_not_waited_for() -> None:
+    async def never(host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
+        await asyncio.Event().wait()
+        return []
+
+    limits = replace(LIMITS, connect_timeout_s=0.1)
+    error = await refusal("http://slow.example/", limits, never)
+    assert (error.code, "connected" in error.message) == (ErrorCode.MEDIA_TIMEOUT, True)
+
+
+async def test_the_system_knows_addresses_and_its_own_networks() -> None:
+    lookup = SystemLookup()
+    assert await lookup("127.0.0.1", 80) == [(socket.AF_INET, "127.0.0.1")]
+    lookup.close()
+    assert any(str(network).startswith("127.0.0.") for network in interface_networks())
+
+
+async def endless(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(bytes(10_000))
+        await writer.drain()
+
+
+async def trickle(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def trickling_head(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def endless_head(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X: " + b"y" * 1000 + b"\r\n")
+        await writer.drain()
+
+
+async def silence(writer: asyncio.StreamWriter) -> None:
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+def chunked(*chunks: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (*chunks, b""))
+
+
+BAD_ANSWERS: dict[str, tuple[Answer, ErrorCode]] = {
+    "endless": (endless, ErrorCode.MEDIA_TOO_LARGE),
+    "announced too large": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n", ErrorCode.MEDIA_TOO_LARGE),
+    "announced far too large": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n",
+        ErrorCode.MEDIA_TOO_LARGE),
+    "too large in chunks": (chunked(*[bytes(100)] * 11), ErrorCode.MEDIA_TOO_LARGE),
+    "trickle": (trickle, ErrorCode.MEDIA_TIMEOUT),
+    "trickling head": (trickling_head, ErrorCode.MEDIA_TIMEOUT),
+    "silence": (silence, ErrorCode.MEDIA_TIMEOUT),
+    "endless head": (endless_head, NOT_FETCHED),
+    "shorter than announced": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", NOT_FETCHED),
+    "a length that is none": (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nabc", NOT_FETCHED),
+    "two lengths": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", NOT_FETCHED),
+    "a broken chunk": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc", NOT_FETCHED),
+    "gzip bomb": (
+        answer(gzip.compress(bytes(900_000)), "Content-Encoding: gzip"), NOT_FETCHED),
+    "brotli": (answer(b"x", "Content-Encoding: br"), NOT_FETCHED),
+    "not found": (answer(b"x", status="404 Not Found"), NOT_FETCHED),
+    "a part": (answer(b"x", status="206 Partial Content"), NOT_FETCHED),
+    "not modified": (answer(b"", status="304 Not Modified"), NOT_FETCHED),
+    "an error": (answer(b"x", status="500 Error"), NOT_FETCHED),
+    "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", NOT_FETCHED),
+    "nothing": (b"", NOT_FETCHED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+async def test_a_bad_answer_is_refused_in_time_and_the_connection_is_closed(name: str) -> None:
+    said, code = BAD_ANSWERS[name]
+    limits = replace(LIMITS, read_timeout_s=0.3, total_timeout_s=0.6)
+    async with hostile_server() as server:
+        server.answers["/"] = said
+        room = MediaRoom(1_000_000)
+        began_s = time.monotonic()
+        async with fetcher(limits) as made:
+            with pytest.raises(RequestError) as caught, room.one() as share:
+                await made.fetch(f"{server.url}/", "p", share)
+            assert (caught.value.code, caught.value.param) == (code, "p"), caught.value
+            await until(lambda: server.open_connections == 0)
+        assert time.monotonic() - began_s < 30
+        assert room.held_bytes == 0
+
+
+async def test_a_body_as_long_as_allowed_is_taken_whole() -> None:
+    async with hostile_server() as server:
+        server.answers["/"] = answer(bytes(1000))
+        server.answers["/chunks"] = chunked(*[bytes(100)] * 10)
+        server.answers["/close"] = b"HTTP/1.1 200 OK\r\n\r\n" + BODY
+        assert await fetch(f"{server.url}/") == bytes(1000)
+        assert await fetch(f"{server.url}/chunks") == bytes(1000)
+        assert await fetch(f"{server.url}/close") == BODY
+
+
+async def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    error = await refusal(f"http://127.0.0.1:{port}/")
+    assert (error.code, "can't be reached" in error.message) == (NOT_FETCHED, True)
+
+
+async def test_a_server_that_speaks_no_tls() -> None:
+    limits = replace(LIMITS, connect_timeout_s=0.2)
+    async with hostile_server() as server:
+        error = await refusal(f"https://127.0.0.1:{server.port}/", limits)
+        assert error.code is ErrorCode.MEDIA_TIMEOUT
+
+
+async def test_only_a_few_are_fetched_at_a_time_and_waiting_counts() -> None:
+    limits = replace(LIMITS, max_fetches=2, read_timeout_s=30.0, total_timeout_s=0.5)
+    async with hostile_server() as server, fetcher(limits) as made:
+        server.answers["/"] = silence
+        room = MediaRoom(1000)
+        with room.one() as share:
+            tasks = [
+                asyncio.create_task(made.fetch(f"{server.url}/", "p", share)) for _ in range(5)
+            ]
+            await until(lambda: len(server.requests) == 2)
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+        codes = {error.code for error in done if isinstance(error, RequestError)}
+        assert (codes, len(done)) == ({ErrorCode.MEDIA_TIMEOUT}, 5)
+        assert server.most_connections == 2
+
+
+async def test_what_all_requests_hold_is_bounded() -> None:
+    async with hostile_server() as server:
+        server.answers["/"] = answer(bytes(600))
+        room = MediaRoom(1000)
+        with room.one() as share:
+            share.grow(500)
+            with pytest.raises(UnavailableError) as caught:
+                await fetch(f"{server.url}/", room=room)
+            assert caught.value.code is ErrorCode.QUEUE_FULL
+            assert room.held_bytes == 500
+        assert await fetch(f"{server.url}/", room=room) == bytes(600)
+        assert room.held_bytes == 0
+
+
+async def test_a_fetch_that_is_not_wanted_any_more_ends() -> None:
+    async with hostile_server() as server, fetcher() as made:
+        server.answers["/"] = trickle
+        with MediaRoom(1000).one() as share:
+            task = asyncio.create_task(made.fetch(f"{server.url}/", "p", share))
+            await until(lambda: len(server.requests) == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await until(lambda: server.open_connections == 0)
