@@ -31,7 +31,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     chat, generate, sources = parse_chat(body, ovms=is_ovms(request))
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
-    models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream)
+    models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=sources)
     form = Form(
         generate.search.n,
         bool(chat.logprobs),

@@ -36,7 +36,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     wanted, generate, sources = parse_messages(body, keep_billing=services.spec.keep_billing_header)
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
+    models = await models_of_kind(
+        request, wanted.model, ModelKind.CHAT, stream=stream, media=sources
+    )
     generate = own_request(generate, request[CONTEXT])
     return await answer(
         request,

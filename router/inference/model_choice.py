@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.outcome import Outcome, set_outcome
+from lmx.router.media.source import MediaSource
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import candidates
+from lmx.router.supervisor.routing import candidates, taking_media
 
 
 async def models_for(
@@ -29,10 +30,22 @@ async def models_for(
 
 
 async def models_of_kind(
-    request: web.Request, name: str | None, kind: ModelKind, *, stream: bool | None = None
+    request: web.Request,
+    name: str | None,
+    kind: ModelKind,
+    *,
+    stream: bool | None = None,
+    media: Sequence[MediaSource] = (),
 ) -> Sequence[ModelView]:
     """Return the same as :func:`models_for`, but raise also if the first model is of another kind,
-    which could never answer."""
+    which could never answer, and if no model takes the ``media`` of the request."""
     models = await models_for(request, name, kind, stream=stream)
     require_kind(models[0], kind)
-    return models
+    if not media:
+        return models
+    wanted: dict[MediaKind, str] = {}
+    for source in media:
+        wanted.setdefault(source.kind, source.param)
+    fit = taking_media(await request.app[SERVICES].supervisor.directory(), models, wanted)
+    set_outcome(request, Outcome(model=fit[0].model_id, stream=stream))
+    return fit

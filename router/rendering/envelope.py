@@ -90,13 +90,18 @@ def _stop_reason(stop: str | None, strings: tuple[str, ...]) -> str | int | None
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's usage, with Moonshot's ``cached_tokens``."""
+    """Return OpenAI's usage, with Moonshot's ``cached_tokens``. Media are counted where there are
+    some."""
+    details = {"cached_tokens": usage.cached_tokens}
+    for name in ("image_tokens", "audio_tokens", "video_tokens"):
+        if tokens := getattr(usage, name):
+            details[name] = tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 

@@ -1,14 +1,14 @@
-"""Chooses which models may answer a request, the best first: by a name, or by a route's rule.
-Pure."""
+"""Chooses which models may answer a request, the best first: by a name, or by a route's rule, and
+by what it has besides text. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import ModelKind, WorkerState
+from lmx.protocol.states import MediaKind, ModelKind, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
 
 ROUTE_NAMES: Final = ("auto", "code", "reasoning", "chat")
@@ -112,6 +112,50 @@ def ranked(models: Sequence[ModelView], free_bytes: int) -> tuple[ModelView, ...
     for model in usable:
         groups[_group(model, free_bytes)].append(model)
     return tuple(model for group in groups for model in group) or tuple(models[:1])
+
+
+_MEDIA: Final = {
+    MediaKind.IMAGE: ("an image", "images"),
+    MediaKind.AUDIO: ("a sound", "sounds"),
+    MediaKind.VIDEO: ("a video", "videos"),
+}
+_LISTED_MODELS: Final = 10
+
+
+def taking_media(
+    directory: Directory, models: Sequence[ModelView], wanted: Mapping[MediaKind, str]
+) -> tuple[ModelView, ...]:
+    """Return those of ``models`` that take the media of a request, in their order; at least one.
+
+    ``wanted`` has the path of the request's first part of each kind. A model of which it is not
+    known yet what it takes stays. Raises :class:`RequestError` that names the part and the
+    models that take it, if none of ``models`` does.
+    """
+    left = tuple(models)
+    for kind, param in wanted.items():
+        fit = tuple(model for model in left if model.media is None or kind in model.media)
+        if not fit:
+            raise _not_taken(directory, left[0], kind, param)
+        left = fit
+    return left
+
+
+def _not_taken(directory: Directory, model: ModelView, kind: MediaKind, param: str) -> RequestError:
+    one, many = _MEDIA[kind]
+    taken = ["text", *(_MEDIA[other][1] for other in MediaKind if other in (model.media or ()))]
+    only = f"{', '.join(taken[:-1])} and {taken[-1]}" if len(taken) > 1 else "text"
+    others = [other.model_id for other in directory.models if kind in (other.media or ())]
+    listed = ", ".join(others[:_LISTED_MODELS]) + (", ..." if others[_LISTED_MODELS:] else "")
+    advice = (
+        f"leave it out, or name a model that takes {many}: {listed}"
+        if others
+        else f"leave it out, since no model that is configured here takes {many}"
+    )
+    return RequestError(
+        ErrorCode.UNSUPPORTED_VALUE,
+        f"`{param}` is {one}, and the model {model.model_id!r} takes {only} only: {advice}.",
+        param=param,
+    )
 
 
 def _group(model: ModelView, free_bytes: int) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -23,12 +25,22 @@ from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished,
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.prepare import prepare
 from lmx.worker.scheduling.thread import EngineThread
-from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 from lmx.worker.service.outgoing import Outgoing, RouterOutputs
 from lmx.worker.service.stream import Ranking, Stream
 
 log = structlog.get_logger()
+
+_MOST_MEDIA_BYTES: Final = 512 << 20
+"""How many bytes of media wait for their turn on the prompt thread, for all requests together."""
+
+_TOO_MUCH_MEDIA: Final = Refusal(
+    ErrorCode.QUEUE_FULL,
+    f"The images, sounds and videos that wait for this model take {_MOST_MEDIA_BYTES >> 20} MiB: "
+    "try again later.",
+    2.0,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +53,8 @@ class Generation(OpenRequest):
     stream: Stream
     ranking: Ranking | None
     """Holds the answers back if only some of them are returned."""
+    blobs: Sequence[bytes] = ()
+    """The bytes of the media of its prompt, as long as the prompt may be made."""
     preparing: bool = True
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
@@ -48,7 +62,12 @@ class Generation(OpenRequest):
 
     @classmethod
     def begin(
-        cls, router: bytes, request: Generate, generations: Generations, job_id: int
+        cls,
+        router: bytes,
+        request: Generate,
+        blobs: Sequence[bytes],
+        generations: Generations,
+        job_id: int,
     ) -> Generation:
         """Return a new one."""
         search = request.search
@@ -60,6 +79,7 @@ class Generation(OpenRequest):
             job_id,
             Stream(request.stream_id, request.credit_deltas),
             Ranking(search.n, search.best_of) if ranked else None,
+            blobs,
         )
 
     def release(self) -> None:
@@ -178,6 +198,7 @@ class Generations:
         self._counts = counts
         self._idle_clock = idle_clock
         self._by_job: dict[int, Generation] = {}
+        self._media_bytes = 0
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
 
@@ -185,7 +206,12 @@ class Generations:
         """Begin a generation, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, self._thread.rows):
             return
-        opened = Generation.begin(router, request, self, next(self._job_ids))
+        size_bytes = sum(map(len, blobs))
+        if self._media_bytes + size_bytes > _MOST_MEDIA_BYTES:
+            self._open.send(router, _TOO_MUCH_MEDIA.message_for(request.stream_id))
+            return
+        self._media_bytes += size_bytes
+        opened = Generation.begin(router, request, blobs, self, next(self._job_ids))
         arrived_s = time.monotonic()
         self._open.begin(
             opened,
@@ -205,6 +231,7 @@ class Generations:
     def released(self, opened: Generation) -> None:
         """Wait no longer for the engine's output for this generation."""
         self._by_job.pop(opened.job_id, None)
+        self._drop_blobs(opened)
 
     def cancelled(self, opened: Generation) -> None:
         """Free its rows before the next step."""
@@ -248,6 +275,12 @@ class Generations:
         # This runs on the prompt thread.
         if self._generator is None:
             raise wrong_kind(self._spec.kind)
+        if opened.request.media and self._facts.media is not None:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "Images, sounds and videos can't be decoded yet: leave them out.",
+                param=opened.request.media[0].param,
+            )
         return prepare(
             self._generator,
             self._facts,
@@ -267,6 +300,9 @@ class Generations:
         elif error is None and (job := future.result()) is not None:
             self._submit(opened, job)
             opened.prepared(job)
+            if opened.review is None:
+                # A prompt is made once more only after a review.
+                self._drop_blobs(opened)
             self._counts.requests += 1
             queued = max(0, self._thread.clock.in_flight - self._spec.max_rows)
             self._open.send(
@@ -282,6 +318,10 @@ class Generations:
         else:
             self._refuse(opened, error)
         self._open.tell_if_idle()
+
+    def _drop_blobs(self, opened: Generation) -> None:
+        self._media_bytes -= sum(map(len, opened.blobs))
+        opened.blobs = ()
 
     def _submit(self, opened: Generation, job: Job) -> None:
         self._by_job[opened.job_id] = opened

@@ -48,7 +48,7 @@ class Serving:
         self._tasks = Tasks(engine.tasks, thread, self._open, counts, idle_clock)
         idle_clock.loaded(time.monotonic())
 
-    def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes]) -> None:
+    def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes] = ()) -> None:
         """Handle a router's message. ``blobs`` are the bytes of its media."""
         match message:
             case Generate():

@@ -109,11 +109,18 @@ class Usage(Answer):
     """All tokens."""
 
 
-class CachedTokens(Answer):
-    """How many of the prompt's tokens were not computed again."""
+class PromptTokens(Answer):
+    """What the prompt's tokens are."""
 
     cached_tokens: int
     """Tokens of the prompt that were not computed again."""
+    image_tokens: int | None = None
+    """Tokens of the prompt that stand for images. It is there where there are some, as the next two
+    are."""
+    audio_tokens: int | None = None
+    """Tokens of the prompt that stand for sounds."""
+    video_tokens: int | None = None
+    """Tokens of the prompt that stand for the frames of videos."""
 
 
 class ReasoningTokens(Answer):
@@ -130,8 +137,8 @@ class GenerationUsage(Usage):
     """Tokens of the answers, reasoning included."""
     cached_tokens: int
     """The same as in `prompt_tokens_details`, in Moonshot's place."""
-    prompt_tokens_details: CachedTokens
-    """Which of the prompt's tokens were cheaper."""
+    prompt_tokens_details: PromptTokens
+    """Which of the prompt's tokens were cheaper, and which are no text."""
     completion_tokens_details: ReasoningTokens
     """What the answers' tokens were for."""
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 """What is sent: bytes, or what a coroutine function writes."""
@@ -23,8 +24,6 @@ class HostileServer:
     requests: list[bytes] = field(default_factory=list)
     """The heads of all requests."""
     open_connections: int = 0
-    most_connections: int = 0
-    """How many were open at once."""
 
     @property
     def url(self) -> str:
@@ -55,7 +54,6 @@ async def hostile_server(host: str = "127.0.0.1") -> AsyncIterator[HostileServer
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.open_connections += 1
-        server.most_connections = max(server.most_connections, server.open_connections)
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
@@ -90,7 +88,7 @@ async def hostile_server(host: str = "127.0.0.1") -> AsyncIterator[HostileServer
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _cancelled(*tasks: asyncio.Future[object]) -> None:
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -214,6 +214,8 @@ BLOCK = "messages[0].content[0]"
         ({"messages": [{"role": "user", "content": 5}]}, ErrorCode.INVALID_TYPE,
          "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+         ErrorCode.INVALID_TYPE, f"{BLOCK}.source"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]},
          ErrorCode.UNSUPPORTED_VALUE, BLOCK),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
          ErrorCode.MISSING_PARAMETER, f"{BLOCK}.tool_use_id"),

@@ -17,7 +17,14 @@ from lmx.protocol.messages.control import Acquire, Acquired, Denied
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
 from lmx.router.supervisor.directory import Directory, can_serve, ready_instance
-from lmx.router.supervisor.routing import ROUTE_NAMES, candidates, leading_to, ranked, route_models
+from lmx.router.supervisor.routing import (
+    ROUTE_NAMES,
+    candidates,
+    leading_to,
+    ranked,
+    route_models,
+    taking_media,
+)
 from lmx.router.workers.fallback import NOT_LOADED, first_loaded
 
 CHAT, EMBEDDING = ModelKind.CHAT, ModelKind.EMBEDDING
@@ -344,3 +351,31 @@ async def test_the_wrong_kind_by_its_own_name_is_told_its_route() -> None:
         assert (status, body["error"]["param"]) == (400, "model")
         assert "/v1/embeddings" in body["error"]["message"]
         assert not rig.supervisor.count(Acquire)
+
+
+IMAGE, AUDIO = MediaKind.IMAGE, MediaKind.AUDIO
+
+
+def test_of_several_models_those_that_take_the_media_are_tried() -> None:
+    blind = cold("blind", media=())
+    seeing = cold("seeing", media=(IMAGE,))
+    hearing = cold("hearing", media=(IMAGE, AUDIO))
+    unknown = cold("unknown")
+    known = directory(blind, seeing, hearing, unknown)
+    models = known.models
+    assert ids(taking_media(known, models, {})) == ids(models)
+    assert ids(taking_media(known, models, {IMAGE: "i"})) == ["seeing", "hearing", "unknown"]
+    assert ids(taking_media(known, models, {IMAGE: "i", AUDIO: "a"})) == ["hearing", "unknown"]
+    for asked, words in (
+        (
+            blind,
+            "'blind' takes text only: leave it out, or name a model that takes sounds: hearing",
+        ),
+        (seeing, "'seeing' takes text and images only"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            taking_media(known, (asked,), {AUDIO: "a"})
+        assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, "a")
+        assert words in caught.value.message
+    with pytest.raises(RequestError, match="no model that is configured here takes videos"):
+        taking_media(known, (hearing,), {MediaKind.VIDEO: "v"})

@@ -1,0 +1,218 @@
+"""Requests with media through a whole router: fetched, sent as frames, refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream, ready, until
+from hostile_server import HostileServer, answer, hostile_server, redirect
+from router_rig import INSTANCE, MODEL, Rig, knows, router_rig
+from router_rig import answer as says
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import Acquired
+from lmx.protocol.messages.data import Usage
+from lmx.protocol.messages.specs import MediaLimits
+from lmx.protocol.states import MediaForm, MediaKind
+from lmx.router.services import SERVICES
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
+WAV = b"RIFF....WAVEfmt " + bytes(2000)
+LIMITS = MediaLimits(
+    allowed_networks=("127.0.0.1",), max_item_bytes=100_000, max_items=4, max_held_bytes=150_000,
+    read_timeout_s=1.0, total_timeout_s=2.0,
+)  # fmt: skip
+IN_BASE64 = base64.b64encode(PNG).decode()
+IMAGE = {"type": "image_url", "image_url": {"url": IN_BASE64}}
+PATH = "messages[0].content[1].image_url"
+
+
+def asking(*parts: Any) -> list[Any]:
+    text = {"type": "text", "text": "What is it?"}
+    return [{"role": "user", "content": [text, *parts]}]
+
+
+def image_at(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@contextlib.asynccontextmanager
+async def seeing(script: Any = says, **fields: Any) -> AsyncIterator[tuple[Rig, HostileServer]]:
+    async with hostile_server() as server, router_rig(script, **{"media": LIMITS, **fields}) as rig:
+        yield rig, server
+
+
+async def test_media_go_with_the_request_as_frames() -> None:
+    async with seeing() as (rig, server):
+        server.answers["/a"] = answer(WAV)
+        sound = {"type": "audio", "audio": f"{server.url}/a"}
+        status, told = await rig.chat_json(messages=asking(IMAGE, sound))
+        assert status == 200, told
+        stream = rig.worker.streams[0]
+        assert stream.blobs == (PNG, WAV)
+        assert [(item.kind, item.form, item.size_bytes) for item in stream.request.media] == [
+            (MediaKind.IMAGE, MediaForm.PNG, len(PNG)),
+            (MediaKind.AUDIO, MediaForm.WAV, len(WAV)),
+        ]
+        assert stream.request.messages == (
+            {"role": "user", "content": [
+                {"type": "text", "text": "What is it?"}, {"type": "image", "media": 0},
+                {"type": "audio", "media": 1},
+            ]},
+        )  # fmt: skip
+        await rig.chat_json()
+        assert (rig.worker.streams[1].request.media, rig.worker.streams[1].blobs) == ((), ())
+
+
+async def test_streams_and_anthropic_s_form_carry_them_too() -> None:
+    async with seeing() as (rig, _):
+        assert (await rig.chat_events(messages=asking(IMAGE)))[-1] == "[DONE]"
+        block = {"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": IN_BASE64,
+        }}  # fmt: skip
+        status, told = await rig.post_json(
+            "/v1/messages", model=MODEL, max_tokens=9,
+            messages=[{"role": "user", "content": [block]}],
+        )  # fmt: skip
+        assert status == 200, told
+        assert [stream.blobs for stream in rig.worker.streams] == [(PNG,), (PNG,)]
+
+
+REFUSED = {
+    "to loopback": (redirect("http://127.0.0.2/"), 400, "media_not_fetched"),
+    "to a cloud's keys": (redirect("http://169.254.169.254/"), 400, "media_not_fetched"),
+    "too large": (answer(PNG * 200), 413, "media_too_large"),
+    "no image": (answer(b"<svg/>", "Content-Type: image/png"), 400, "invalid_media"),
+    "a sound": (answer(WAV), 400, "invalid_media"),
+    "not there": (answer(b"", status="404 Not Found"), 400, "media_not_fetched"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_refusal_names_the_part_and_has_its_own_status(name: str) -> None:
+    said, status, code = REFUSED[name]
+    async with seeing() as (rig, server):
+        server.answers["/"] = said
+        for stream in (False, True):
+            async with rig.chat(
+                messages=asking(image_at(f"{server.url}/")), stream=stream
+            ) as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["code"], error["param"]) == (status, code, PATH)
+        assert rig.worker.streams == []
+
+
+async def test_a_slow_server_is_a_504_and_others_are_answered_meanwhile() -> None:
+    async def silence(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with seeing() as (rig, server):
+        server.answers["/"] = silence
+        slow = asyncio.create_task(rig.chat_json(messages=asking(image_at(f"{server.url}/"))))
+        await until(lambda: server.open_connections == 1)
+        assert (await rig.chat_json())[0] == 200
+        status, told = await slow
+        assert (status, told["error"]["code"], told["error"]["param"]) == (
+            504, "media_timeout", PATH,
+        )  # fmt: skip
+
+
+async def test_a_client_that_leaves_ends_the_fetch() -> None:
+    async def silence(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    limits = replace(LIMITS, read_timeout_s=60.0, total_timeout_s=60.0)
+    async with seeing(media=limits) as (rig, server):
+        server.answers["/"] = silence
+        for stream in (False, True):
+            task = asyncio.create_task(
+                rig.chat_json(messages=asking(image_at(f"{server.url}/")), stream=stream)
+            )
+            await until(lambda: server.open_connections == 1)
+            task.cancel()
+            await until(lambda: server.open_connections == 0)
+
+
+async def test_too_many_media_are_refused() -> None:
+    async with seeing() as (rig, _):
+        status, told = await rig.chat_json(messages=asking(*[IMAGE] * 5))
+        assert (status, told["error"]["param"]) == (400, "messages[0].content[5].image_url")
+
+
+async def test_a_model_that_takes_text_only_says_which_one_takes_images() -> None:
+    eyes = (MediaKind.IMAGE,)
+    async with seeing() as (rig, _):
+        await rig.supervisor.publish(ready(MODEL, INSTANCE, media=()), default=MODEL)
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, told = await rig.chat_json(messages=asking(IMAGE))
+        assert (status, told["error"]["code"], told["error"]["param"]) == (
+            400, "unsupported_value", PATH,
+        )  # fmt: skip
+        assert "no model that is configured here takes images" in told["error"]["message"]
+        await rig.supervisor.publish(
+            ready(MODEL, INSTANCE, media=()), ready("b/seeing", "0000000b", media=eyes),
+            default=MODEL,
+        )  # fmt: skip
+        await until(lambda: knows(rig.router, rig.supervisor.revision))
+        status, told = await rig.chat_json(messages=asking(IMAGE))
+        assert (status, "takes images: b/seeing" in told["error"]["message"]) == (400, True), told
+        # A route takes the one that can.
+        other = rig.add_worker("0000000b", says)
+        assert (await rig.chat_json(model="auto", messages=asking(IMAGE)))[0] == 200
+        assert (len(rig.worker.streams), other.streams[0].blobs) == (0, (PNG,))
+
+
+async def test_the_bytes_go_along_when_the_request_is_sent_again() -> None:
+    async def leaves(stream: FakeStream) -> None:
+        await stream.refuse(ErrorCode.MODEL_UNLOADED, "draining")
+
+    async with seeing(leaves) as (rig, server):
+        server.answers["/"] = answer(PNG)
+        other = rig.add_worker("0000000b", says)
+        rig.supervisor.acquire_reply = lambda _: Acquired(MODEL, "0000000b")
+        assert (await rig.chat_json(messages=asking(image_at(f"{server.url}/"))))[0] == 200
+        assert other.streams[0].blobs == rig.worker.streams[0].blobs == (PNG,)
+        assert other.streams[0].request.media == rig.worker.streams[0].request.media
+        assert server.paths() == ["/"], "it was fetched once"
+
+
+async def test_what_is_held_is_given_back_once_a_worker_has_it() -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(stream: FakeStream) -> None:
+        await stream.accept()
+        await go_on.wait()
+        await stream.finish("done", tokens=1)
+
+    large = b"\x89PNG\r\n\x1a\n" + bytes(90_000)
+    part = image_at(base64.b64encode(large).decode())
+    async with seeing(slowly) as (rig, _):
+        media = rig.router._runner.app[SERVICES].media
+        # Both are accepted, though there is room for one: the first is no longer held.
+        tasks = []
+        for index in range(2):
+            tasks.append(asyncio.create_task(rig.chat_json(messages=asking(part))))
+            await rig.worker.stream(index)
+            await until(lambda: media.held_bytes == 0)
+        go_on.set()
+        assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+async def test_usage_tells_what_media_took() -> None:
+    async def counted(stream: FakeStream) -> None:
+        await stream.accept()
+        usage = Usage(100, 1, cached_tokens=20, image_tokens=60, audio_tokens=7, video_tokens=5)
+        await stream.finish("done", usage=usage)
+
+    async with seeing(counted) as (rig, _):
+        _, told = await rig.chat_json(messages=asking(IMAGE))
+        assert told["usage"]["prompt_tokens"] == 100
+        assert told["usage"]["prompt_tokens_details"] == {
+            "cached_tokens": 20, "image_tokens": 60, "audio_tokens": 7, "video_tokens": 5,
+        }  # fmt: skip
