@@ -20,6 +20,7 @@ from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, 
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine import Engine, wrong_kind
+from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.answer_review import AnswerReview
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
@@ -198,6 +199,7 @@ class Generations:
         self._counts = counts
         self._idle_clock = idle_clock
         self._by_job: dict[int, Generation] = {}
+        self._decoder = MediaDecoder()
         self._media_bytes = 0
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
@@ -275,12 +277,6 @@ class Generations:
         # This runs on the prompt thread.
         if self._generator is None:
             raise wrong_kind(self._spec.kind)
-        if opened.request.media and self._facts.media is not None:
-            raise RequestError(
-                ErrorCode.UNSUPPORTED_VALUE,
-                "Images, sounds and videos can't be decoded yet: leave them out.",
-                param=opened.request.media[0].param,
-            )
         return prepare(
             self._generator,
             self._facts,
@@ -289,6 +285,7 @@ class Generations:
             opened.job_id,
             self._row_ids.__next__,
             arrived_s,
+            lambda needs: self._decoder.decode(opened.request.media, opened.blobs, needs),
             again=again,
         )
 
