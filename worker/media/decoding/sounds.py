@@ -30,7 +30,8 @@ _GAP_S: Final = 0.05
 _FRAME_SAMPLES: Final = 1 << 20
 """The most samples of one frame. Codecs have some thousands, FLAC has 65,535 at most."""
 
-_SILENCE_SAMPLES: Final = 65_536
+_BLOCK_SAMPLES: Final = 65_536
+"""How many samples are resampled at a time."""
 
 
 def decode_sound(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLimits) -> Decoded:
@@ -102,62 +103,84 @@ class _Track:
         self._next_s = start_s
         """When the next sample is to be heard; None: whenever the first frame begins."""
         self._floats: AudioResampler | None = None
+        self._source_hz = 0
+        self._waiting: list[npt.NDArray[np.float32]] = []
+        """Samples at the rate of the track, as [samples, channels]."""
+        self._waiting_count = 0
         self._mono = AudioResampler(format="flt", layout="mono", rate=rate_hz)
         self._parts: list[npt.NDArray[np.float32]] = []
         self._count = 0
-        self._source_hz = 0
 
     def add(self, frame: AudioFrame) -> None:
         """Append a frame in its place."""
-        if not _RATES_HZ[0] <= frame.sample_rate <= _RATES_HZ[1]:
-            raise RefusedError(f"has a sample rate of {frame.sample_rate} Hz")
         if self._floats is None:
+            if not _RATES_HZ[0] <= frame.sample_rate <= _RATES_HZ[1]:
+                raise RefusedError(f"has a sample rate of {frame.sample_rate} Hz")
             self._source_hz = frame.sample_rate
-            # Channels become one by their mean, for which their places in a room don't matter. One
-            # plane has them all: PyAV 18.1 crashes where eight channels have a plane each.
+            # One plane has all channels: PyAV 18.1 crashes where eight of them have a plane each.
+            # A track whose form changes is refused here.
             self._floats = AudioResampler(format="flt", layout=frame.layout)
-        skipped = 0
-        if frame.pts is not None and frame.time_base is not None:
-            time_s = float(frame.pts * frame.time_base)
-            if self._next_s is None:
-                self._next_s = time_s
-            gap_s = time_s - self._next_s
-            if gap_s > _GAP_S:
-                self._silence(gap_s)
-                self._next_s = time_s
-            elif gap_s < -_GAP_S and not self._count:
-                skipped = min(frame.samples, round(-gap_s * self._source_hz))
-                self._next_s = time_s + skipped / self._source_hz
+        skipped = self._place(frame)
         for floats in self._floats.resample(frame):
-            channels = floats.to_ndarray().reshape(floats.samples, -1)
-            self._resample(channels.mean(axis=1, dtype=np.float32)[skipped:])
-        if self._next_s is not None:
-            self._next_s += (frame.samples - skipped) / self._source_hz
+            samples = floats.to_ndarray().astype(np.float32, copy=False)
+            self._wait(samples.reshape(floats.samples, -1)[skipped:])
 
     def end(self) -> npt.NDArray[np.float32]:
         """Return all of it."""
+        self._resample()
         if self._count:
             self._take(self._mono.resample(None))
         if not self._count:
             raise RefusedError("has no sound")
         return np.concatenate(self._parts)
 
+    def _place(self, frame: AudioFrame) -> int:
+        """Make silence up to the frame's time, and return how many of its samples come too early to
+        be heard."""
+        skipped = 0
+        time_s: float | None = frame.time
+        if time_s is not None:
+            gap_s = time_s - (self._next_s if self._next_s is not None else time_s)
+            if gap_s < -_GAP_S and not self._waiting_count and not self._count:
+                skipped = min(frame.samples, round(-gap_s * self._source_hz))
+                self._next_s = time_s
+            elif gap_s > _GAP_S or self._next_s is None:
+                self._silence(gap_s)
+                self._next_s = time_s
+        if self._next_s is not None:
+            self._next_s += frame.samples / self._source_hz
+        return skipped
+
     def _silence(self, length_s: float) -> None:
         if length_s > self._most_s:
             raise self._too_long()
         left = round(length_s * self._source_hz)
         while left:
-            count = min(left, _SILENCE_SAMPLES)
-            self._resample(np.zeros(count, np.float32))
+            count = min(left, _BLOCK_SAMPLES)
+            self._resample()
+            self._wait(np.zeros((count, 1), np.float32))
+            self._resample()
             left -= count
 
-    def _resample(self, samples: npt.NDArray[np.float32]) -> None:
-        if not samples.size:
+    def _wait(self, samples: npt.NDArray[np.float32]) -> None:
+        if samples.size:
+            self._waiting.append(samples)
+            self._waiting_count += len(samples)
+        if self._waiting_count >= _BLOCK_SAMPLES:
+            self._resample()
+
+    def _resample(self) -> None:
+        """Resample what waits. Frames are a hundredth of a second: one by one, an hour of them took
+        a minute."""
+        if not self._waiting_count:
             return
+        # Channels become one by their mean, for which their places in a room don't matter.
+        samples = np.concatenate(self._waiting).mean(axis=1, dtype=np.float32)
+        self._waiting, self._waiting_count = [], 0
         # What is no number would make all that the model computes no number.
         np.nan_to_num(samples, copy=False)
         np.clip(samples, -1, 1, out=samples)
-        frame = AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame = AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
         frame.sample_rate = self._source_hz
         self._take(self._mono.resample(frame))
 

@@ -1,0 +1,278 @@
+"""The process that decodes media: its limits, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from decoding import EVERYTHING, PARAM, RATE_HZ, item, picture, sound
+from hostile_media import picture as honest_picture
+from media_files import sine, wav_file
+from media_pieces import jpeg_of_scans, png
+from rig import wait_until
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.states import MediaKind
+from lmx.worker.isolation.child import Exchange
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.limits import DecodeLimits
+from lmx.worker.media.values import Picture, Sound
+
+pytestmark = pytest.mark.process
+
+DEADLINE_S = 20.0
+ENDLESS = jpeg_of_scans(3000, 4000)
+"""It takes about 15 s of a processor."""
+PICTURE = honest_picture("png")
+
+
+def _wait_until_busy(process: psutil.Process) -> None:
+    used_s = process.cpu_times().user
+    wait_until(lambda: process.cpu_times().user > used_s + 0.2, "decoding")
+
+
+def _when_busy(decoder: MediaDecoder, act: Callable[[], None]) -> None:
+    """Act from another thread, once the process is decoding."""
+
+    def watch() -> None:
+        _wait_until_busy(process)
+        act()
+
+    process = psutil.Process(decoder.pid)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@pytest.fixture
+def decoder() -> Iterator[MediaDecoder]:
+    made = MediaDecoder()
+    yield made
+    made.close()
+
+
+def test_there_is_no_process_before_the_first_item(decoder: MediaDecoder) -> None:
+    assert decoder.pid is None
+    assert decoder.decode([], [], EVERYTHING) == ()
+    assert decoder.pid is None
+    picture(decoder, "png", PICTURE)
+    first = decoder.pid
+    assert first is not None
+    picture(decoder, "png", PICTURE)
+    assert decoder.pid == first
+
+
+def test_items_come_back_in_their_order(decoder: MediaDecoder) -> None:
+    tone = wav_file(sine(440, 0.5, RATE_HZ), RATE_HZ)
+    items = [
+        item(MediaKind.AUDIO, "wav", tone),
+        item(MediaKind.IMAGE, "png", PICTURE),
+        item(MediaKind.AUDIO, "wav", tone),
+    ]
+    # The bytes come as parts of a message.
+    blobs = [memoryview(tone), memoryview(bytearray(PICTURE)), tone]
+    found = decoder.decode(items, blobs, EVERYTHING)
+    assert [type(value) for value in found] == [Sound, Picture, Sound]
+    assert found[0].digest == found[2].digest
+
+
+def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
+    impatient = MediaDecoder(DecodeLimits(deadline_s=2.0))
+    try:
+        picture(impatient, "png", PICTURE)
+        with pytest.raises(RequestError, match=r"within 2 s") as caught:
+            picture(impatient, "jpeg", ENDLESS)
+        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED and caught.value.param == PARAM
+        assert impatient.pid is None
+        assert picture(impatient, "png", PICTURE).pixels.shape == (64, 64, 3)
+    finally:
+        impatient.close()
+
+
+def test_what_takes_too_much_of_the_processor_is_ended() -> None:
+    """Also where there is time enough: it would be the other requests'."""
+    strict = MediaDecoder(DecodeLimits(cpu_s=1.0))
+    try:
+        with pytest.raises(RequestError, match=r"1 s of the processor") as caught:
+            picture(strict, "jpeg", ENDLESS)
+        assert caught.value.code is ErrorCode.INVALID_VALUE
+        # Every item has that much, however many there were before.
+        for _ in range(3):
+            picture(strict, "png", png(2000, 2000))
+    finally:
+        strict.close()
+
+
+def test_what_takes_too_much_memory_is_ended() -> None:
+    small = MediaDecoder(DecodeLimits(memory_bytes=48 << 20))
+    try:
+        picture(small, "png", PICTURE)
+        with pytest.raises(RequestError, match="48 MiB of memory") as caught:
+            picture(small, "png", png(4000, 4000))
+        assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+        picture(small, "png", PICTURE)
+    finally:
+        small.close()
+
+
+def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
+    """On a Mac no limit holds: then the growth is seen from here."""
+    small = MediaDecoder()
+    try:
+        picture(small, "png", PICTURE)
+        # The process keeps the limit that it was started with.
+        small._child._most_memory_bytes = 8 << 20
+        with pytest.raises(RequestError, match="of memory"):
+            picture(small, "jpeg", ENDLESS)
+    finally:
+        small.close()
+
+
+def test_a_request_is_decoded_up_to_a_size() -> None:
+    limited = MediaDecoder(DecodeLimits(request_bytes=64 * 64 * 3 * 2))
+    try:
+        asked = item(MediaKind.IMAGE, "png", PICTURE)
+        assert len(limited.decode([asked] * 2, [PICTURE] * 2, EVERYTHING)) == 2
+        third = replace(asked, param="messages[9]")
+        with pytest.raises(RequestError, match=r"messages\[9\].*fewer") as caught:
+            limited.decode([asked, asked, third], [PICTURE] * 3, EVERYTHING)
+        assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+        assert len(limited.decode([asked], [PICTURE], EVERYTHING)) == 1
+    finally:
+        limited.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_one_that_died_is_replaced(decoder: MediaDecoder, number: signal.Signals) -> None:
+    picture(decoder, "png", PICTURE)
+    first = decoder.pid
+    assert first is not None
+    os.kill(first, number)
+    psutil.wait_procs([psutil.Process(first)], DEADLINE_S)
+    assert picture(decoder, "png", PICTURE).pixels.shape == (64, 64, 3)
+    assert decoder.pid != first
+
+
+def test_one_that_dies_at_work_fails_that_request_alone(decoder: MediaDecoder) -> None:
+    picture(decoder, "png", PICTURE)
+    _when_busy(decoder, lambda: os.kill(decoder.pid or 0, signal.SIGSEGV))
+    with pytest.raises(RequestError, match="broke its decoder") as caught:
+        picture(decoder, "jpeg", ENDLESS)
+    assert caught.value.code is ErrorCode.INVALID_VALUE
+    picture(decoder, "png", PICTURE)
+
+
+def test_another_thread_can_end_it(decoder: MediaDecoder) -> None:
+    picture(decoder, "png", PICTURE)
+    _when_busy(decoder, decoder.kill)
+    with pytest.raises(RequestError):
+        picture(decoder, "jpeg", ENDLESS)
+
+
+def test_one_that_is_stopped_is_replaced() -> None:
+    """It reads nothing: also the sending of a large file has to come to an end."""
+    impatient = MediaDecoder(DecodeLimits(deadline_s=2.0))
+    try:
+        picture(impatient, "png", PICTURE)
+        assert impatient.pid is not None
+        os.kill(impatient.pid, signal.SIGSTOP)
+        with pytest.raises(RequestError, match="within 2 s"):
+            picture(impatient, "png", PICTURE + bytes(50_000_000))
+        picture(impatient, "png", PICTURE)
+    finally:
+        impatient.close()
+
+
+PARENT = """
+import sys, time
+sys.path[:0] = sys.argv[2:]
+from decoding import picture
+from hostile_media import picture as honest_picture
+from media_pieces import jpeg_of_scans
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.limits import DecodeLimits
+decoder = MediaDecoder(DecodeLimits(deadline_s=1.5))
+endless = jpeg_of_scans(3000, 4000)
+picture(decoder, "png", honest_picture("png"))
+print(decoder.pid, file=sys.stderr, flush=True)
+if sys.argv[1] == "idle":
+    time.sleep(60)
+picture(decoder, "jpeg", endless)
+"""
+
+
+@pytest.mark.parametrize("at", ["idle", "work"])
+def test_it_ends_with_its_worker(at: str, pytestconfig: pytest.Config) -> None:
+    """Also while it decodes without end, and nobody is left to stop it."""
+    folders = [str(pytestconfig.rootpath / "tests/support" / name) for name in ("rigs", "fakes")]
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, at, *folders],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stderr is not None
+        child = psutil.Process(int(parent.stderr.readline()))
+        if at == "work":
+            _wait_until_busy(child)
+        parent.kill()
+    gone, alive = psutil.wait_procs([child], DEADLINE_S)
+    assert gone and not alive
+
+
+def test_it_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    decoder = MediaDecoder()
+    try:
+        picture(decoder, "png", PICTURE)
+        environment = psutil.Process(decoder.pid).environ()
+        assert "PATH" in environment and "HF_TOKEN" not in environment
+    finally:
+        decoder.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_reply_that_was_not_read_answers_nobody_else(
+    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    decoder.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "read", broken)
+        with pytest.raises(error):
+            picture(decoder, "png", PICTURE)
+    assert sound(decoder, "wav", wav_file(sine(440, 0.5, RATE_HZ), RATE_HZ)).samples.size
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\x09\0\0\0\0",
+        b"\0\x01\0\0\0\0",
+        b"\0\xff\xff\xff\xff",
+        b"\0\x20\0\0\0" + np.array([9, 64, 64, 0, 0, 0, 0, 0], np.uint32).tobytes(),
+        b"\0\x20\0\0\0" + np.array([0, 0, 0, 0, 0, 0, 0, 0], np.uint32).tobytes(),
+    ],
+)
+def test_what_a_process_says_that_was_taken_over_is_not_believed(
+    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    """A result of more frames than were asked for, or of none; an outcome that there is not."""
+    left = bytearray(reply)
+
+    def said(_: Exchange, length: int) -> bytearray:
+        part = left[:length]
+        del left[:length]
+        return part
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "read", said)
+        with pytest.raises(RequestError, match="broke its decoder"):
+            picture(decoder, "png", PICTURE)
+    picture(decoder, "png", PICTURE)
