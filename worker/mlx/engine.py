@@ -35,6 +35,7 @@ from lmx.worker.engine import (
 )
 from lmx.worker.formats.families.table import marker_ids
 from lmx.worker.mlx.decoding.batching import can_batch
+from lmx.worker.mlx.decoding.media_trial import tried_media
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
 from lmx.worker.mlx.decoding.rows import RowSet
@@ -71,7 +72,7 @@ def load_generator(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
         loaded = load_model(spec, advanced)
         generator = MlxGenerator(spec, loaded, advanced)
     generator.rest()
-    return Engine(loaded.facts, resident=generator, tasks=generator, generator=generator)
+    return Engine(generator.facts, resident=generator, tasks=generator, generator=generator)
 
 
 class MlxGenerator:
@@ -95,6 +96,11 @@ class MlxGenerator:
         self._token_tasks = TokenTasks(
             tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
         )
+        self.facts = facts
+        """What is known of the model, also by trying."""
+        if facts.media is not None:
+            needs = tried_media(forward, self._prompts.encode, facts.media)
+            self.facts = replace(facts, media=needs)
         self._constraints = ConstraintCompiler(
             tokenizer,
             facts.vocabulary_size,

@@ -12,7 +12,12 @@ from lmx.protocol.states import MediaKind
 
 pytestmark = pytest.mark.engine
 
-EACH = [(family, kind) for family in sorted(FAMILIES) for kind in FAMILIES[family].places]
+NOT_YET = "gemma3n"
+EACH = [
+    (family, kind)
+    for family in sorted(FAMILIES.keys() - {NOT_YET})
+    for kind in FAMILIES[family].places
+]
 
 
 @pytest.mark.parametrize(("family", "kind"), EACH)

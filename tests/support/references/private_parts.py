@@ -36,6 +36,10 @@ DRAFTER = "worker/mlx/guessing/drafter.py"
 GUESSER = "worker/mlx/guessing/load.py"
 STATE = "worker/mlx/prefix/state.py"
 ENGINE = "worker/mlx/engine.py"
+BOTH_WAYS = "worker/mlx/media/both_ways.py"
+ENCODING = "worker/mlx/media/encoding.py"
+MARKERS = "worker/mlx/media/markers.py"
+PROCESSOR = "worker/mlx/media/processor.py"
 GUARD = "worker/mlx/model/guard.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
@@ -96,6 +100,43 @@ PARTS: dict[str, Sequence[Part]] = {
             "mlx_vlm.generate.common:generation_stream",
             (ENGINE,),
             "the stream that all of a model's work runs on",
+        ),
+        Part(
+            "mlx_vlm.models.gemma4.language:Gemma4TextModel._apply_blockwise_bidirectional_overlay",
+            (BOTH_WAYS,),
+            "letting the tokens of a picture see each other in both directions",
+            ("self", "base_mask", "mm_token_type_ids"),
+        ),
+        Part(
+            "mlx_vlm.models.gemma4.language:Gemma4TextModel._block_sequence_ids_for_mask",
+            (BOTH_WAYS,),
+            "telling the pictures of a chunk apart",
+            ("self", "mm_token_type_ids"),
+        ),
+        Part(
+            "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features",
+            (ENCODING,),
+            "telling the classes whose eyes return features for deep layers too",
+        ),
+        Part(
+            "mlx_vlm.prompt_utils:MODEL_CONFIG",
+            (MARKERS,),
+            "knowing what stands for a picture where a chat template takes texts alone",
+        ),
+        Part(
+            "mlx_vlm.prompt_utils:MessageFormatter.format_message",
+            (MARKERS,),
+            "the same",
+            ("self", "prompt", "num_images", "num_audios"),
+        ),
+        Part(
+            "mlx_vlm.utils:prepare_inputs",
+            (PROCESSOR,),
+            "what a model's own processor makes of pictures, sounds and videos in memory",
+            (
+                *("processor", "images", "audio", "videos", "prompts", "image_token_index"),
+                "add_special_tokens",
+            ),
         ),
         Part(
             "mlx_vlm.speculative.cache_state:start_speculative_cache",

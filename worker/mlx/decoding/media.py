@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.media.encoding import Features, positions
@@ -68,7 +69,6 @@ class PromptMediaReading:
         embeddings = arguments["inputs_embeds"]
         deep_places: list[int] = []
         deep = []
-        types = np.zeros((1, end - begin), np.int32)
         for number, features in self._features.items():
             span = self._media.spans[number]
             first, last = np.searchsorted(span.places, (begin, end)).tolist()
@@ -77,7 +77,6 @@ class PromptMediaReading:
             here = span.places[first:last] - begin
             rows = features.embeddings[first:last].astype(embeddings.dtype)
             embeddings[0, mx.array(here)] = rows
-            types[0, here] = _TYPES[span.kind]
             if features.deep is not None:
                 deep_places += here.tolist()
                 deep.append(features.deep[:, first:last])
@@ -93,8 +92,10 @@ class PromptMediaReading:
             mask[0, deep_places] = True
             arguments["visual_pos_masks"] = mx.array(mask)
             arguments["deepstack_visual_embeds"] = list(mx.concatenate(deep, axis=1))
-        if types.any() and self._forward.whole_spans:
-            arguments["mm_token_type_ids"] = mx.array(types)
+        if self._forward.whole_spans:
+            types = token_types(self._media, begin, end)
+            if types.any():
+                arguments["mm_token_type_ids"] = mx.array(types)
         return arguments
 
     @property
@@ -102,3 +103,12 @@ class PromptMediaReading:
         """The rope deltas with which the model decodes the row, [1, 1]; None for a model without
         them."""
         return self._positions.get("rope_deltas")
+
+
+def token_types(media: MediaSpans, begin: int, end: int) -> npt.NDArray[np.int32]:
+    """Return of which kind each token of a part of a prompt is, [1, tokens]."""
+    types = np.zeros((1, end - begin), np.int32)
+    for span in media.spans:
+        first, last = np.searchsorted(span.places, (begin, end)).tolist()
+        types[0, span.places[first:last] - begin] = _TYPES[span.kind]
+    return types

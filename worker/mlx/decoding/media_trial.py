@@ -1,0 +1,124 @@
+"""Finds out by trying whether lmx makes of a prompt with a picture what the model's own class makes
+of it.
+
+mlx-vlm has some seventy classes that see or hear. A few keep a state of the whole prompt in the
+model, attend to what lies ahead, or look at pictures from every layer: a prompt in chunks would be
+another one for them. A model is asked for no picture that it would not see.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import mlx.core as mx
+import numpy as np
+import structlog
+
+from lmx.protocol.errors import RequestError
+from lmx.protocol.states import MediaKind
+from lmx.worker.engine import EncodedPrompt, PromptSource, RowRequest, RowSampling
+from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
+from lmx.worker.mlx.decoding.media import token_types
+from lmx.worker.mlx.decoding.prefill import PromptPrefill
+from lmx.worker.mlx.media.encoding import FeatureMismatchError
+from lmx.worker.mlx.media.processor import to_mlx
+from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.model.forward import Forward, cache_states
+
+log = structlog.get_logger()
+
+# A share of the spread of the logits, as in the trial of batches.
+_TOLERANCE: Final = 0.1
+_SIDE: Final = 112
+_FRAMES: Final = 4
+_RATE_HZ: Final = 16_000
+
+_UNFIT: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(NotImplementedError, RequestError, RuntimeError, TypeError, ValueError),
+    FeatureMismatchError,
+)
+"""What comes of a model that can't do it."""
+
+
+def tried_media(
+    forward: Forward, encode: Callable[[PromptSource], EncodedPrompt], needs: MediaNeeds
+) -> MediaNeeds | None:
+    """Return what a model takes besides text, without the kinds with which it does not work; None:
+    nothing is left. If a kind does not work, the reason is logged. Engine thread."""
+    plain = copy.copy(forward)
+    # Rounded keys are not what is tried here.
+    plain.kv_quantization = None
+    works = set()
+    for kind in sorted(needs.kinds):
+        try:
+            off = _off(plain, encode(_source(kind, needs)))
+        except _UNFIT as error:
+            log.warning("media.off", kind=kind.value, reason=str(error), advice=_ADVICE)
+            continue
+        if off <= _TOLERANCE:
+            works.add(kind)
+        else:
+            log.warning("media.off", kind=kind.value, off=off, advice=_ADVICE)
+    return replace(needs, kinds=frozenset(works)) if works else None
+
+
+_ADVICE: Final = "requests with it are refused; the model can be used with text"
+
+
+def _off(forward: Forward, prompt: EncodedPrompt) -> float:
+    """Return how far the logits behind a prompt in two chunks are from those behind the whole."""
+    media = prompt.media
+    assert isinstance(media, MediaSpans)
+    prefill = PromptPrefill(
+        forward, RowRequest(0, prompt.tokens, 1, RowSampling(0.0), media=media),
+        forward.new_cache(), 0,
+    )  # fmt: skip
+    assert prefill.media is not None
+    while (span := prefill.media.missing(0, len(prompt.tokens))) is not None:
+        prefill.media.put(span, forward.encode(span))
+    if prefill.chunked:
+        prefill.advance((media.spans[0].start + media.spans[0].end) // 2, ())
+    found = prefill.finish()[0].astype(mx.float32)
+    mx.eval(found, cache_states(prefill.prompt_cache))
+    right = _at_once(forward, prompt, media).astype(mx.float32)
+    spread = mx.linalg.norm(right - mx.mean(right))
+    return cast(float, (mx.linalg.norm(found - right) / spread).item())
+
+
+def _at_once(forward: Forward, prompt: EncodedPrompt, media: MediaSpans) -> mx.array:
+    """Return the logits behind a prompt with one picture or sound, as the model's class computes
+    them."""
+    tokens = mx.array([prompt.tokens])
+    (span,) = media.spans
+    inputs = {name: to_mlx(value) for name, value in span.inputs.items()}
+    mask = mx.ones(tokens.shape, mx.int32)
+    output = forward.model.get_input_embeddings(tokens, mask=mask, **inputs).to_dict()
+    known: dict[str, Any] = {name: value for name, value in output.items() if value is not None}
+    if forward.whole_spans:
+        known["mm_token_type_ids"] = mx.array(token_types(media, 0, len(prompt.tokens)))
+    return forward.prompt(tokens, forward.new_cache(), known)[0, -1]
+
+
+def _source(kind: MediaKind, needs: MediaNeeds) -> PromptSource:
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": kind.value, "media": 0},
+        {"type": "text", "text": "Say it in a few words."},
+    ]
+    message = {"role": "user", "content": content}
+    return PromptSource(messages=[message], media=[_noise(kind, needs)])
+
+
+def _noise(kind: MediaKind, needs: MediaNeeds) -> Media:
+    random = np.random.default_rng(0)
+    if kind is MediaKind.AUDIO:
+        rate_hz = needs.sample_rate_hz or _RATE_HZ
+        return Sound(random.normal(0, 0.1, rate_hz).astype(np.float32), rate_hz)
+    frames = random.integers(0, 256, (_FRAMES, _SIDE, _SIDE, 3), dtype=np.uint8)
+    if kind is MediaKind.VIDEO:
+        return Video(frames, tuple(range(_FRAMES)), float(_FRAMES))
+    return Picture(frames[0])
