@@ -19,22 +19,22 @@ from typing import Final
 from minilm import demo_script
 
 _E2E: Final = Path(__file__).resolve().parents[2] / "e2e"
-_REQUIREMENTS: Final = _E2E / "clients" / "requirements.txt"
 _NODE: Final = _E2E / "clients" / "node"
 _FETCH_TIMEOUT_S: Final = 300
 
 
-def python_packages() -> Path:
-    """Return a folder with the packages of clients/requirements.txt, for PYTHONPATH."""
+def python_packages(listed: str = "requirements.txt") -> Path:
+    """Return a folder with the packages that a file in clients/ lists, for PYTHONPATH."""
+    requirements = _E2E / "clients" / listed
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
     def make(folder: Path) -> None:
         _run(
             [*demo_script().installer(), "--no-deps", "--target", str(folder), "-r",
-             str(_REQUIREMENTS)],
+             str(requirements)],
         )  # fmt: skip
 
-    return _made("clients", _REQUIREMENTS.read_bytes() + version.encode(), make)
+    return _made("clients", requirements.read_bytes() + version.encode(), make)
 
 
 def node_folder(packages: Path) -> Path:

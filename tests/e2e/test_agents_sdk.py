@@ -1,0 +1,45 @@
+"""OpenAI's Agents SDK on lmx: its loops with tools run on the Responses API."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from client_packages import python_packages, run_python
+from openai import OpenAI
+
+# The first test also fetches the packages: about 15 seconds.
+pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(400)]
+
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
+CUSTOM = '<tool_call>{"name": "sh", "arguments": {"input": "ls -l"}}</tool_call>'
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+
+
+def script(*pieces: str) -> str:
+    return json.dumps({"pieces": list(pieces)})
+
+
+def test_loops_with_tools(scripted_client: OpenAI) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    directives = (
+        script("<think>", "Hm.", "</think>", CALL[:20], CALL[20:]), script(CUSTOM),
+        script('{"city": ', '"Oslo"}'),
+    )  # fmt: skip
+    packages = python_packages("agents.txt")
+    output = run_python(packages, "agents_client.py", url, key, "scripted", *directives)
+    found = json.loads(output.strip().split("\n")[-1])
+    events = found.pop("events")
+    assert found.pop("tokens") > 9
+    assert found == {
+        "whole": "It rains in Oslo.",
+        "kinds": ["reasoning_item", "tool_call_item", "tool_call_output_item", "message_output_item"],
+        "streamed": "It rains in Oslo.",
+        "custom": "Done.",
+        "again": SENTENCE,
+        "kept": "It rains in Oslo.",
+        "typed": "Oslo",
+        "asked": [["get_weather", "Oslo"]] * 2 + [["sh", "ls -l"], ["get_weather", "Oslo"]],
+    }  # fmt: skip
+    assert "response.reasoning_summary_text.delta" in events
+    assert events.count("response.completed") == 2
