@@ -10,6 +10,7 @@ from aiohttp import web
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
+from lmx.router.jobs.event_logs import EventLogs
 from lmx.router.jobs.farewell import Farewell
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
@@ -35,6 +36,7 @@ class Services:
     metrics: RequestMetrics
     live: LiveRequests
     jobs: JobStore
+    event_logs: EventLogs
     events: EventFeed
     limiter: RateLimiter
     counts: KeptCounts

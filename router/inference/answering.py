@@ -67,35 +67,14 @@ async def answer(
     """
     events = EventStream(request, request.app[SERVICES].spec.stall_timeout_s) if stream else None
 
-    job = _job(request, models[0], form, kind, id_prefix, events, kept)
+    job = new_job(request, models[0], form, kind, id_prefix, events, kept)
     opening = first_opened(models, generate, job.choose)
     if events is not None:
         return await _answer_stream(request, opening, job, events)
     return await _answer_whole(request, opening, job)
 
 
-async def answer_later(
-    request: web.Request,
-    models: Sequence[ModelView],
-    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
-    form: AnswerFormat,
-    kind: RequestKind,
-    *,
-    id_prefix: str,
-    kept: KeptInput,
-) -> dict[str, Any]:
-    """Begin an answer that its client fetches by the job's id, and return it as it is at its
-    beginning. The arguments are those of :func:`answer`."""
-    job = _job(request, models[0], form, kind, id_prefix, None, kept)
-    opening = first_opened(models, generate, job.choose)
-    task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
-    _detach(request, job, task)
-    # The task begins now, and its job has a record.
-    await asyncio.sleep(0)
-    return job.begun()
-
-
-def _job(
+def new_job(
     request: web.Request,
     model: ModelView,
     form: AnswerFormat,
@@ -104,6 +83,8 @@ def _job(
     events: EventStream | None,
     kept: KeptInput | None,
 ) -> Job:
+    """Return the job of an answer. ``events`` is its stream. The other arguments are those of
+    :func:`answer`."""
     services = request.app[SERVICES]
     version = services.spec.version
     identity = Identity(
@@ -139,7 +120,7 @@ async def _answer_whole(
     may wait: the job goes on then. A client that leaves before that ends it.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
-    task = asyncio.create_task(_gather(opening, job), name=f"job {job.live.id}")
+    task = asyncio.create_task(gather(opening, job), name=f"job {job.live.id}")
     left_s = context.started_at_s + services.spec.sync_timeout_s - time.monotonic()
     try:
         await asyncio.wait({task}, timeout=max(0.0, left_s))
@@ -151,7 +132,7 @@ async def _answer_whole(
         raise
     if task.done():
         return json_text(task.result())
-    _detach(request, job, task)
+    detach(request, job, task)
     raise GenerationError(
         ErrorCode.SYNC_TIMEOUT,
         f"The answer takes longer than {services.spec.sync_timeout_s:g} s, as long as a request "
@@ -160,7 +141,7 @@ async def _answer_whole(
     )
 
 
-def _detach(request: web.Request, job: Job, task: asyncio.Task[bytes]) -> None:
+def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     """Let the task of a job go on when its request has been answered."""
     services = request.app[SERVICES]
     job.detach()
@@ -174,7 +155,8 @@ def _detach(request: web.Request, job: Job, task: asyncio.Task[bytes]) -> None:
     services.traffic.go_on(task)
 
 
-async def _gather(opening: AbstractAsyncContextManager[Source], job: Job) -> bytes:
+async def gather(opening: AbstractAsyncContextManager[Source], job: Job) -> bytes:
+    """Take all output of the generation of ``opening``, and return the whole answer."""
     with job:
         async with AsyncExitStack() as opened:
             source = await job.begin(opened, opening)
@@ -183,7 +165,7 @@ async def _gather(opening: AbstractAsyncContextManager[Source], job: Job) -> byt
     return job.answer
 
 
-def _end_detached(task: asyncio.Task[bytes]) -> None:
+def _end_detached(task: asyncio.Task[Any]) -> None:
     # The record says what became of it. Any other exception is a bug.
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, LmxError):
@@ -217,7 +199,7 @@ async def _answer_stream(
             writer = job.form.writer(job.identity, job.beginning)
             if beginning := writer.first():
                 await events.send(beginning)
-            await events.send_all(_Relay(source, job, writer).take, ping_interval_s)
+            await events.send_all(Relay(source, job, writer).take, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
@@ -244,7 +226,7 @@ async def _answer_stream(
     return events.response
 
 
-class _Relay:
+class Relay:
     """Turns a generation's output into the events of its stream. This is the hot path."""
 
     def __init__(self, source: Source, job: Job, writer: EventWriter) -> None:

@@ -17,6 +17,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import json_text, json_value
+from lmx.router.inference.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
 from lmx.router.jobs.records import JobState, KeptResponse
@@ -37,11 +38,23 @@ _MOST_RESPONSES: Final = 1_000
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{24}")
 
 
-async def get_response(request: web.Request) -> web.Response:
-    """Return a response: whole, or as it is until now."""
-    validated(RetrieveQuery, dict(request.query))
+async def get_response(request: web.Request) -> web.StreamResponse:
+    """Return a response: whole, or as it is until now, or its events."""
+    query = validated(RetrieveQuery, dict(request.query))
     kept = await _response(request, request.match_info["id"])
-    return json_text(_shown(request, kept))
+    if not query.stream:
+        return json_text(_shown(request, kept))
+    log = request.app[SERVICES].event_logs.get(kept.job.id)
+    if log is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"There are no events of {kept.job.id}: only those of streams with `background` are "
+            "kept, of the last ones, and until the router ends. Fetch the response without "
+            "`stream`.",
+            param="stream",
+        )
+    after = query.starting_after
+    return await follow_events(request, log, 0 if after is None else after + 1)
 
 
 async def delete_response(request: web.Request) -> web.Response:

@@ -17,7 +17,8 @@ from lmx.router.http.access import own_request
 from lmx.router.http.body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
-from lmx.router.inference.answering import answer, answer_later
+from lmx.router.inference.answering import answer
+from lmx.router.inference.background import begin_answer, follow_events
 from lmx.router.inference.kept_responses import earlier_items, referenced_items
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.tasks import ask_tokenizer
@@ -90,9 +91,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     kept = None
     if wanted.is_stored:
         kept = KeptInput(json_of(own, "input"), wanted.previous_response_id)
-    if wanted.background and not stream:
+    if wanted.background:
         assert kept is not None
-        begun = await answer_later(
+        job = await begin_answer(
             request,
             models,
             lambda chosen: services.dispatcher.generate(chosen, generate),
@@ -100,8 +101,12 @@ async def responses(request: web.Request) -> web.StreamResponse:
             RequestKind.CHAT,
             id_prefix=RESPONSE,
             kept=kept,
+            stream=stream,
         )
-        return json_value({**begun, "status": QUEUED})
+        log = services.event_logs.get(job.live.id) if stream else None
+        if log is not None:
+            return await follow_events(request, log, 0)
+        return json_value({**job.begun(), "status": QUEUED})
     return await answer(
         request,
         models,

@@ -92,7 +92,8 @@ def _responses() -> Iterator[Endpoint]:
     )  # fmt: skip
     yield Endpoint(
         "GET", f"{path}/{{id}}", get_response, use, tag, "Show a response that is kept",
-        query=RetrieveQuery, answer=ResponseObject, errors=missing,
+        query=RetrieveQuery, answer=ResponseObject, streams=True, event=ResponseStreamEvent,
+        errors=missing, family=RESPONSES,
     )  # fmt: skip
     yield Endpoint(
         "DELETE", f"{path}/{{id}}", delete_response, use, tag, "Remove a response",

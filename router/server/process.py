@@ -26,6 +26,7 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.router.http.access import key_name
 from lmx.router.http.rate_limits import RateLimiter
 from lmx.router.http.traffic import Traffic
+from lmx.router.jobs.event_logs import EventLogs
 from lmx.router.jobs.farewell import Farewell, hung_error, watch_in_thread
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.jobs.store import JobStore
@@ -115,6 +116,7 @@ class Router:
             self.metrics,
             self.live,
             self.jobs,
+            EventLogs(),
             EventFeed(self.supervisor),
             self.limiter,
             self.counts,

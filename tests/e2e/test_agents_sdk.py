@@ -33,7 +33,9 @@ def test_loops_with_tools(scripted_client: OpenAI) -> None:
     assert found.pop("tokens") > 9
     assert found == {
         "whole": "It rains in Oslo.",
-        "kinds": ["reasoning_item", "tool_call_item", "tool_call_output_item", "message_output_item"],
+        "kinds": [
+            "reasoning_item", "tool_call_item", "tool_call_output_item", "message_output_item",
+        ],
         "streamed": "It rains in Oslo.",
         "custom": "Done.",
         "again": SENTENCE,

@@ -1,5 +1,5 @@
-"""OpenAI's Agents SDK against lmx: loops with a function and a custom tool, whole and streamed, with
-an output type, and with responses that the server keeps."""
+"""OpenAI's Agents SDK against lmx: loops with a function and a custom tool, whole and streamed,
+with an output type, and with responses that the server keeps."""
 
 import asyncio
 import json

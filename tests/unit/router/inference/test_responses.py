@@ -44,10 +44,13 @@ async def events(rig: Rig, **fields: Any) -> list[dict[str, Any]]:
     body = {"model": MODEL, "input": "hi", "stream": True, **fields}
     async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
         assert response.content_type == "text/event-stream", await response.text()
-        blocks = (await response.read()).decode().split("\n\n")
+        return events_in(await response.read())
+
+
+def events_in(raw: bytes) -> list[dict[str, Any]]:
     return [
         json.loads(block.partition("\ndata: ")[2])
-        for block in blocks
+        for block in raw.decode().split("\n\n")
         if block and not block.startswith(":")
     ]
 
@@ -266,6 +269,67 @@ async def test_a_response_in_the_background() -> None:
         assert text_of(ended) == "Hello" and ended["background"] is True
         status, same = await ask(rig, "POST", f"{begun['id']}/cancel")
         assert (status, same) == (200, ended)
+
+
+async def read_events(rig: Rig, path: str) -> list[dict[str, Any]]:
+    async with rig.http.get(f"{rig.url}{PATH}/{path}") as response:
+        assert response.content_type == "text/event-stream", await response.text()
+        return events_in(await response.read())
+
+
+async def test_a_stream_in_the_background_can_be_left_and_followed_again() -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hel")
+        await go_on.wait()
+        await stream.say("lo ")
+        await stream.finish("you")
+
+    body = {"model": MODEL, "input": "hi", "stream": True, "background": True}
+    async with router_rig(slowly) as rig:
+        async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+            seen = b""
+            while b"Hel" not in seen or not seen.endswith(b"\n\n"):
+                seen += await response.content.readany()
+        first = events_in(seen)
+        response_id, last = first[0]["response"]["id"], first[-1]["sequence_number"]
+        query = f"{response_id}?stream=true&starting_after={last}"
+        follower = asyncio.create_task(read_events(rig, query))
+        await status_when(rig, response_id, "in_progress")
+        go_on.set()
+        rest = await follower
+        assert [event["sequence_number"] for event in first + rest] == list(
+            range(len(first) + len(rest))
+        )
+        assert text_of(rest[-1]["response"]) == "Hello you"
+        whole = await read_events(rig, f"{response_id}?stream=true")
+        assert whole == first + rest
+        assert (await ask(rig, "GET", response_id))[1] == whole[-1]["response"]
+        _, plain = await post(rig)
+        refused = await ask(rig, "GET", f"{plain['id']}?stream=true")
+        assert (refused[0], refused[1]["error"]["param"]) == (400, "stream")
+
+
+async def test_a_stream_in_the_background_that_is_refused_or_cancelled() -> None:
+    async with router_rig(lambda stream: stream.refuse(ErrorCode.QUEUE_FULL, "full")) as rig:
+        (event,) = await events(rig, background=True)
+        assert (event["type"], event["code"]) == ("error", "queue_full")
+
+    async def for_ever(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hel")
+        await until(lambda: stream.cancelled)
+
+    async with router_rig(for_ever) as rig:
+        stream = asyncio.create_task(events(rig, background=True))
+        await until(lambda: any(live.tokens for live in rig.router.live.all))
+        (live,) = rig.router.live.all
+        assert (await ask(rig, "POST", f"{live.id}/cancel"))[1]["status"] == "cancelled"
+        last = (await stream)[-1]
+        assert last["type"] == "response.failed"
+        assert last["response"]["error"]["type"] == "request_cancelled"
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

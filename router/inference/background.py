@@ -1,0 +1,106 @@
+"""Answers that are made whether or not their clients stay: fetched later, or followed as streams
+that their clients may leave and come back to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Final
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.router.http.endpoint import family_of
+from lmx.router.http.sse import EventStream
+from lmx.router.inference.answering import Relay, detach, gather, new_job
+from lmx.router.jobs.event_logs import EventLog, EventLogs
+from lmx.router.jobs.job import Job, KeptInput, Source
+from lmx.router.jobs.live import RequestKind
+from lmx.router.rendering.answer_format import AnswerFormat, EventWriter
+from lmx.router.services import SERVICES
+from lmx.router.workers.fallback import first_opened
+
+_WAIT_S: Final = 60.0
+"""How long one wait for more of an answer lasts; then the next begins."""
+
+
+async def begin_answer(
+    request: web.Request,
+    models: Sequence[ModelView],
+    generate: Callable[[ModelView], AbstractAsyncContextManager[Source]],
+    form: AnswerFormat,
+    kind: RequestKind,
+    *,
+    id_prefix: str,
+    kept: KeptInput,
+    stream: bool,
+) -> Job:
+    """Begin an answer in the background, and return its job. The arguments are those of
+    :func:`lmx.router.inference.answering.answer`; with ``stream`` its events have a log."""
+    logs = request.app[SERVICES].event_logs
+    job = new_job(request, models[0], form, kind, id_prefix, None, kept)
+    opening = first_opened(models, generate, job.choose)
+    work: Coroutine[Any, Any, Any]
+    if stream:
+        job.live.stream = True
+        logs.begin(job.live.id)
+        work = _log_events(opening, job, logs, family_of(request).error_event)
+    else:
+        work = gather(opening, job)
+    task = asyncio.create_task(work, name=f"job {job.live.id}")
+    detach(request, job, task)
+    # The task begins now, and its job has a record.
+    await asyncio.sleep(0)
+    return job
+
+
+async def follow_events(request: web.Request, log: EventLog, place: int) -> web.StreamResponse:
+    """Send the events of a log from a place on, until there are no more."""
+    spec = request.app[SERVICES].spec
+    events = EventStream(request, spec.stall_timeout_s)
+    await events.open()
+
+    async def take(wait_s: float) -> bytes | None:
+        nonlocal place
+        found = await log.take(place, wait_s)
+        if found is None:
+            return None
+        place += len(found)
+        return b"".join(found)
+
+    await events.send_all(take, spec.ping_interval_s)
+    await events.end()
+    return events.response
+
+
+async def _log_events(
+    opening: AbstractAsyncContextManager[Source],
+    job: Job,
+    logs: EventLogs,
+    error_event: Callable[[LmxError], bytes],
+) -> None:
+    log = logs.get(job.live.id)
+    assert log is not None
+    writer: EventWriter | None = None
+    lost: LmxError | None = None
+    try:
+        async with AsyncExitStack() as opened:
+            opened.enter_context(job)
+            source = await job.begin(opened, opening)
+            writer = job.form.writer(job.identity, job.beginning)
+            log.add(writer.first())
+            relay = Relay(source, job, writer)
+            while (events := await relay.take(_WAIT_S)) is not None:
+                log.add(events)
+    except LmxError as error:
+        lost = error
+        raise
+    except Exception:
+        lost = LmxError(ErrorCode.INTERNAL, "An internal error occurred. The log has the details.")
+        raise
+    finally:
+        if lost is not None:
+            log.add(error_event(lost) if writer is None else writer.failed(lost))
+        logs.end(job.live.id)
