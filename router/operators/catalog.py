@@ -18,12 +18,23 @@ from lmx.router.schema.answers.models import (
     AnthropicModel,
     AnthropicModelList,
     CapabilityModelSpec,
+    CatalogEntry,
     ModelList,
     ModelObject,
+    ReasoningLevel,
+    TruncationPolicy,
 )
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.routing import candidates, leading_to
+
+_TOOL_OUTPUT_TOKENS: Final = 10_000
+"""So much of a tool's output is what Codex keeps for models that it knows."""
+
+_LEVELS: Final = tuple(
+    ReasoningLevel(effort=effort, description=f"{effort.capitalize()} effort")
+    for effort in ("low", "medium", "high")
+)
 
 _OF_ANTHROPIC: Final = "anthropic-version"
 """The header that all of Anthropic's clients send."""
@@ -34,7 +45,13 @@ async def list_models(request: web.Request) -> web.Response:
     models = (await request.app[SERVICES].supervisor.directory()).models
     if _OF_ANTHROPIC in request.headers:
         return json_answer(anthropic_list(models))
-    return json_answer(ModelList(object="list", data=[model_object(model) for model in models]))
+    return json_answer(
+        ModelList(
+            object="list",
+            data=[model_object(model) for model in models],
+            models=codex_catalog(models),
+        )
+    )
 
 
 async def get_model(request: web.Request) -> web.Response:
@@ -71,6 +88,42 @@ def model_object(model: ModelView) -> ModelObject:
         modalities=_modalities(model),
         kind=None if model.kind is None else model.kind.value,
         capabilities=list(model.capabilities),
+    )
+
+
+def codex_catalog(models: Sequence[ModelView]) -> list[CatalogEntry]:
+    """Return the models that answer conversations, in the form of Codex.
+
+    ``base_instructions`` is left out: with an empty text Codex would have no system prompt, and
+    without the field it takes its own.
+    """
+    chatting = [model for model in models if model.kind in (ModelKind.CHAT, None)]
+    return [_catalog_entry(model, place) for place, model in enumerate(chatting)]
+
+
+def _catalog_entry(model: ModelView, place: int) -> CatalogEntry:
+    thinks = "reasoning" in model.capabilities
+    return CatalogEntry(
+        slug=model.model_id,
+        display_name=model.model_id,
+        description=None,
+        default_reasoning_level=None,
+        supported_reasoning_levels=list(_LEVELS) if thinks else [],
+        shell_type="shell_command",
+        visibility="list",
+        supported_in_api=True,
+        priority=place,
+        upgrade=None,
+        availability_nux=None,
+        supports_reasoning_summaries=thinks,
+        support_verbosity=False,
+        default_verbosity=None,
+        apply_patch_tool_type="freeform",
+        truncation_policy=TruncationPolicy(mode="tokens", limit=_TOOL_OUTPUT_TOKENS),
+        supports_parallel_tool_calls=True,
+        context_window=model.context_length,
+        experimental_supported_tools=[],
+        input_modalities=_modalities(model),
     )
 
 

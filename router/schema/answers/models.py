@@ -31,11 +31,58 @@ class ModelObject(Answer):
     capabilities: list[str]
 
 
+class ReasoningLevel(Answer):
+    """An effort that a model can be told to make."""
+
+    effort: str
+    description: str
+
+
+class TruncationPolicy(Answer):
+    """How much of a tool's output an agent keeps."""
+
+    mode: Literal["bytes", "tokens"]
+    limit: int
+
+
+class CatalogEntry(Answer):
+    """A model in the form of Codex's catalog of models."""
+
+    slug: str
+    """The id."""
+    display_name: str
+    """The same."""
+    description: str | None
+    default_reasoning_level: str | None
+    supported_reasoning_levels: list[ReasoningLevel]
+    """Those of OpenAI's, for a model that thinks."""
+    shell_type: Literal["shell_command"]
+    visibility: Literal["list"]
+    supported_in_api: Literal[True]
+    priority: int
+    """Its place in the list, from 0."""
+    upgrade: None
+    availability_nux: None
+    supports_reasoning_summaries: bool
+    support_verbosity: Literal[False]
+    default_verbosity: None
+    apply_patch_tool_type: Literal["freeform"]
+    """Patches are the input of a custom tool with a grammar."""
+    truncation_policy: TruncationPolicy
+    supports_parallel_tool_calls: Literal[True]
+    context_window: int | None
+    """The tokens that its context may have. Null until it is known."""
+    experimental_supported_tools: list[str]
+    input_modalities: list[str]
+
+
 class ModelList(Answer):
     """GET /v1/models: every model, loaded or not."""
 
     object: Literal["list"]
     data: list[ModelObject]
+    models: list[CatalogEntry]
+    """Those that answer conversations, in the form that Codex reads."""
 
 
 class AnthropicModel(Answer):
