@@ -13,7 +13,7 @@ import orjson
 
 _FUNCTIONS: Final = "functions"
 _FUNCTION_CALL: Final = "function_call"
-_SPEAKERS: Final = frozenset({"system", "developer", "user"})
+_SPEAKERS: Final = ("system", "developer", "user")
 
 
 def has_functions(body: dict[str, Any]) -> bool:

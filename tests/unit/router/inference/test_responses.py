@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from codex_request import PATCH, codex_request
 from fake_peers import FakeStream, until
 from router_rig import MODEL, TEXTS, Rig, router_rig
 
@@ -373,3 +374,51 @@ async def test_the_tokens_of_an_input() -> None:
         )
     assert status == 200
     assert counted == {"object": "response.input_tokens", "input_tokens": 2}
+
+
+async def test_a_request_of_codex() -> None:
+    async def patches(stream: FakeStream) -> None:
+        await stream.accept()
+        part = ToolCallPart(0, "call_3", "apply_patch")
+        arguments = json.dumps({"input": PATCH})
+        await stream.send_deltas(
+            Delta(0, "Again.", 1, kind=DeltaKind.REASONING),
+            Delta(0, arguments[:30], 1, kind=DeltaKind.TOOL_CALL, call=part),
+            Delta(0, arguments[30:], 1, kind=DeltaKind.TOOL_CALL, call=ToolCallPart(0)),
+        )
+        await stream.finish(reason=FinishReason.TOOL_CALLS, tokens=2)
+
+    body = codex_request(MODEL, "And y.")
+    assert len(json.dumps(body)) > 45_000 and len(body["tools"]) == 13
+    assert {tool["type"] for tool in body["tools"]} == {"function", "custom", "web_search"}
+    async with router_rig(patches) as rig:
+        async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["X-Lmx-Ignored"].split(", ") == [
+                "client_metadata", "tools.web_search", "input.encrypted_content",
+                "input.web_search_call",
+            ]  # fmt: skip
+            found = events_in(await response.read())
+        sent = rig.worker.streams[-1].request
+        # The next turn: all that came is sent back, with the token of the thoughts alone.
+        thoughts, call = found[-1]["response"]["output"]
+        body["input"] += [
+            {**thoughts, "summary": [], "content": None},
+            call,
+            {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."},
+        ]
+        async with rig.http.post(f"{rig.url}{PATH}", json=body) as response:
+            assert response.status == 200
+            await response.read()
+        after = rig.worker.streams[-1].request.messages
+    assert call["type"] == "custom_tool_call" and call["input"] == PATCH
+    assert sent.messages is not None and after is not None
+    assert [message["role"] for message in sent.messages] == [
+        "system", "user", "assistant", "tool", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert sent.messages[2]["reasoning_content"] == "Look first."
+    assert sent.tool_use is not None and len(sent.tool_use.tools) == 12
+    # Nothing of what was there changes: the prefix cache has all of it.
+    assert after[: len(sent.messages)] == sent.messages
+    assert after[-2]["reasoning_content"] == "Again."
+    assert json.loads(after[-2]["tool_calls"][0]["function"]["arguments"]) == {"input": PATCH}

@@ -1,0 +1,28 @@
+"""The list of models, as OpenAI's clients and Codex read it."""
+
+from __future__ import annotations
+
+from openai.types import Model
+from router_rig import MODEL, router_rig
+from sdk_types import OURS, extras_of
+
+CODEX_NEEDS = {
+    "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
+    "supported_in_api", "priority", "support_verbosity", "truncation_policy",
+    "experimental_supported_tools", "context_window", "apply_patch_tool_type",
+    "supports_parallel_tool_calls", "supports_reasoning_summaries", "input_modalities",
+}  # fmt: skip
+
+
+async def test_openai_s_shape_and_codex_s_beside_it() -> None:
+    async with router_rig() as rig:
+        url = f"{rig.url}/v1/models?client_version=0.145.0"
+        async with rig.http.get(url) as response:
+            found = await response.json()
+    assert found["object"] == "list"
+    (model,) = [Model.model_validate(one, strict=True) for one in found["data"]]
+    assert set(extras_of(model)) <= OURS
+    (entry,) = found["models"]
+    assert entry["slug"] == model.id == MODEL and entry.keys() >= CODEX_NEEDS
+    # With an empty text Codex would have no system prompt.
+    assert "base_instructions" not in entry
