@@ -62,20 +62,24 @@ def test_only_the_beginning_before_another_picture_is_shared(engine: Seeing) -> 
     assert engine.started[other].cached_tokens == first.media.spans[0].start
 
 
-def test_encoding_is_a_step_of_its_own(engine: Seeing) -> None:
+def test_encoding_takes_steps_of_its_own(engine: Seeing) -> None:
     talking = engine.admit("Tell me a story.", max_tokens=40)
     while not engine.tokens[talking]:
         engine.step()
-    seeing = engine.ask(engine.prompt(WHAT, picture(14), picture(15)), 2)
-    encoding = 0
+    prompt = engine.prompt(WHAT, picture(14), picture(15))
+    assert prompt.media is not None
+    seeing = engine.ask(prompt, 2)
+    steps, encoded = 0, 0
     while seeing not in engine.started:
         output = engine.step()
         if output.media_tokens:
-            encoding += 1
+            steps, encoded = steps + 1, encoded + output.media_tokens
             assert not output.tokens and not output.prefill_tokens
-            # The other row is not kept waiting by two pictures in a row.
+            # The other row is not kept waiting by two parts in a row.
             assert engine.step().tokens
-    assert encoding == 2
+    # There is no time at all, so each picture takes a step for each block of the eyes, and one more.
+    assert steps >= 6
+    assert encoded == prompt.media.image_tokens
     engine.finish()
 
 

@@ -122,8 +122,10 @@ class MediaModel:
         while (span := prefill.media.missing(prefill.done_tokens, end)) is not None:
             features = self._features.get(span.digest, "")
             if features is None:
-                features = self.forward.encode(span)
-                mx.eval(features.arrays)
+                encoding = self.forward.encode(span)
+                while not encoding.advance(0.0):
+                    pass
+                features = encoding.features
                 self._features.put(span.digest, "", features)
             prefill.media.put(span, features)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmx.protocol.states import MediaKind
+from lmx.worker.mlx.media.blocks import Encoding
 from lmx.worker.mlx.media.encoding import Features, positions
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 from lmx.worker.mlx.model.forward import EMBEDDINGS, Forward
@@ -32,6 +33,8 @@ class PromptMediaReading:
         self._tokens = tokens
         self._media = media
         self._features: dict[int, Features] = {}
+        self.encoding: Encoding | None = None
+        """What is being computed for the span that is missing first; None: nothing yet."""
         self._positions = positions(forward.model, tokens, media)
 
     def missing(self, begin: int, end: int) -> MediaSpan | None:
@@ -44,6 +47,7 @@ class PromptMediaReading:
 
     def put(self, span: MediaSpan, features: Features) -> None:
         """Take the features of a span."""
+        self.encoding = None
         self._features[self._media.spans.index(span)] = features
 
     def whole_end(self, begin: int, end: int) -> int:

@@ -79,7 +79,7 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     )  # fmt: skip
     assert prefill.media is not None
     while (span := prefill.media.missing(0, len(prompt.tokens))) is not None:
-        prefill.media.put(span, forward.encode(span))
+        prefill.media.put(span, forward.encode(span).features)
     if prefill.chunked:
         prefill.advance((media.spans[0].start + media.spans[0].end) // 2, ())
     found = prefill.finish()[0].astype(mx.float32)

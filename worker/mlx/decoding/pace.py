@@ -50,22 +50,24 @@ class PrefillPace:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
         whether rows waited for it."""
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
-        if 2 * tokens < self._suggested and took_s <= self._budget_s(decoding):
+        if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding):
             return
         self._measured_tokens = tokens
         self._token_s = took_s / tokens
         self._depth_tokens = depth_tokens
+
+    def budget_s(self, decoding: bool) -> float:
+        """Return how long work on a prompt may take until it lets others go on. ``decoding`` says
+        whether rows wait for it."""
+        if decoding:
+            return max(0.0, self._stall_s - self._decode_s)
+        return max(_IDLE_CHUNK_S, self._stall_s)
 
     def _choose(self, depth_tokens: int, decoding: bool) -> int:
         if self._measured_tokens == 0:
             return _FIRST_TOKENS
         deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
         token_s = self._token_s * max(1.0, deeper)
-        fitting = self._budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
+        fitting = self.budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
         most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
         return int(max(LEAST_TOKENS, min(fitting, most)))
-
-    def _budget_s(self, decoding: bool) -> float:
-        if decoding:
-            return max(0.0, self._stall_s - self._decode_s)
-        return max(_IDLE_CHUNK_S, self._stall_s)

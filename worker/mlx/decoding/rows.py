@@ -291,25 +291,31 @@ class RowSet:
         return PromptPrefill(forward, row, prompt_cache, cached_tokens, heard_tokens)
 
     def _encode(self, prefill: PromptPrefill, decoding: bool, made: _Made) -> bool:
-        """Encode the next picture, sound or video that the prompt's next chunk needs, and return
-        whether that was this step's work. One that was encoded before needs no step."""
-        if prefill.media is None:
+        """Go on to encode the next picture, sound or video that the prompt's next chunk needs, and
+        return whether that was this step's work. One that was encoded before needs no step."""
+        media = prefill.media
+        if media is None:
             return False
         begin, row = prefill.done_tokens, prefill.row
         end = len(row.prompt)
         if not prefill.ready:
             end = min(end, begin + self._pace.chunk(begin, decoding=decoding))
-        while (span := prefill.media.missing(begin, end)) is not None:
-            assert self._features is not None
+        assert self._features is not None
+        while (span := media.missing(begin, end)) is not None:
             features = self._features.get(span.digest, row.cache_salt)
-            if features is None:
-                features = self._forward.with_adapter(row.adapter).encode(span)
-                mx.eval(features.arrays)
-                self._features.put(span.digest, row.cache_salt, features)
-                prefill.media.put(span, features)
-                made.media_tokens += len(span.places)
-                return True
-            prefill.media.put(span, features)
+            if features is not None:
+                media.put(span, features)
+                continue
+            if media.encoding is None:
+                media.encoding = self._forward.with_adapter(row.adapter).encode(span)
+            encoding = media.encoding
+            before = encoding.done_share
+            if encoding.advance(self._pace.budget_s(decoding)):
+                self._features.put(span.digest, row.cache_salt, encoding.features)
+                media.put(span, encoding.features)
+            tokens = len(span.places)
+            made.media_tokens += int(tokens * encoding.done_share) - int(tokens * before)
+            return True
         return False
 
     def _advance_prefill(

@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import make_prompt_cache
 
 from lmx.worker.mlx.adapters.layers import ActiveAdapter
+from lmx.worker.mlx.media.blocks import BlockTap, Encoding
 from lmx.worker.mlx.media.both_ways import sees_both_ways
-from lmx.worker.mlx.media.encoding import Features, encode
+from lmx.worker.mlx.media.encoding import encode
 from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
 from lmx.worker.mlx.model.quantized_cache import KvQuantization
@@ -45,6 +46,7 @@ class Forward:
         """How keys and values are stored. None: as the model computes them."""
         self.tap: HiddenTap | None = None
         """Where hidden states are heard, if somebody wants them."""
+        self._blocks = BlockTap(model)
         self.whole_spans = sees_both_ways(self.language_model)
         """Whether the tokens of a picture must be processed in one forward pass."""
         # Shapes are known without computing anything.
@@ -77,11 +79,13 @@ class Forward:
         features = self.model.get_input_embeddings(tokens)
         return {name: value for name, value in features.to_dict().items() if value is not None}
 
-    def encode(self, span: MediaSpan) -> Features:
-        """Return the features of a picture, a sound or a video. Raises what
+    def encode(self, span: MediaSpan) -> Encoding:
+        """Begin to encode a picture, a sound or a video. Raises what
         :func:`lmx.worker.mlx.media.encoding.encode` raises."""
         self.active.adapter_id = self.adapter
-        return encode(self.model, span)
+        with self._blocks.noting() as steps:
+            features = encode(self.model, span)
+        return Encoding(features, steps)
 
     def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
         """Return the arguments of a whole prompt, but with the embeddings of only a part.
