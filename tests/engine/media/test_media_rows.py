@@ -77,7 +77,7 @@ def test_encoding_takes_steps_of_its_own(engine: Seeing) -> None:
             assert not output.tokens and not output.prefill_tokens
             # The other row is not kept waiting by two parts in a row.
             assert engine.step().tokens
-    # There is no time at all, so each picture takes a step for each block of the eyes, and one more.
+    # There is no time at all: each picture takes a step for each block of the eyes, and one more.
     assert steps >= 6
     assert encoded == prompt.media.image_tokens
     engine.finish()
