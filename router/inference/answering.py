@@ -11,12 +11,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.data import Delta
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, follow_outcome
@@ -199,7 +201,9 @@ async def _answer_stream(
             writer = job.form.writer(job.identity, job.beginning)
             if beginning := writer.first():
                 await events.send(beginning)
-            await events.send_all(Relay(source, job, writer).take, ping_interval_s)
+            relay = Relay(source, job, writer)
+            source.pass_to(partial(relay.pass_on, events))
+            await events.send_all(relay.take, ping_interval_s)
         await events.end()
         return events.response
     except LmxError as error:
@@ -227,13 +231,26 @@ async def _answer_stream(
 
 
 class Relay:
-    """Turns a generation's output into the events of its stream. This is the hot path."""
+    """Turns a generation's output into the events of its stream.
+
+    Nearly every token takes the short way, :meth:`pass_on`, which is the hot path: a client that
+    keeps up gets it within the call that has read it from the worker.
+    """
 
     def __init__(self, source: Source, job: Job, writer: EventWriter) -> None:
         self._source = source
         self._job = job
         self._writer = writer
         self._is_over = False
+
+    def pass_on(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
+        """Write the events of ``deltas`` to ``stream`` at once, and return whether that was
+        possible."""
+        if not stream.keeps_up:
+            return False
+        self._job.collect(deltas)
+        stream.write(self._writer.deltas(deltas))
+        return True
 
     async def take(self, wait_s: float) -> bytes | None:
         """Return the events of the output that is ready within ``wait_s``; None after the last

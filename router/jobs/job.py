@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.data import ChoiceEnded, Finished
+from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.http.api_family import OPENAI
 from lmx.router.http.errors import http_status
@@ -191,7 +191,7 @@ class Job:
     async def take(self, source: Source, wait_s: float) -> Batch:
         """Return what ``source`` has ready within ``wait_s``, and collect it. Raises if the
         generation is lost, or REQUEST_CANCELLED."""
-        # The hot path: what `live.interruptible` does, without one more coroutine for each token.
+        # What `live.interruptible` does, without one more coroutine for each batch.
         live, task = self.live, self._task
         if live.error is not None:
             raise live.error
@@ -205,20 +205,24 @@ class Job:
         finally:
             live.waiting = None
         if batch.deltas:
-            now_s = time.monotonic()
-            if self._output_at_s is None:
-                self._ttft_s = now_s - live.context.started_at_s
-            else:
-                self._gaps_s.append(now_s - self._output_at_s)
-            self._output_at_s = now_s
-            if self._started_s is None:
-                self._run()
-            self._made.take(batch.deltas)
+            self.collect(batch.deltas)
         if batch.ended:
             self._ends.update((fact.index, fact) for fact in batch.ended)
         if batch.finished is not None:
             self._finish(source, batch.finished)
         return batch
+
+    def collect(self, deltas: Sequence[Delta]) -> None:
+        """Collect what ``take`` has returned, or what has gone to the client past it."""
+        now_s = time.monotonic()
+        if self._output_at_s is None:
+            self._ttft_s = now_s - self.live.context.started_at_s
+        else:
+            self._gaps_s.append(now_s - self._output_at_s)
+        self._output_at_s = now_s
+        if self._started_s is None:
+            self._run()
+        self._made.take(deltas)
 
     def _run(self) -> None:
         self.live.state, self.live.queue_position = LiveState.RUNNING, None

@@ -25,7 +25,7 @@ from lmx.router.supervisor.directory import ready_instance
 from lmx.router.supervisor.waiting_room import WaitingRoom
 from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.links import WorkerLinks
-from lmx.router.workers.stream import Batch, WorkerStream
+from lmx.router.workers.stream import Batch, Sink, WorkerStream
 from lmx.router.workers.task import TaskAnswer, WorkerTask
 
 RETRY_IF_LOST: Final = frozenset({ErrorCode.WORKER_LOST})
@@ -143,6 +143,11 @@ class Generation:
         # This is the stream's own coroutine, and not one more around it for each token.
         self._link.grant(self._stream)
         return self._stream.take(wait_s)
+
+    def pass_to(self, sink: Sink) -> None:
+        """Let ``sink`` deliver what comes while :meth:`take` waits. The worker gets its credit
+        back for that too."""
+        self._stream.sink = sink
 
     def close(self) -> None:
         """Cancel the generation on its worker, unless it has ended."""

@@ -154,7 +154,12 @@ class WorkerLink:
 
     async def _read(self) -> None:
         while True:
-            payload = await self._socket.recv()
+            receiving = self._socket.recv()
+            if receiving.done():
+                # More has come already. Others get their turn all the same: streams that are
+                # delivered at once get their credit at once, so this could go on for ever.
+                await asyncio.sleep(0)
+            payload = await receiving
             self._heard = True
             try:
                 self._dispatch(decode(payload).message)
@@ -190,11 +195,11 @@ class WorkerLink:
 
     def _dispatch_outputs(self, outputs: Outputs) -> None:
         streams = self._streams
+        fed: dict[int, WorkerStream] = {}
         for delta in outputs.deltas:
             if (stream := streams.get(delta.stream_id)) is not None:
                 stream.feed_delta(delta)
-                if stream.ended:
-                    self.close_stream(stream)
+                fed[delta.stream_id] = stream
         for ended in outputs.ended:
             if (stream := streams.get(ended.stream_id)) is not None:
                 stream.feed_ended(ended)
@@ -205,6 +210,12 @@ class WorkerLink:
                 stream.feed_finished(finished)
         for failed in outputs.failed:
             self._end(failed.stream_id, GenerationError(failed.code, failed.message))
+        # This comes last, so that an answer's end goes out with its last text.
+        for stream in fed.values():
+            if stream.deliver():
+                self.grant(stream)
+            elif stream.ended:
+                self.close_stream(stream)
 
     def _begun(self, number: int) -> None:
         if (stream := self._streams.get(number)) is not None:

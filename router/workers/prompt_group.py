@@ -12,7 +12,7 @@ from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.data import Finished, Generate, Timings, Usage
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.router.workers.dispatch import Dispatcher, Generation
-from lmx.router.workers.stream import NOTHING, Batch
+from lmx.router.workers.stream import NOTHING, Batch, Sink
 
 _WAIT_S: Final = 60.0
 """How long one wait for more output lasts; then the next begins."""
@@ -60,6 +60,9 @@ class PromptGroup:
         self._finished.append(batch.finished)
         self._running -= 1
         return replace(batch, finished=None if self._running else _sum(self._finished))
+
+    def pass_to(self, sink: Sink) -> None:
+        """Do nothing: what several generations give is brought into one order first, and taken."""
 
     async def follow(self, prompt: int, opening: AbstractAsyncContextManager[Generation]) -> None:
         """Pass on the output of one prompt's generation, until it ends or is lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,9 +35,17 @@ class Batch:
 
 NOTHING: Final = Batch()
 
+Sink = Callable[[Sequence[Delta]], bool]
+"""Delivers deltas at once, without waiting, and returns whether it did. If it did not, it has done
+nothing with them."""
+
 
 class WorkerStream:
     """Buffers one stream between its link (feeds) and its handler (takes).
+
+    Deltas that come while the handler waits for nothing else go through the ``sink``, if there is
+    one, past the handler: a task's switch for each token of each stream was a third of the router's
+    work. Everything else is the handler's: ends, errors, and what the sink can't deliver at once.
 
     It makes sure that all ``answers`` end, each once, before the stream does. It holds only few
     deltas more than ``CREDIT_DELTAS``: the last ones of an answer may come without credit. It knows
@@ -45,6 +54,7 @@ class WorkerStream:
 
     def __init__(self, stream_id: int, answers: int = 1) -> None:
         self.stream_id = stream_id
+        self.sink: Sink | None = None
         self._limit_deltas = CREDIT_DELTAS + answers * _PENDING_DELTAS
         self._answers = answers
         self._open = set(range(answers))
@@ -69,14 +79,35 @@ class WorkerStream:
         self._wake()
 
     def feed_delta(self, delta: Delta) -> None:
-        """Take a delta. A worker that sends far beyond its credit loses the stream."""
+        """Take a delta; :meth:`deliver` passes it on. A worker that sends far beyond its credit
+        loses the stream."""
         if len(self._deltas) >= self._limit_deltas:
             self._fail_of_protocol("sent more than it was allowed to")
         elif not 0 <= delta.index < self._answers:
             self._fail_of_protocol(f"sent text of answer {delta.index} of {self._answers}")
         else:
             self._deltas.append(delta)
+
+    def deliver(self) -> bool:
+        """Pass on what was fed of one message. Return whether the sink has delivered it: then the
+        worker may get its credit back."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return False  # The handler is busy, or about to take it.
+        if self.sink is None or self._ended or self.ended:
             self._wake()
+            return False
+        try:
+            delivered = self.sink(self._deltas)
+        except Exception as error:  # It is raised where the stream is taken: no other one is hurt.
+            waiter.set_exception(error)
+            return False
+        if delivered:
+            self._taken += len(self._deltas)
+            self._deltas.clear()
+        else:
+            self._wake()
+        return delivered
 
     def feed_ended(self, fact: ChoiceEnded) -> None:
         """Note that one answer is whole."""

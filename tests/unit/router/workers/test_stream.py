@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -108,6 +109,101 @@ async def test_little_more_is_held_than_credit_was_given_for(answers: int) -> No
         stream.feed_delta(Delta(1, "a", 1))
     assert stream.ended
     assert len((await stream.take(1)).deltas) <= CREDIT_DELTAS + 1024 * answers
+
+
+class Sink:
+    """Keeps what it is given, while it takes anything."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.takes = True
+
+    def __call__(self, deltas: Sequence[Delta]) -> bool:
+        if self.takes:
+            self.texts += [delta.text for delta in deltas]
+        return self.takes
+
+
+async def fed(stream: WorkerStream, *texts: str) -> bool:
+    """Feed a message to a stream whose handler has had time to wait for it."""
+    await asyncio.sleep(0)
+    for text in texts:
+        stream.feed_delta(Delta(1, text, 1))
+    return stream.deliver()
+
+
+async def test_what_comes_while_the_handler_waits_goes_past_it() -> None:
+    stream = WorkerStream(1)
+    stream.sink = sink = Sink()
+    assert not await fed(stream, "a"), "nobody waits: the handler takes it in its order"
+    assert [delta.text for delta in (await stream.take(1)).deltas] == ["a"]
+    taking = asyncio.create_task(stream.take(60))
+    assert await fed(stream, "b", "c")
+    assert await fed(stream, "d")
+    assert sink.texts == ["b", "c", "d"]
+    assert not taking.done()
+    # The end is the handler's, with the last text.
+    stream.feed_accepted(Accepted(1, 5, 0))
+    stream.feed_delta(Delta(1, "e", 1))
+    stream.feed_ended(ended())
+    stream.feed_finished(finished())
+    assert not stream.deliver()
+    batch = await taking
+    assert [delta.text for delta in batch.deltas] == ["e"]
+    assert batch.finished is not None
+    assert sink.texts == ["b", "c", "d"]
+
+
+async def test_what_the_sink_cannot_deliver_is_taken_in_order() -> None:
+    stream = WorkerStream(1)
+    stream.sink = sink = Sink()
+    taking = asyncio.create_task(stream.take(60))
+    assert await fed(stream, "a")
+    sink.takes = False
+    assert not await fed(stream, "b")
+    sink.takes = True
+    assert not stream.deliver(), "the handler has been woken: what it has not taken is before this"
+    stream.feed_delta(Delta(1, "c", 1))
+    assert not stream.deliver()
+    assert [delta.text for delta in (await taking).deltas] == ["b", "c"]
+    assert sink.texts == ["a"]
+
+
+async def test_what_the_sink_delivers_gives_credit_back() -> None:
+    stream = WorkerStream(1)
+    stream.sink = Sink()
+    taking = asyncio.create_task(stream.take(60))
+    granted = 0
+    for _ in range(CREDIT_DELTAS):
+        assert await fed(stream, "a")
+        granted += stream.grant_due()
+    assert granted == CREDIT_DELTAS
+    taking.cancel()
+
+
+async def test_an_error_of_the_sink_is_raised_where_the_stream_is_taken() -> None:
+    def fail(_: Sequence[Delta]) -> bool:
+        raise ValueError("a bug")
+
+    stream = WorkerStream(1)
+    stream.sink = fail
+    taking = asyncio.create_task(stream.take(60))
+    assert not await fed(stream, "a")
+    with pytest.raises(ValueError, match="a bug"):
+        await taking
+
+
+async def test_nothing_goes_past_a_handler_that_was_cancelled() -> None:
+    stream = WorkerStream(1)
+    stream.sink = sink = Sink()
+    taking = asyncio.create_task(stream.take(60))
+    await asyncio.sleep(0)
+    taking.cancel()
+    stream.feed_delta(Delta(1, "a", 1))
+    assert not stream.deliver()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert sink.texts == []
 
 
 async def test_the_verdict_has_a_deadline() -> None:
