@@ -69,7 +69,7 @@ class EventStream:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the reader has taken all that was written, so that :meth:`write` may be called."""
+        """Whether the reader has taken all that was written: then :meth:`write` may be called."""
         transport = self._transport
         return (
             transport is not None

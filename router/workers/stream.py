@@ -93,8 +93,8 @@ class WorkerStream:
         worker may get its credit back."""
         waiter = self._waiter
         if waiter is None or waiter.done():
-            return False  # The handler is busy, or about to take it.
-        if self.sink is None or self._ended or self.ended:
+            return False  # The handler is busy, or about to take it with what has woken it.
+        if self.sink is None:
             self._wake()
             return False
         try:

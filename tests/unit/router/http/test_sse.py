@@ -119,5 +119,5 @@ async def test_an_error_on_the_short_way_ends_its_own_stream_alone(
         first = asyncio.create_task(rig.chat_events())
         await rig.worker.stream()
         lines = await asyncio.wait_for(rig.chat_events(), 20)
-        assert json.loads(lines[-1])["error"]["code"] == "internal_error"
+        assert json.loads(lines[-1])["error"]["code"] == "internal_server_error"
         assert joined_text(await asyncio.wait_for(first, 20)) == "goodend"

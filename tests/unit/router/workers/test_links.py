@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import json
 import socket
+from pathlib import Path
 
 import aiohttp
 import pytest
 import structlog
+import zmq.asyncio
 from fake_peers import FakeStream, FakeSupervisor, cold, ready, until
 from router_rig import INSTANCE, MODEL, chat_body, joined_text, knows, router_rig
 
 from lmx.protocol.messages.control import Acquired, RouterHello
-from lmx.protocol.messages.data import Delta, Outputs
+from lmx.protocol.messages.data import Delta, Outputs, Pulse
 from lmx.protocol.messages.snapshot import GetSnapshot
 from lmx.protocol.states import ExitCause
+from lmx.protocol.wire.codec import encode
 from lmx.router.server.process import Router
+from lmx.router.workers.link import WorkerLink
 from lmx.router.workers.stream import CREDIT_DELTAS
 
 LOADED = "0000000b"
@@ -128,6 +132,34 @@ async def test_a_worker_beyond_its_credit_loses_the_stream() -> None:
         fake = await rig.worker.stream()
         await until(lambda: fake.cancelled)
     assert (status, body["error"]["code"]) == (500, "protocol_error")
+
+
+async def test_a_worker_that_never_pauses_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    class Flood:
+        """A socket that always has one more message, for long."""
+
+        def __init__(self) -> None:
+            self.received = 0
+
+        def recv(self) -> asyncio.Future[bytes]:
+            self.received += 1
+            coming: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            if self.received < 10_000:
+                coming.set_result(encode(Pulse(INSTANCE, 1)))
+            return coming
+
+        def close(self) -> None:
+            pass
+
+    context = zmq.asyncio.Context()
+    link = WorkerLink(context, f"ipc://{tmp_path}/nobody", INSTANCE, 10.0)
+    link._socket.close()
+    link._socket = flood = Flood()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert 0 < flood.received <= 20
+    link.close()
+    context.term()
 
 
 # Workers that leave or fall silent.
