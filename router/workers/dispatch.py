@@ -151,6 +151,8 @@ class Generation:
 
     def close(self) -> None:
         """Cancel the generation on its worker, unless it has ended."""
+        # The sink leads back here: a circle would keep the answer until the garbage is collected.
+        self._stream.sink = None
         self._link.close_stream(self._stream)
 
 

@@ -47,6 +47,9 @@ _SILENCE_CHECKS: Final = 4
 """Silence is counted in checks and not read from a clock: a router that was itself stopped for a
 while (a debugger, a sleeping laptop) must first read what has piled up."""
 
+_MOST_TOGETHER: Final = 8
+"""So many messages that have come already are read before their text is delivered."""
+
 _log = structlog.get_logger()
 
 
@@ -66,6 +69,9 @@ class WorkerLink:
         self._socket.connect(endpoint)
         self._ids = itertools.count(1)
         self._streams: dict[int, WorkerStream] = {}
+        self._fed: dict[int, WorkerStream] = {}
+        """Those with text that was read and not delivered. It is delivered after the ends that came
+        with it, so that an answer's end goes out with its last text."""
         self._pending: dict[int, WorkerTask] = {}
         self._heard = False
         self._tasks = (
@@ -153,18 +159,33 @@ class WorkerLink:
         self._socket.close()
 
     async def _read(self) -> None:
+        together = 0
+        receiving = self._socket.recv()
         while True:
-            receiving = self._socket.recv()
-            if receiving.done():
-                # More has come already. Others get their turn all the same: streams that are
-                # delivered at once get their credit at once, so this could go on for ever.
-                await asyncio.sleep(0)
             payload = await receiving
             self._heard = True
             try:
                 self._dispatch(decode(payload).message)
             except ProtocolError as error:
                 _log.warning("worker.bad_message", worker=self.instance, error=error.message)
+            receiving = self._socket.recv()
+            if receiving.done() and together < _MOST_TOGETHER:
+                together += 1  # A router that is behind writes what has piled up at once.
+                continue
+            together = 0
+            self._deliver()
+            if receiving.done():
+                # Others get their turn all the same: streams that are delivered at once get their
+                # credit at once, so this could go on for ever.
+                await asyncio.sleep(0)
+
+    def _deliver(self) -> None:
+        fed, self._fed = self._fed, {}
+        for stream in fed.values():
+            if stream.deliver():
+                self.grant(stream)
+            elif stream.ended:
+                self.close_stream(stream)
 
     def _dispatch(self, message: Any) -> None:
         match message:
@@ -195,11 +216,10 @@ class WorkerLink:
 
     def _dispatch_outputs(self, outputs: Outputs) -> None:
         streams = self._streams
-        fed: dict[int, WorkerStream] = {}
         for delta in outputs.deltas:
             if (stream := streams.get(delta.stream_id)) is not None:
                 stream.feed_delta(delta)
-                fed[delta.stream_id] = stream
+                self._fed[delta.stream_id] = stream
         for ended in outputs.ended:
             if (stream := streams.get(ended.stream_id)) is not None:
                 stream.feed_ended(ended)
@@ -210,12 +230,6 @@ class WorkerLink:
                 stream.feed_finished(finished)
         for failed in outputs.failed:
             self._end(failed.stream_id, GenerationError(failed.code, failed.message))
-        # This comes last, so that an answer's end goes out with its last text.
-        for stream in fed.values():
-            if stream.deliver():
-                self.grant(stream)
-            elif stream.ended:
-                self.close_stream(stream)
 
     def _begun(self, number: int) -> None:
         if (stream := self._streams.get(number)) is not None:

@@ -89,7 +89,7 @@ class WorkerStream:
             self._deltas.append(delta)
 
     def deliver(self) -> bool:
-        """Pass on what was fed of one message. Return whether the sink has delivered it: then the
+        """Pass on what was fed. Return whether the sink has delivered it: then the
         worker may get its credit back."""
         waiter = self._waiter
         if waiter is None or waiter.done():
