@@ -63,7 +63,8 @@ test: install ## run the tests, two files at a time (soak tests are left out)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2 --dist loadfile
 
 conformance: install ## every type of models against its library (some minutes)
-	@$(BIN)/pytest -q -m 'engine or conformance' tests/engine/model/test_conformance.py
+	@$(BIN)/pytest -q -m 'engine or conformance' tests/engine/model/test_conformance.py \
+	  tests/engine/media/test_families.py
 
 models-page: install ## examine every type of models, and write docs/models.md
 	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/models_page.py

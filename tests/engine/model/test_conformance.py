@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import FOLLOWING, PROMPT, Conformance, examine, without_processors
+from conformance import FOLLOWING, PROMPT, WITH_EYES, Conformance, examine, examine_seeing
 from model_table import PAGE, line
 from text_models import CONFIGS, make_text_model, reference_logits
 from tiny_models import make_tiny_model
-from vlm_models import SEEING, TEXT_ALONE, make_vlm_model, text_logits
+from vlm_models import TEXT_ALONE, make_vlm_model
 
 from lmx.protocol.errors import OperationError
 from lmx.worker.mlx.model.library import open_checkpoint
@@ -53,7 +53,7 @@ BETTER_BY_VLM = ("mamba", "qwen3_5", "qwen3_5_moe")
 QUICK = (*UNKNOWN_TO_VLM, *WRONG_IN_VLM, *TEXT_OF_MORE, *BETTER_BY_VLM, "gemma3_text", "llama")
 VLM_QUICK = ("cohere2_moe", "qwen3_5_text")
 SEEING_QUICK = ("gemma3", "gemma3n", "gemma4", "idefics3", "lfm2-vl", "mistral3", "qwen2_5_vl",
-                "qwen3_5", "qwen3_vl")  # fmt: skip
+                "qwen3_5", "qwen3_omni_moe", "qwen3_vl")  # fmt: skip
 
 
 def conformance(folder: Path, model_type: str, bits: int | None = None) -> Conformance:
@@ -93,18 +93,12 @@ def test_a_type_is_right(tmp_path: Path, model_type: str) -> None:
         check_counted(found)
 
 
-@pytest.mark.parametrize("model_type", of_all(SEEING, SEEING_QUICK))
+@pytest.mark.parametrize("model_type", of_all(WITH_EYES, SEEING_QUICK))
 def test_the_text_of_a_type_with_eyes_is_right(tmp_path: Path, model_type: str) -> None:
-    same_text = SEEING[model_type].same_text
-    folder = make_vlm_model(tmp_path, model_type)
-    reference = None
-    if same_text is not None:
-        reference = text_logits(folder, same_text, PROMPT, FOLLOWING)
-    with without_processors():
-        found = examine(folder, reference)
+    found = examine_seeing(tmp_path, model_type)
     assert bool(wrong(found)) == (model_type in SEEING_KNOWN_WRONG), found
     assert found.library == "mlx-vlm"
-    assert line(model_type, found) in PAGE.read_text().splitlines(), "make models-page"
+    assert line(model_type, found, sees=True) in PAGE.read_text().splitlines(), "make models-page"
     check_counted(found)
 
 

@@ -37,6 +37,8 @@ class Family:
     """The model of text alone that it is built from; empty: that of the family's name."""
     tied: bool = False
     """Whether it is saved with a head that is a copy of its embeddings."""
+    same_text: str | None = None
+    """As in :class:`vlm_models.Seeing`, for one that is not built from such a model."""
 
 
 _QWEN_TOKENS = (
@@ -177,7 +179,8 @@ FAMILIES: dict[str, Family] = {
                 "return_attention_mask": True},
             "processor_config.json": {
                 "processor_class": "Gemma3nProcessor", "image_seq_length": 4,
-                "audio_seq_length": 16}}),
+                "audio_seq_length": 16}},
+        same_text="gemma3n"),
     "gemma4": Family(
         {"image": "<|image|>", "audio": "<|audio|>", "video": "<|video|>"},
         tuple(_GEMMA4_NAMES.values()),
@@ -193,7 +196,7 @@ FAMILIES: dict[str, Family] = {
             "image_processor": {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 16,
                                 "max_soft_tokens": 6, "pooling_kernel_size": 3},
             "video_processor": {"video_processor_type": "Gemma4VideoProcessor", "patch_size": 16,
-                                "max_soft_tokens": 70, "pooling_kernel_size": 3, "num_frames": 4},
+                                "max_soft_tokens": 4, "pooling_kernel_size": 3, "num_frames": 4},
             "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"}}}),
     "idefics3": Family(
         {"image": "<image>"}, _IDEFICS_TOKENS, {"image_token_id": "<image>"},

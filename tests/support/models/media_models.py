@@ -16,7 +16,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from media_families import FAMILIES, FIRST_MEDIA_TOKEN
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.gemma3n import vision as mobilenet
+from mlx_vlm.models.gemma4 import processing_gemma4
 from mlx_vlm.utils import VideoMetadata, load_processor, prepare_inputs
 from mlx_vlm.utils import load_model as load_alone
 from PIL import Image
@@ -24,6 +26,12 @@ from tiny_models import make_tokenizer
 from vlm_models import SEEING, save_random_model, seeing_config
 
 from lmx.worker.media.values import Media, Picture, Sound, Video
+from lmx.worker.mlx.model.gemma3n import mend_gemma3n
+
+HEARING: Final = {
+    name: family for name, family in FAMILIES.items() if (family.model_type or name) not in SEEING
+}
+"""Those of which there is no model without a processor."""
 
 _TEMPLATE: Final = """\
 {%% for m in messages %%}<|{{ m['role'] }}|>\
@@ -68,8 +76,8 @@ def make_media_model(folder: Path, family: str) -> Path:
 
 @contextmanager
 def tiny_towers() -> Iterator[None]:
-    """Let Gemma 3n's eyes be small. In mlx-vlm they have one size, that of 300 million weights, and
-    config.json says nothing about it: they are small as long as this is open."""
+    """Let what can't be small in mlx-vlm be small as long as this is open: Gemma 3n's eyes have
+    always 300 million weights, and Gemma 4 sees a frame of a video in 70 tokens or more."""
 
     def blocks() -> list[Any]:
         uir, mmqa = mobilenet._uir, mobilenet._mmqa
@@ -88,6 +96,7 @@ def tiny_towers() -> Iterator[None]:
     with (
         mock.patch.object(mobilenet, "gemma3n_mobilenet_def", blocks),
         mock.patch.object(mobilenet, "MobileNetV5MultiScaleFusionAdapter", adapter),
+        mock.patch.object(processing_gemma4, "_SUPPORTED_SOFT_TOKENS", (4,)),
     ):
         yield
 
@@ -113,12 +122,14 @@ def conversation(*parts: str | int, kind: str) -> list[dict[str, Any]]:
 
 
 class MlxVlmAlone:
-    """A folder's model and processor, as mlx-vlm has them, without lmx."""
+    """A folder's model and processor, as mlx-vlm has them, without lmx but for what that mends of
+    Gemma 3n."""
 
     def __init__(self, folder: Path) -> None:
         with tiny_towers():
             self.model: Any = load_alone(folder)
-        self.processor: Any = load_processor(folder)
+            self.processor: Any = load_processor(folder)
+        mend_gemma3n(self.model)
 
     def inputs(
         self, messages: Sequence[Mapping[str, Any]], media: Sequence[Media]
@@ -148,7 +159,8 @@ class MlxVlmAlone:
         found = self.model.get_input_embeddings(tokens, pixels, mask=mask, **inputs)
         known = {name: value for name, value in found.to_dict().items() if value is not None}
         # As mlx-vlm's generate_step does it, but for the whole prompt at once.
-        out = self.model.language_model(tokens, **(inputs | known))
+        cache = make_prompt_cache(self.model.language_model)
+        out = self.model.language_model(tokens, cache=cache, **(inputs | known))
         return tokens[0].tolist(), np.array(out.logits[0].astype(mx.float32))
 
 

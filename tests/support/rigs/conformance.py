@@ -14,9 +14,11 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 from engine_rig import spec_of
+from media_models import HEARING, make_media_model, tiny_towers
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.generate.common import generation_stream
 from tiny_models import make_tokenizer
+from vlm_models import SEEING, make_vlm_model, text_logits
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
@@ -101,6 +103,25 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
             held_bytes=_held_bytes(forward),
             counted_bytes=counted_bytes(folder, HELD_TOKENS),
         )
+
+
+WITH_EYES: Final = SEEING.keys() | HEARING.keys()
+"""The types with eyes or ears of which a tiny model can be made."""
+
+
+def examine_seeing(folder: Path, model_type: str) -> Conformance:
+    """Make a model with eyes or ears in ``folder``, and try its text."""
+    if model_type in SEEING:
+        make_vlm_model(folder, model_type)
+        same_text, opened = SEEING[model_type].same_text, without_processors()
+    else:
+        make_media_model(folder, model_type)
+        same_text, opened = HEARING[model_type].same_text, tiny_towers()
+    reference = None
+    if same_text is not None:
+        reference = text_logits(folder, same_text, PROMPT, FOLLOWING)
+    with opened:
+        return examine(folder, reference)
 
 
 @contextmanager

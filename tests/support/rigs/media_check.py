@@ -167,6 +167,28 @@ def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
         assert off(model.logits(changed)) > 10 * TOLERANCE, "it sees no difference"
 
 
+def check_together(folder: Path, media: Sequence[Media], *, by_library: bool) -> None:
+    """Check a prompt with media of several kinds: in chunks, after a cached beginning, and
+    reversed. ``by_library``: also against what mlx-vlm makes of it at once."""
+    model = MediaModel(folder)
+    parts = [part for each in media for part in ("ab", each)]
+    prompt = model.encode(*parts, "cdef")
+    right = model.logits(prompt)
+    if by_library:
+        messages = _source((*parts, "cdef")).messages or ()
+        tokens, logits = MlxVlmAlone(folder).logits(messages, media)
+        assert list(prompt.tokens) == tokens, "the tokens are not those of the processor"
+        off = np.abs(right - logits[-1]).max()
+        assert off < TOLERANCE * right.std(), "the prompt at once"
+    for chunk in CHUNKS[1:]:
+        off = np.abs(model.logits(prompt, chunk) - right).max()
+        assert off < TOLERANCE * right.std(), f"chunks of {chunk}"
+    check_cached(model, prompt, right)
+    reversed_parts = [part for each in reversed(media) for part in ("ab", each)]
+    off = np.abs(model.logits(model.encode(*reversed_parts, "cdef")) - right).max()
+    assert off > 10 * TOLERANCE * right.std(), "it sees no difference"
+
+
 def check_cached(model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any, Any]) -> None:
     """Check a prompt whose beginning is cached: before, inside and behind each of its media."""
     media = prompt.media
