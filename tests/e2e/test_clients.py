@@ -63,3 +63,16 @@ def test_the_standard_tests_of_langchain(scripted_client: OpenAI, packages: Path
     assert {name for name, how in ended.items() if how == "failed"} == set(), found["reasons"]
     assert {name for name, how in ended.items() if how == "skipped"} == NOT_FOR_TEXT
     assert len(ended) > 45
+
+
+def test_clients_of_the_messages_api(scripted_client: OpenAI, packages: Path) -> None:
+    rain = json.dumps({"pieces": ["It rains in Oslo."]})
+    found = run(scripted_client, packages, "messages_clients.py", CALLS, rain)
+    called = [["Weather", {"city": "Oslo"}]]
+    assert found["langchain"] == {
+        "whole": SENTENCE, "streamed": SENTENCE, "calls": called, "tokens": 9,
+    }  # fmt: skip
+    assert found["pydantic"] == {
+        "whole": SENTENCE, "streamed": SENTENCE, "looped": "It rains in Oslo.", "asked": ["Oslo"],
+    }  # fmt: skip
+    assert set(found["litellm"].values()) == {SENTENCE}

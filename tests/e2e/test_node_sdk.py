@@ -1,4 +1,4 @@
-"""The official OpenAI SDK for Node; Node itself comes out of a Python wheel."""
+"""The official SDKs of OpenAI and Anthropic for Node; Node itself comes out of a Python wheel."""
 
 from __future__ import annotations
 
@@ -52,3 +52,29 @@ def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
     assert found["errors"][2]["param"] == "temperature"
     assert found["busy"] == "stop"
     assert found["timedOut"] is True
+
+
+def test_anthropic_s_sdk(scripted_client: OpenAI, packages: Path) -> None:
+    url = str(scripted_client.base_url).rstrip("/").removesuffix("/v1")
+    rain = json.dumps({"pieces": [RAIN]})
+    fails = json.dumps({"tokens": 20, "fail_at": 5, "step_s": 0.05})
+    scripts = {**SCRIPTS, "rain": rain, "fails": fails}
+    output = run_node(packages, "anthropic.mjs", url, scripted_client.api_key, json.dumps(scripts))
+    found = json.loads(output)
+    assert found["whole"] == found["streamed"] == found["retried"] == SENTENCE
+    assert found["requestId"] is True and found["same"] is True
+    assert found["stop"] == ["end_turn", True]
+    assert found["events"] == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert found["tools"] == {"asked": [{"city": "Oslo"}], "said": RAIN}
+    assert found["parsed"] == {"city": "Oslo"}
+    assert found["counted"] is True
+    assert "scripted" in found["models"]
+    assert found["errors"] == [
+        [401, "authentication_error"],
+        [400, "invalid_request_error"],
+        [404, "not_found_error"],
+    ]
+    assert found["broken"][1] == "api_error"
