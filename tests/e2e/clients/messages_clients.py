@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from typing import Any
 
 import litellm
 from langchain_anthropic import ChatAnthropic
@@ -16,7 +17,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def langchain():
+def langchain() -> dict[str, Any]:
     chat = ChatAnthropic(
         model=model, base_url=base_url, api_key=api_key, max_tokens=100, max_retries=0
     )
@@ -30,12 +31,12 @@ def langchain():
     }
 
 
-async def pydantic():
+async def pydantic() -> dict[str, Any]:
     provider = AnthropicProvider(api_key=api_key, base_url=base_url)
     agent = Agent(AnthropicModel(model, provider=provider))
     asked = []
 
-    @agent.tool_plain
+    @agent.tool_plain  # type: ignore[untyped-decorator]
     def Weather(city: str) -> str:
         """Tell the weather of a city."""
         asked.append(city)
@@ -48,7 +49,7 @@ async def pydantic():
     return {"whole": whole.output, "streamed": streamed, "looped": looped.output, "asked": asked}
 
 
-async def messages():
+async def messages() -> dict[str, Any]:
     common = {
         "model": f"anthropic/{model}",
         "messages": HELLO,
