@@ -1,0 +1,219 @@
+"""Requests as known clients send them: each is answered, by name.
+
+The fields are those that the clients' public sources and documents show; the texts are made here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from router_rig import MODEL, TEXTS, router_rig
+from yarl import URL
+
+KEY = "an-api-key-for-tests"
+HI = {"role": "user", "content": "hi"}
+SCHEMA = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "properties": {"path": {"type": "string"}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "read", "description": "Reads.", "parameters": SCHEMA, "strict": False},
+}
+FLAT_TOOL = {"type": "function", "name": "read", "description": "Reads.", "parameters": SCHEMA}
+FIM_STOPS = [
+    "<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
+    "<|repo_name|>", "<|file_sep|>", "<|im_start|>", "<|im_end|>",
+    "/src/", "#- coding: utf-8", "```",
+]  # fmt: skip
+BILLING = "x-anthropic-billing-header: cc_version=2.0.1; cc_entrypoint=cli; cch=7f3a1;"
+AGENT_TEXT = "You are a coding agent. Read before you write, and run the tests. " * 700
+"""45 KB, as such system prompts are."""
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [HI], **fields}
+
+
+def is_text(answer: Any) -> bool:
+    """Whether an answer, in whatever form, has the text."""
+    return json.dumps("".join(TEXTS))[1:-1] in json.dumps(answer)
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A request of a client."""
+
+    path: str
+    body: Mapping[str, Any] | None = None
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Authorization": f"Bearer {KEY}"})
+    check: Callable[[Any], bool] = is_text
+
+
+ANTHROPIC = {
+    "x-api-key": KEY,
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+}
+
+HABITS: dict[str, Habit] = {
+    "Open WebUI: models": Habit(
+        "/v1//models", method="GET", check=lambda answer: answer["data"][0]["id"] == MODEL
+    ),
+    "Open WebUI: a chat": Habit(
+        "/v1/chat/completions",
+        chat(
+            stream=True, stream_options={"include_usage": True}, reasoning={"effort": "low"},
+            messages=[{"role": "user", "content": [
+                {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}],
+        ),
+        headers={"Authorization": f"Bearer {KEY}", "X-OpenWebUI-User-Name": "Ann"},
+    ),
+    "Open WebUI: a title": Habit(
+        "/v1/chat/completions", chat(stream=False, max_completion_tokens=1000)
+    ),
+    "Continue: a chat": Habit(
+        "/v1/chat/completions", chat(stream=True, max_tokens=4096),
+        headers={"Authorization": f"Bearer {KEY}", "api-key": KEY},
+    ),
+    "Continue: autocompletion": Habit(
+        "/v1/completions",
+        {"model": MODEL, "prompt": "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+         "max_tokens": 4096, "temperature": 0.01, "stop": FIM_STOPS, "stream": True},
+    ),
+    "Cline": Habit(
+        "/v1/chat/completions",
+        chat(stream=True, tools=[TOOL], tool_choice="auto",
+             stream_options={"include_usage": True}),
+    ),
+    "Zed": Habit(
+        "/v1/chat/completions",
+        chat(stream=True, max_completion_tokens=4096, parallel_tool_calls=False,
+             prompt_cache_key="thread-1", tools=[TOOL],
+             messages=[HI, {"role": "assistant", "content": "a", "reasoning_content": "b"}, HI]),
+    ),
+    "aider": Habit(
+        "/v1/chat/completions", chat(stream=True, temperature=0, reasoning={"effort": "high"})
+    ),
+    "LM Studio's apps": Habit(
+        "/v1/chat/completions", chat(temperature=0.7, max_tokens=-1, stream=True, ttl=300)
+    ),
+    "llama.cpp's clients": Habit(
+        "/chat/completions", chat(repeat_penalty=1.1, stop=[""], cache_prompt=True)
+    ),
+    "Home Assistant: models": Habit(
+        "/api/tags", method="GET",
+        check=lambda answer: answer["models"][0]["name"] == f"{MODEL}:latest",
+    ),
+    "Home Assistant: a chat": Habit(
+        "/api/chat",
+        {"model": f"{MODEL}:latest", "messages": [HI], "tools": [TOOL], "stream": True,
+         "keep_alive": "-1s", "options": {"num_ctx": 8192}, "think": False},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "Raycast": Habit("/", method="HEAD", check=lambda answer: answer is None),
+    "Cursor: flat tools": Habit(
+        "/v1/chat/completions",
+        chat(stream=True, tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "read"}),
+    ),
+    "Claude Code": Habit(
+        "/v1/messages?beta=true",
+        {
+            "model": MODEL,
+            "max_tokens": 32000,
+            "stream": True,
+            "system": [
+                {"type": "text", "text": BILLING},
+                {"type": "text", "text": AGENT_TEXT, "cache_control": {"type": "ephemeral"}},
+            ],
+            "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "<system-reminder>Today.</system-reminder>"},
+                {"type": "text", "text": "Mend it.", "cache_control": {"type": "ephemeral"}},
+            ]}],
+            "tools": [
+                *({"name": f"Tool{number}", "description": "Does.", "input_schema": SCHEMA}
+                  for number in range(11)),
+                {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+                {"type": "custom", "name": "Edit", "input_schema": SCHEMA},
+            ],
+            "metadata": {"user_id": "user_1_account_2_session_3"},
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+        },
+        headers={**ANTHROPIC, "x-app": "cli", "user-agent": "claude-cli/2.0.1"},
+    ),
+    "openai's library without /v1": Habit("//chat/completions/", chat()),
+    "functions, as before tools": Habit(
+        "/v1/chat/completions",
+        chat(functions=[{"name": "read", "parameters": SCHEMA}], function_call="auto",
+             messages=[
+                 HI,
+                 {"role": "assistant", "content": None,
+                  "function_call": {"name": "read", "arguments": "{}"}},
+                 {"role": "function", "name": "read", "content": "text"},
+             ]),
+    ),
+    "a load balancer": Habit(
+        "/ping", method="GET", headers={}, check=lambda answer: answer is None
+    ),
+}  # fmt: skip
+
+
+def read(text: str, content_type: str) -> Any:
+    """Return a JSON answer; of a stream the text and all lines."""
+    if content_type == "application/json" and text:
+        return json.loads(text)
+    if content_type == "application/x-ndjson":
+        return [json.loads(line) for line in text.splitlines()]
+    if content_type != "text/event-stream":
+        return None
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in text.splitlines()
+        if line.startswith("data: {")
+    ]
+    said = [
+        part.get("text") or part.get("content") or ""
+        for event in events
+        for part in (
+            event.get("delta") or {},
+            *(choice.get("delta") or choice for choice in event.get("choices", ())),
+        )
+    ]
+    return {"text": "".join(said), "events": events}
+
+
+@pytest.mark.parametrize("name", HABITS)
+async def test_it_is_answered(name: str) -> None:
+    habit = HABITS[name]
+    async with router_rig(api_keys=(KEY,)) as rig:
+        url = URL(f"{rig.url}{habit.path}", encoded=True)
+        async with rig.http.request(
+            habit.method, url, json=habit.body, headers=dict(habit.headers)
+        ) as response:
+            text = await response.text()
+            assert response.status == 200, text
+            assert habit.check(read(text, response.content_type)), text[-400:]
+
+
+async def test_what_claude_code_sends_reaches_the_worker_without_what_changes() -> None:
+    habit = HABITS["Claude Code"]
+    async with router_rig(api_keys=(KEY,)) as rig:
+        async with rig.http.post(
+            f"{rig.url}{habit.path}", json=habit.body, headers=dict(habit.headers)
+        ) as response:
+            await response.read()
+            ignored = response.headers["X-Lmx-Ignored"]
+        sent = rig.worker.streams[-1].request
+    assert "context_management" in ignored and "web_search" in ignored
+    assert sent.messages is not None and sent.messages[0]["content"].startswith("You are a coding")
+    assert sent.tool_use is not None and len(sent.tool_use.tools) == 12
