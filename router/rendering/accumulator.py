@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -38,6 +38,18 @@ class Stretch(NamedTuple):
     """The place of its first token in the choice's logprobs."""
 
 
+class Part(NamedTuple):
+    """A stretch of one kind: all of it."""
+
+    kind: DeltaKind
+    text: str
+    """Its text; of a call, its arguments as JSON."""
+    logprobs: Sequence[TokenLogprob]
+    """Those of a stretch of content, if they are kept."""
+    call: GatheredCall | None = None
+    """The call, if it is one."""
+
+
 @dataclass(slots=True)
 class AccumulatedChoice:
     """One choice."""
@@ -59,6 +71,23 @@ class AccumulatedChoice:
         """Begin a stretch."""
         self.stretches.append(Stretch(kind, start, len(self.logprobs)))
         self.last = start if kind is _CALL else kind
+
+    def parts(self) -> Iterator[Part]:
+        """Yield text, reasoning and calls in the order in which they came."""
+        for index, stretch in enumerate(self.stretches):
+            if stretch.kind is _CALL:
+                call = self.calls[stretch.start]
+                yield Part(_CALL, "".join(call.arguments), (), call)
+                continue
+            later = self.stretches[index + 1 :]
+            following = next((one for one in later if one.kind is stretch.kind), None)
+            end = None if following is None else following.start
+            if stretch.kind is _REASONING:
+                yield Part(_REASONING, "".join(self.reasoning[stretch.start : end]), ())
+            else:
+                logprobs_end = None if following is None else following.logprobs_start
+                logprobs = self.logprobs[stretch.logprobs_start : logprobs_end]
+                yield Part(_CONTENT, "".join(self.content[stretch.start : end]), logprobs)
 
     def add(self, delta: Delta) -> None:
         """Take the next piece."""

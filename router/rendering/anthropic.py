@@ -71,15 +71,16 @@ class MessageAnswer:
 
     def _blocks(self, made: AccumulatedChoice) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
-        if thinking := "".join(made.reasoning):
-            shown = thinking if self._shows_thinking else ""
-            signature = _signature(hashlib.sha256(thinking.encode()))
-            blocks.append({"type": "thinking", "thinking": shown, "signature": signature})
-        if text := "".join(made.content):
-            blocks.append({"type": "text", "text": text, "citations": None})
-        for call in made.calls.values():
-            head = _call_block(call.call_id, call.name)
-            blocks.append({**head, "input": arguments_object("".join(call.arguments))})
+        for part in made.parts():
+            if part.call is not None:
+                head = _call_block(part.call.call_id, part.call.name)
+                blocks.append({**head, "input": arguments_object(part.text)})
+            elif part.kind is DeltaKind.REASONING:
+                shown = part.text if self._shows_thinking else ""
+                signature = _signature(hashlib.sha256(part.text.encode()))
+                blocks.append({"type": "thinking", "thinking": shown, "signature": signature})
+            else:
+                blocks.append({"type": "text", "text": part.text, "citations": None})
         return blocks
 
 

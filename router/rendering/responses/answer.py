@@ -61,25 +61,14 @@ class ResponseAnswer:
         self, response_id: str, made: AccumulatedChoice, end: ChoiceEnded | None
     ) -> Iterator[dict[str, Any]]:
         is_cut = end is None or end.reason is FinishReason.LENGTH
-        for index, stretch in enumerate(made.stretches):
-            later = made.stretches[index + 1 :]
-            status = INCOMPLETE if is_cut and not later else COMPLETED
-            if stretch.kind is DeltaKind.TOOL_CALL:
-                call = made.calls[stretch.start]
-                given = self._items.given(call.name, "".join(call.arguments))
+        parts = list(made.parts())
+        for index, part in enumerate(parts):
+            status = INCOMPLETE if is_cut and index == len(parts) - 1 else COMPLETED
+            if part.call is not None:
+                call = part.call
+                given = self._items.given(call.name, part.text)
                 yield self._items.call(response_id, index, call.call_id, call.name, given, status)
-                continue
-            following = next((one for one in later if one.kind is stretch.kind), None)
-            end_place = None if following is None else following.start
-            if stretch.kind is DeltaKind.REASONING:
-                thoughts = "".join(made.reasoning[stretch.start : end_place])
-                yield self._items.reasoning(response_id, index, thoughts, status)
-                continue
-            logprobs_end = None if following is None else following.logprobs_start
-            yield self._items.message(
-                response_id,
-                index,
-                "".join(made.content[stretch.start : end_place]),
-                made.logprobs[stretch.logprobs_start : logprobs_end],
-                status,
-            )
+            elif part.kind is DeltaKind.REASONING:
+                yield self._items.reasoning(response_id, index, part.text, status)
+            else:
+                yield self._items.message(response_id, index, part.text, part.logprobs, status)

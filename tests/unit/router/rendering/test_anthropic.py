@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jiter
@@ -118,17 +119,21 @@ PIECES = st.lists(st.text(max_size=4), max_size=4)
 CALLS = st.lists(st.sampled_from([(), ("{}",), ('{"a": 1}',)]), max_size=3)
 
 
-@given(PIECES, PIECES, CALLS, st.lists(st.integers(0, 4), max_size=4), st.booleans())
+STRETCHES = st.lists(st.tuples(st.sampled_from([think, say]), PIECES), max_size=4)
+
+
+@given(STRETCHES, STRETCHES, CALLS, st.lists(st.integers(0, 4), max_size=4), st.booleans())
 def test_a_stream_says_the_same_as_a_whole(
-    thoughts: list[str],
-    texts: list[str],
+    before: list[tuple[Callable[[str], Delta], list[str]]],
+    behind: list[tuple[Callable[[str], Delta], list[str]]],
     calls: list[tuple[str, ...]],
     sizes: list[int],
     shows_thinking: bool,
 ) -> None:
-    deltas = [*map(think, thoughts), *map(say, texts)]
+    deltas = [say_or_think(text) for say_or_think, texts in before for text in texts]
     for index, arguments in enumerate(calls):
         deltas += call(index, *arguments)
+    deltas += [say_or_think(text) for say_or_think, texts in behind for text in texts]
     answer = MessageAnswer((), shows_thinking=shows_thinking)
     events = streamed(deltas, ended(), answer, sizes)
     assert folded(events) == whole(deltas, ended(), answer)
