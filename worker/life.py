@@ -30,8 +30,8 @@ from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.control import ControlLink
 from lmx.worker.service.data import DataService
 from lmx.worker.service.failures import load_failure
+from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.heartbeat import Heartbeat
-from lmx.worker.service.prompt_thread import PromptThread
 from lmx.worker.service.serving import RouterMessage, Serving
 
 log = structlog.get_logger()
@@ -64,12 +64,14 @@ class WorkerLife:
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance)
-        self._prompts = PromptThread()
+        self._prompts, self._media = FairThread("prompt"), FairThread("media")
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
         self._engine = EngineThread(
             lambda advanced: load_engine(spec, advanced), limits, self, self._loop
         )
-        self._in_flight = InFlight(self._prompts.clock, self._engine.clock)
+        self._in_flight = InFlight(
+            self._prompts.clock, self._engine.clock, limited=(self._media.clock,)
+        )
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
         # This is None until the model is loaded.
         self._serving: Serving | None = None
@@ -146,7 +148,9 @@ class WorkerLife:
                 self._spec,
                 engine,
                 self._prompts,
+                self._media,
                 self._engine,
+                self._in_flight,
                 self._counts,
                 self._idle_clock,
                 self._data.send,

@@ -111,7 +111,7 @@ class MediaDecoder:
         except ChildTimeoutError as error:
             raise self._ended(
                 item,
-                ErrorCode.DEADLINE_EXCEEDED,
+                ErrorCode.MEDIA_TIMEOUT,
                 f"could not be decoded within {self._limits.deadline_s:g} s",
             ) from error
         except ChildMemoryError as error:
@@ -119,7 +119,7 @@ class MediaDecoder:
         except ChildEndedError as error:
             raise self._ended(
                 item,
-                ErrorCode.INVALID_VALUE,
+                ErrorCode.INVALID_MEDIA,
                 "broke its decoder, or took more than "
                 f"{self._limits.cpu_s:g} s of the processor's time",
             ) from error
@@ -165,9 +165,9 @@ class MediaDecoder:
             raise ChildEndedError from error
         match outcome:
             case Outcome.REFUSED:
-                return _refusal(item, ErrorCode.INVALID_VALUE, data.decode(errors="replace"))
+                return _refusal(item, ErrorCode.INVALID_MEDIA, data.decode(errors="replace"))
             case Outcome.TOO_LARGE:
-                return _refusal(item, ErrorCode.REQUEST_TOO_LARGE, data.decode(errors="replace"))
+                return _refusal(item, ErrorCode.MEDIA_TOO_LARGE, data.decode(errors="replace"))
             case Outcome.OUT_OF_MEMORY:
                 # Its memory may be in pieces by now.
                 raise ChildMemoryError
@@ -186,7 +186,7 @@ class MediaDecoder:
             self._child.close()
             raise _refusal(
                 item,
-                ErrorCode.REQUEST_TOO_LARGE,
+                ErrorCode.MEDIA_TOO_LARGE,
                 "makes the media of this request take more than "
                 f"{self._limits.request_bytes >> 20} MiB when they are decoded: send fewer or "
                 "smaller ones",
@@ -205,7 +205,7 @@ class MediaDecoder:
     def _out_of_memory(self, item: MediaItem) -> RequestError:
         return self._ended(
             item,
-            ErrorCode.REQUEST_TOO_LARGE,
+            ErrorCode.MEDIA_TOO_LARGE,
             f"takes more than {self._limits.memory_bytes >> 20} MiB of memory to decode",
         )
 

@@ -27,13 +27,9 @@ from lmx.worker.engine import (
     RowSampling,
 )
 from lmx.worker.formats.parser import OutputParser
-from lmx.worker.media.check import check_media
-from lmx.worker.media.values import Media, MediaNeeds
+from lmx.worker.media.values import Media
 from lmx.worker.scheduling.jobs import Job, TextRules
 from lmx.worker.scheduling.kv_admission import most_tokens
-
-Decode = Callable[[MediaNeeds], Sequence[Media]]
-"""Returns the decoded media of the request, as a model needs them. Raises ``RequestError``."""
 
 _WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 _MOST_PROMPT_SCORES: Final = 1 << 18
@@ -147,13 +143,13 @@ def prepare(
     job_id: int,
     next_row_id: Callable[[], int],
     arrived_s: float,
-    decode: Decode,
+    media: Sequence[Media] = (),
     *,
     again: bool = False,
 ) -> Job:
     """Render, tokenize, compile and check a request. Raises ``RequestError`` if it can't be met.
 
-    ``decode`` is called if the request has media that the model takes.
+    ``media`` are those of the request; the model takes them.
 
     ``again`` means that the answers must differ from earlier ones: they are drawn with other seeds,
     even if the request wants the likeliest tokens. The logprobs of the prompt have been given out
@@ -162,8 +158,6 @@ def prepare(
     if again:
         request = replace(request, prompt_logprobs=None)
     _check_adapter(request.adapter, facts)
-    check_media(request.media, facts.media)
-    media = decode(facts.media) if request.media and facts.media else ()
     encoded = generator.encode(
         PromptSource(
             messages=request.messages,

@@ -3,6 +3,8 @@ step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ProgressClock:
     """Counts work in flight and remembers when it last advanced. Times are seconds of any one
@@ -45,15 +47,18 @@ class ProgressClock:
 class InFlight:
     """The work of several clocks together. It can be read at any time, as they can."""
 
-    __slots__ = ("_clocks",)
+    __slots__ = ("_clocks", "_limited")
 
-    def __init__(self, *clocks: ProgressClock) -> None:
+    def __init__(self, *clocks: ProgressClock, limited: Sequence[ProgressClock] = ()) -> None:
+        """The work of the ``limited`` ones counts, but can't stall: it has a deadline of its own,
+        and somebody who keeps to it."""
         self._clocks = clocks
+        self._limited = limited
 
     @property
     def count(self) -> int:
         """How many pieces of work have begun and not ended."""
-        return sum(clock.in_flight for clock in self._clocks)
+        return sum(clock.in_flight for clock in (*self._clocks, *self._limited))
 
     def stalled_for_s(self, now: float) -> float:
         """Return for how long there was no progress, for the clock with the longest such time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,9 @@ from lmx.protocol.messages.data import Accepted, ChoiceEnded, Failed, Finished, 
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine import Engine, wrong_kind
+from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.values import Media
 from lmx.worker.scheduling.answer_review import AnswerReview
 from lmx.worker.scheduling.jobs import AnswerEnded, Job, JobFailed, JobFinished, JobOutput, Piece
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
@@ -34,7 +36,7 @@ from lmx.worker.service.stream import Ranking, Stream
 log = structlog.get_logger()
 
 _MOST_MEDIA_BYTES: Final = 512 << 20
-"""How many bytes of media wait for their turn on the prompt thread, for all requests together."""
+"""How many bytes of media wait to be decoded, for all requests together."""
 
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
@@ -56,6 +58,8 @@ class Generation(OpenRequest):
     """Holds the answers back if only some of them are returned."""
     blobs: Sequence[bytes] = ()
     """The bytes of the media of its prompt, as long as the prompt may be made."""
+    media: Sequence[Media] = ()
+    """What they are once they are decoded, until the prompt is made."""
     preparing: bool = True
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
@@ -189,6 +193,7 @@ class Generations:
         engine: Engine,
         thread: EngineThread,
         open_requests: OpenRequests,
+        decoder: MediaDecoder,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
     ) -> None:
@@ -199,7 +204,7 @@ class Generations:
         self._counts = counts
         self._idle_clock = idle_clock
         self._by_job: dict[int, Generation] = {}
-        self._decoder = MediaDecoder()
+        self._decoder = decoder
         self._media_bytes = 0
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
@@ -219,6 +224,7 @@ class Generations:
             opened,
             lambda: self._prepare(opened, arrived_s),
             lambda future: self._prepared(opened, future),
+            self._decoding(opened),
         )
 
     def credit(self, router: bytes, stream_id: int, deltas: int) -> None:
@@ -277,6 +283,7 @@ class Generations:
         # This runs on the prompt thread.
         if self._generator is None:
             raise wrong_kind(self._spec.kind)
+        media, opened.media = opened.media, ()
         return prepare(
             self._generator,
             self._facts,
@@ -285,9 +292,20 @@ class Generations:
             opened.job_id,
             self._row_ids.__next__,
             arrived_s,
-            lambda needs: self._decoder.decode(opened.request.media, opened.blobs, needs),
+            media,
             again=again,
         )
+
+    def _decoding(self, opened: Generation) -> Callable[[], None] | None:
+        """Return what decodes its media; None if it has none."""
+        return (lambda: self._decode(opened)) if opened.request.media else None
+
+    def _decode(self, opened: Generation) -> None:
+        # This runs on the media thread.
+        items, needs = opened.request.media, self._facts.media
+        check_media(items, needs)
+        if needs is not None:
+            opened.media = self._decoder.decode(items, opened.blobs, needs)
 
     def _prepared(self, opened: Generation, future: asyncio.Future[Job | None]) -> None:
         error = future.exception()
@@ -318,7 +336,7 @@ class Generations:
 
     def _drop_blobs(self, opened: Generation) -> None:
         self._media_bytes -= sum(map(len, opened.blobs))
-        opened.blobs = ()
+        opened.blobs = opened.media = ()
 
     def _submit(self, opened: Generation, job: Job) -> None:
         self._by_job[opened.job_id] = opened
@@ -361,6 +379,7 @@ class Generations:
                 _told_nothing,
                 lambda: self._prepare(opened, arrived_s, again=True),
                 lambda again: self._prepared_again(opened, again),
+                self._decoding(opened),
             )
         else:
             twice = " twice" if review.again else ""

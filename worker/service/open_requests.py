@@ -17,7 +17,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.service.admission import QueueEstimate, Refusal
-from lmx.worker.service.prompt_thread import PromptThread
+from lmx.worker.service.fair_thread import FairThread
 
 log = structlog.get_logger()
 
@@ -60,13 +60,15 @@ class OpenRequests:
     def __init__(
         self,
         spec: WorkerSpec,
-        prompts: PromptThread,
+        prompts: FairThread,
+        media: FairThread,
         in_flight: InFlight,
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._prompts = prompts
+        self._media = media
         self._in_flight = in_flight
         self._send = send
         self._became_idle = became_idle
@@ -93,11 +95,13 @@ class OpenRequests:
         opened: OpenRequest,
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
+        decode: Callable[[], None] | None = None,
     ) -> None:
         """Put a request into the table. When its turn has come, call ``prepare`` on the prompt
-        thread, and then ``prepared`` with the result; with None if the request was gone by then."""
+        thread, and then ``prepared`` with the result; with None if the request was gone by then.
+        ``decode`` as for :meth:`prepare`."""
         self._open[opened.router, opened.request.stream_id] = opened
-        self.prepare(opened, lambda: self._tell_preparing(opened), prepare, prepared)
+        self.prepare(opened, lambda: self._tell_preparing(opened), prepare, prepared, decode)
 
     def prepare(
         self,
@@ -105,8 +109,41 @@ class OpenRequests:
         begins: Callable[[], None],
         prepare: Callable[[], _T],
         prepared: Callable[[asyncio.Future[_T | None]], None],
+        decode: Callable[[], None] | None = None,
     ) -> None:
-        """Give a request a turn on the prompt thread; ``begins`` is called right before."""
+        """Give a request a turn on the prompt thread; ``begins`` is called right before.
+
+        ``decode`` makes what ``prepare`` needs of the request's media. It is called first, on the
+        media thread: the prompts of other requests don't wait for it. If it raises an exception,
+        that is the result.
+        """
+        if decode is None:
+            self._make_prompt(opened, begins, prepare, prepared)
+            return
+
+        def decoded(future: asyncio.Future[None]) -> None:
+            if opened.gone or future.exception() is not None:
+                prepared(future)
+                return
+            # Decoded media are large: those of one request at most wait for the prompt thread.
+            self._media.hold()
+            self._make_prompt(opened, begin_prompt, prepare, prepared)
+
+        def begin_prompt() -> None:
+            self._media.let_go()
+            begins()
+
+        self._media.run(
+            opened.request.owner, _nothing, lambda: None if opened.gone else decode(), decoded
+        )
+
+    def _make_prompt(
+        self,
+        opened: OpenRequest,
+        begins: Callable[[], None],
+        prepare: Callable[[], _T],
+        prepared: Callable[[asyncio.Future[_T | None]], None],
+    ) -> None:
         self._prompts.run(
             opened.request.owner,
             begins,
@@ -193,3 +230,7 @@ class OpenRequests:
             f"{whose} ({self._spec.max_queue}): try again later.",
             self.estimate.retry_after_s(rows),
         )
+
+
+def _nothing() -> None:
+    """Nobody is told that media are being decoded: that can't end the worker."""

@@ -11,13 +11,14 @@ from lmx.protocol.messages.data import Cancel, Credit, Generate
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task
 from lmx.worker.engine import Engine
+from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread, PieceResult
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import OpenRequests
-from lmx.worker.service.prompt_thread import PromptThread
 from lmx.worker.service.tasks import Tasks
 
 RouterMessage = Generate | Task | Credit | Cancel
@@ -35,16 +36,19 @@ class Serving:
         self,
         spec: WorkerSpec,
         engine: Engine,
-        prompts: PromptThread,
+        prompts: FairThread,
+        media: FairThread,
         thread: EngineThread,
+        in_flight: InFlight,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
         send: Callable[[bytes, Any], bool],
         became_idle: Callable[[], None],
     ) -> None:
-        in_flight = InFlight(prompts.clock, thread.clock)
-        self._open = OpenRequests(spec, prompts, in_flight, send, became_idle)
-        self._generations = Generations(spec, engine, thread, self._open, counts, idle_clock)
+        self._open = OpenRequests(spec, prompts, media, in_flight, send, became_idle)
+        self._generations = Generations(
+            spec, engine, thread, self._open, MediaDecoder(), counts, idle_clock
+        )
         self._tasks = Tasks(engine.tasks, thread, self._open, counts, idle_clock)
         idle_clock.loaded(time.monotonic())
 

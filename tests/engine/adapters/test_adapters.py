@@ -220,6 +220,6 @@ def test_an_adapter_that_does_not_fit_costs_itself_alone(
         with pytest.raises(Exception, match=name) as caught:
             prepare(
                 runner.generator, runner.facts, spec_of(base), replace(request, adapter=name),
-                1, lambda: 1, 0.0, lambda _: (),
+                1, lambda: 1, 0.0,
             )  # fmt: skip
         assert getattr(caught.value, "code", None) == code

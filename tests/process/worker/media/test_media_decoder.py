@@ -86,7 +86,7 @@ def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
         picture(impatient, "png", PICTURE)
         with pytest.raises(RequestError, match=r"within 2 s") as caught:
             picture(impatient, "jpeg", ENDLESS)
-        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED and caught.value.param == PARAM
+        assert caught.value.code is ErrorCode.MEDIA_TIMEOUT and caught.value.param == PARAM
         assert impatient.pid is None
         assert picture(impatient, "png", PICTURE).pixels.shape == (64, 64, 3)
     finally:
@@ -99,7 +99,7 @@ def test_what_takes_too_much_of_the_processor_is_ended() -> None:
     try:
         with pytest.raises(RequestError, match=r"1 s of the processor") as caught:
             picture(strict, "jpeg", ENDLESS)
-        assert caught.value.code is ErrorCode.INVALID_VALUE
+        assert caught.value.code is ErrorCode.INVALID_MEDIA
         # Every item has that much, however many there were before.
         for _ in range(3):
             picture(strict, "png", png(2000, 2000))
@@ -113,7 +113,7 @@ def test_what_takes_too_much_memory_is_ended() -> None:
         picture(small, "png", PICTURE)
         with pytest.raises(RequestError, match="48 MiB of memory") as caught:
             picture(small, "png", png(4000, 4000))
-        assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+        assert caught.value.code is ErrorCode.MEDIA_TOO_LARGE
         picture(small, "png", PICTURE)
     finally:
         small.close()
@@ -140,7 +140,7 @@ def test_a_request_is_decoded_up_to_a_size() -> None:
         third = replace(asked, param="messages[9]")
         with pytest.raises(RequestError, match=r"messages\[9\].*fewer") as caught:
             limited.decode([asked, asked, third], [PICTURE] * 3, EVERYTHING)
-        assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+        assert caught.value.code is ErrorCode.MEDIA_TOO_LARGE
         assert len(limited.decode([asked], [PICTURE], EVERYTHING)) == 1
     finally:
         limited.close()
@@ -162,7 +162,7 @@ def test_one_that_dies_at_work_fails_that_request_alone(decoder: MediaDecoder) -
     _when_busy(decoder, lambda: os.kill(decoder.pid or 0, signal.SIGSEGV))
     with pytest.raises(RequestError, match="broke its decoder") as caught:
         picture(decoder, "jpeg", ENDLESS)
-    assert caught.value.code is ErrorCode.INVALID_VALUE
+    assert caught.value.code is ErrorCode.INVALID_MEDIA
     picture(decoder, "png", PICTURE)
 
 

@@ -11,10 +11,8 @@ from scripted_engine import ScriptedEngine
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, TokenBias
-from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
-from lmx.protocol.states import MediaForm, MediaKind
 from lmx.worker.engine import (
     ConstraintMaker,
     EncodedPrompt,
@@ -22,7 +20,7 @@ from lmx.worker.engine import (
     PromptSource,
     RowSampling,
 )
-from lmx.worker.media.values import MediaNeeds, Picture
+from lmx.worker.media.values import Picture
 from lmx.worker.scheduling.prepare import (
     answer_seed,
     prepare,
@@ -222,7 +220,7 @@ def test_beams_without_places_name_the_field_that_asks_for_them(search: Search, 
     spec = dataclasses.replace(SPEC, max_rows=2)
     request = Generate(1, "r", Sampling(), 1, prompt="x", search=search)
     with pytest.raises(RequestError) as caught:
-        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0, lambda _: ())
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
     assert caught.value.param == param
     assert f"`{param}` 3" in caught.value.message
 
@@ -253,10 +251,10 @@ def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
     spec = dataclasses.replace(SPEC, speculation=speculation)
     request = Generate(1, "r", Sampling(), 1, prompt="x", assist=assist)
     if param is None:
-        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0, lambda _: ())
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
         return
     with pytest.raises(RequestError) as caught:
-        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0, lambda _: ())
+        prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)
 
 
@@ -267,14 +265,12 @@ def test_what_is_not_enforced_is_told_without_a_constraint(
     maker = ConstraintMaker(None, remarks=("Calls are not enforced.",))
     monkeypatch.setattr(engine, "constrain", lambda source: maker)
     request = Generate(1, "r", Sampling(), 1, prompt="x")
-    job = prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, lambda _: ())
+    job = prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0)
     assert job.remarks == ("Calls are not enforced.",)
     assert [row.constraint for row in job.rows] == [None]
 
 
-def test_media_are_decoded_only_for_a_model_that_takes_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_media_come_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine({})
     sources: list[PromptSource] = []
 
@@ -283,23 +279,8 @@ def test_media_are_decoded_only_for_a_model_that_takes_them(
         return EncodedPrompt([1])
 
     monkeypatch.setattr(engine, "encode", encode)
-    needs = MediaNeeds(frozenset({MediaKind.IMAGE}))
-    item = MediaItem(MediaKind.IMAGE, MediaForm.PNG, "messages[0].content[0].image_url", 3, b"")
-    request = Generate(1, "r", Sampling(), 1, messages=(), media=(item,))
+    request = Generate(1, "r", Sampling(), 1, messages=())
     picture = Picture(np.zeros((2, 2, 3), np.uint8))
-    asked: list[MediaNeeds] = []
-
-    def decode(wanted: MediaNeeds) -> tuple[Picture]:
-        asked.append(wanted)
-        return (picture,)
-
-    with pytest.raises(RequestError, match="text only") as caught:
-        prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, decode)
-    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, item.param)
-    assert not asked
-    seeing = dataclasses.replace(FACTS, media=needs)
-    prepare(engine, seeing, SPEC, request, 1, lambda: 1, 0.0, decode)
-    assert (asked, sources[-1].media) == ([needs], (picture,))
-    text = dataclasses.replace(request, media=())
-    prepare(engine, seeing, SPEC, text, 1, lambda: 1, 0.0, decode)
-    assert (len(asked), sources[-1].media) == (1, ())
+    for media in ((picture,), ()):
+        prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
+        assert sources[-1].media == media

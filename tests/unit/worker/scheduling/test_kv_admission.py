@@ -290,7 +290,7 @@ def prepared(spec: WorkerSpec, prompt_tokens: int, **search: object) -> Job:
         1, "r", Sampling(temperature=0), 0, prompt="x" * prompt_tokens,
         search=dataclasses.replace(Search(), **search),  # type: ignore[arg-type]
     )  # fmt: skip
-    return prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0, lambda _: ())
+    return prepare(ScriptedEngine({}), FACTS, spec, request, 1, lambda: 1, 0.0)
 
 
 def test_a_prompt_that_never_fits_is_refused_with_figures() -> None:

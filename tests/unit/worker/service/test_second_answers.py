@@ -17,7 +17,7 @@ from lmx.worker.service.generations import Generations
 def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals: list[float] = []
 
-    def turn(opened: Any, begins: Any, work: Any, done: Any) -> None:
+    def turn(opened: Any, begins: Any, work: Any, done: Any, decode: Any) -> None:
         work()
 
     def prepare(opened: Any, arrived_s: float, *, again: bool = False) -> None:
@@ -27,7 +27,7 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     generations._open = SimpleNamespace(prepare=turn, tell_if_idle=lambda: None)
     generations._job_ids = itertools.count()
     monkeypatch.setattr(generations, "_prepare", prepare)
-    request = SimpleNamespace(request_id="r", owner="o")
+    request = SimpleNamespace(request_id="r", owner="o", media=())
     opened = SimpleNamespace(gone=False, request=request, repeat=lambda _: None)
     end = SimpleNamespace(timings=Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0))
     before_s = time.monotonic()

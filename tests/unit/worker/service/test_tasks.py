@@ -31,7 +31,7 @@ from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
-from lmx.worker.service.prompt_thread import PromptThread
+from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.serving import Serving
 
 ROUTER, OTHER = b"router", b"other"
@@ -87,7 +87,7 @@ class Rig:
         self.scripted: Any = ScriptedEngine({})
         self.loaded_with: Serving | None = None
         self.spec = spec
-        self.prompts = PromptThread()
+        self.prompts, self.media = FairThread("prompt"), FairThread("media")
         self.counts, self.idle_clock = LifetimeCounts(), IdleClock()
         self.gone: set[bytes] = set()
         loop = asyncio.get_running_loop()
@@ -115,8 +115,8 @@ class Rig:
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         self.loaded_with = Serving(
-            self.spec, engine, self.prompts, self.thread, self.counts, self.idle_clock,
-            self.send, self.became_idle,
+            self.spec, engine, self.prompts, self.media, self.thread, self.in_flight,
+            self.counts, self.idle_clock, self.send, self.became_idle,
         )  # fmt: skip
 
     def computed(self, task_id: int, result: Any) -> None:

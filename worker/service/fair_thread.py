@@ -1,4 +1,5 @@
-"""The one thread that has the tokenizer: prompts are made on it, one after the other."""
+"""A thread on which owners take turns. A worker has two: the prompt thread, which alone has the
+tokenizer, and the media thread, which waits for the decoder."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ class _Call(NamedTuple):
     done: Callable[[asyncio.Future[Any]], None]
 
 
-class PromptThread:
+class FairThread:
     """Runs calls of all owners in turns, so that an owner's calls delay those of others by one call
     at most. Methods are called on the event loop."""
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompt")
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: FairQueue[_Call] = FairQueue()
         self._busy = False
+        self._held = False
         self.clock = ProgressClock()
 
     def run(
@@ -43,10 +45,21 @@ class PromptThread:
         thread; then ``done`` on the loop. The caller limits how many calls wait."""
         self.clock.begin(time.monotonic())
         self._waiting.add(owner, _Call(begins, function, done))
-        if not self._busy:
-            self._next()
+        self._next()
+
+    def hold(self) -> None:
+        """Begin no further call until :meth:`let_go`, because there is no room yet for what it
+        makes."""
+        self._held = True
+
+    def let_go(self) -> None:
+        """Begin calls again."""
+        self._held = False
+        self._next()
 
     def _next(self) -> None:
+        if self._busy or self._held or not self._waiting:
+            return
         call = self._waiting.pop()
         self._busy = True
         loop = asyncio.get_running_loop()
@@ -62,6 +75,7 @@ class PromptThread:
         self._busy = False
         self.clock.advance(time.monotonic())
         self.clock.end()
-        if self._waiting:
+        try:
+            call.done(future)
+        finally:
             self._next()
-        call.done(future)

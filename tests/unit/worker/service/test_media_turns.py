@@ -1,0 +1,204 @@
+"""Media are decoded before a prompt's turn, so that the prompts of others don't wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_peers import until
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.data import Generate, Preparing, Sampling
+from lmx.protocol.messages.media import MediaItem
+from lmx.protocol.messages.specs import LogSpec, WorkerSpec
+from lmx.protocol.states import MediaForm, MediaKind
+from lmx.worker.engine import ModelFacts
+from lmx.worker.media.values import MediaNeeds
+from lmx.worker.scheduling.progress import InFlight, ProgressClock
+from lmx.worker.service.fair_thread import FairThread
+from lmx.worker.service.generations import Generations
+from lmx.worker.service.open_requests import OpenRequest, OpenRequests
+
+SPEC = WorkerSpec("0", "m", "/", "/", LogSpec("/"), "a:b", {}, 1, 8, 8)
+DEADLINE_S = 20.0
+
+
+class _Opened(OpenRequest):
+    def release(self) -> None: ...
+
+    def cancelled(self) -> None: ...
+
+    def fail(self, code: ErrorCode, message: str) -> None: ...
+
+
+class _Rig:
+    """The table with its two threads; it notes what happens, in order."""
+
+    def __init__(self) -> None:
+        self.prompts, self.media = FairThread("prompt"), FairThread("media")
+        self.in_flight = InFlight(self.prompts.clock, limited=(self.media.clock,))
+        self.sent: list[Any] = []
+        self.table = OpenRequests(
+            SPEC, self.prompts, self.media, self.in_flight, self._send, lambda: None
+        )
+        self.events: list[str] = []
+        self.ends: dict[str, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+
+    def begin(
+        self,
+        name: str,
+        decode: Callable[[], None] | None = None,
+        prepare: Callable[[], Any] = lambda: None,
+    ) -> OpenRequest:
+        """Begin a request of an owner of the same name."""
+        request = Generate(next(self._numbers), name, Sampling(), 1, owner=name)
+        opened = _Opened(b"router", request)
+
+        def decoding() -> None:
+            assert decode is not None
+            self.events.append(f"{name} decodes")
+            decode()
+
+        def preparing() -> str:
+            self.events.append(f"{name} is prepared")
+            prepare()
+            return name
+
+        self.table.begin(
+            opened,
+            preparing,
+            lambda future: self.ends.update({name: future}),
+            decoding if decode is not None else None,
+        )
+        return opened
+
+    async def end(self, *names: str) -> None:
+        """Wait for the ends of requests."""
+        await until(lambda: all(name in self.ends for name in names))
+
+    def _send(self, router: bytes, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+
+async def test_a_text_is_prepared_while_the_media_of_another_are_decoded() -> None:
+    rig, free = _Rig(), threading.Event()
+    rig.begin("picture", lambda: _wait(free))
+    rig.begin("text")
+    await rig.end("text")
+    assert rig.events == ["picture decodes", "text is prepared"]
+    assert rig.in_flight.count == 1 and "picture" not in rig.ends
+    free.set()
+    await rig.end("picture")
+    assert rig.events[-1] == "picture is prepared"
+    assert rig.ends["picture"].result() == "picture"
+    assert rig.in_flight.count == 0
+    # The router is told when the prompt is made, which can end the worker.
+    assert rig.sent == [Preparing(2), Preparing(1)]
+
+
+async def test_owners_take_turns_at_the_decoder() -> None:
+    rig, free = _Rig(), threading.Event()
+    rig.begin("a", lambda: _wait(free))
+    await until(lambda: rig.events)
+    for name in ("b", "c"):
+        rig.begin(name, lambda: None)
+    free.set()
+    await rig.end("a", "b", "c")
+    assert [event for event in rig.events if "decodes" in event] == [
+        "a decodes",
+        "b decodes",
+        "c decodes",
+    ]
+
+
+async def test_the_decoded_media_of_one_request_wait_at_most() -> None:
+    rig, free = _Rig(), threading.Event()
+    rig.begin("slow", None, lambda: _wait(free))
+    await until(lambda: rig.events)
+    for name in ("first", "second", "third"):
+        rig.begin(name, lambda: None)
+    await until(lambda: "first decodes" in rig.events)
+    # The next one would begin at once.
+    await asyncio.sleep(0.05)
+    assert rig.events == ["slow is prepared", "first decodes"]
+    free.set()
+    await rig.end("slow", "first", "second", "third")
+    assert rig.in_flight.count == 0
+
+
+async def test_media_that_cant_be_decoded_end_their_request_alone() -> None:
+    rig = _Rig()
+
+    def decode() -> None:
+        raise RequestError(ErrorCode.INVALID_MEDIA, "no picture", param="p")
+
+    rig.begin("bad", decode)
+    rig.begin("good", lambda: None)
+    await rig.end("bad", "good")
+    assert isinstance(rig.ends["bad"].exception(), RequestError)
+    assert "bad is prepared" not in rig.events and rig.ends["good"].result() == "good"
+    assert rig.in_flight.count == 0
+
+
+async def test_what_is_cancelled_is_not_decoded_and_not_prepared() -> None:
+    rig, free = _Rig(), threading.Event()
+    working = rig.begin("working", lambda: _wait(free))
+    waiting = rig.begin("waiting", lambda: None)
+    await until(lambda: rig.events)
+    for opened in (working, waiting):
+        rig.table.cancel(b"router", opened.request.stream_id)
+    free.set()
+    await rig.end("working", "waiting")
+    assert rig.events == ["working decodes"]
+    rig.begin("next", lambda: None)
+    await rig.end("next")
+
+
+def test_what_has_a_deadline_of_its_own_counts_and_does_not_stall() -> None:
+    """A worker whose decoder takes its time does not hang."""
+    own, limited = ProgressClock(), ProgressClock()
+    in_flight = InFlight(own, limited=(limited,))
+    limited.begin(1.0)
+    assert (in_flight.count, in_flight.stalled_for_s(100.0)) == (1, 0.0)
+    own.begin(90.0)
+    assert (in_flight.count, in_flight.stalled_for_s(100.0)) == (2, 10.0)
+
+
+def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
+    item = MediaItem(MediaKind.IMAGE, MediaForm.PNG, "messages[0].content[0].image_url", 3, b"")
+    asked: list[Any] = []
+
+    class Decoder:
+        def decode(self, *arguments: Any) -> tuple[str]:
+            asked.append(arguments)
+            return ("picture",)
+
+    needs = MediaNeeds(frozenset({MediaKind.IMAGE}))
+    for media in (None, MediaNeeds(frozenset({MediaKind.AUDIO})), needs):
+        generations: Any = object.__new__(Generations)
+        generations._facts = ModelFacts(100, frozenset(), 10, media=media)
+        generations._decoder = Decoder()
+        opened: Any = type("Opened", (), {"blobs": [b"abc"], "media": ()})()
+        opened.request = Generate(1, "r", Sampling(), 1, media=(item,))
+        decode = generations._decoding(opened)
+        if media is not needs:
+            with pytest.raises(RequestError, match="no images") as caught:
+                decode()
+            assert caught.value.param == item.param and not asked
+        else:
+            decode()
+            assert asked == [((item,), [b"abc"], needs)] and opened.media == ("picture",)
+    opened.request = Generate(1, "r", Sampling(), 1)
+    assert generations._decoding(opened) is None
+
+
+def _wait(free: threading.Event) -> None:
+    began_s = time.monotonic()
+    assert free.wait(DEADLINE_S), f"after {time.monotonic() - began_s:.0f} s"
