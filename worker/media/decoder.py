@@ -8,10 +8,8 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -27,6 +25,10 @@ from lmx.worker.isolation.child import (
 from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome, ResultHead
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 log = structlog.get_logger()
 
@@ -181,6 +183,8 @@ class MediaDecoder:
         left_bytes: int,
     ) -> tuple[Media, int]:
         """Read a result. Raises ``ValueError`` for one that does not fit the order."""
+        import numpy as np  # A worker starts before it is loaded.
+
         size_bytes = head.pixel_bytes + head.sample_bytes
         if size_bytes > left_bytes:
             self._child.close()

@@ -1,6 +1,7 @@
 """What a model is given for the pictures, sounds and videos of a request, after decoding.
 
-The arrays are read-only, because a digest stands for them.
+The arrays are read-only, because a digest stands for them. The module itself does without numpy: a
+worker starts before it is loaded.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final
 
 from lmx.protocol.states import MediaKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _CHANNELS: Final = 3
 
@@ -31,7 +33,7 @@ class Picture:
     container."""
 
     def __post_init__(self) -> None:
-        pixels = _fixed(self.pixels, np.uint8, 3)
+        pixels = _fixed(self.pixels, "uint8", 3)
         _check_pixels(pixels)
         object.__setattr__(self, "pixels", pixels)
         object.__setattr__(self, "digest", _digest(b"picture", pixels))
@@ -50,7 +52,7 @@ class Sound:
     """The SHA-256 of the rate and the samples."""
 
     def __post_init__(self) -> None:
-        samples = _fixed(self.samples, np.float32, 1)
+        samples = _fixed(self.samples, "float32", 1)
         if not samples.size or self.rate_hz <= 0:
             raise ValueError(f"{samples.size} samples at {self.rate_hz} Hz are no sound")
         object.__setattr__(self, "samples", samples)
@@ -81,7 +83,7 @@ class Video:
     """The SHA-256 of the size, the frames, the times, the duration and the sound."""
 
     def __post_init__(self) -> None:
-        frames = _fixed(self.frames, np.uint8, 4)
+        frames = _fixed(self.frames, "uint8", 4)
         _check_pixels(frames)
         if len(self.times_s) != len(frames):
             raise ValueError(f"{len(self.times_s)} times do not fit {len(frames)} frames")
@@ -112,14 +114,14 @@ class MediaNeeds:
     """Whether it takes the sound of a video together with its frames."""
 
 
-def _fixed(array: npt.NDArray[np.generic], kind: type[np.generic], dimensions: int) -> np.ndarray:
+def _fixed(array: npt.NDArray[Any], kind: str, dimensions: int) -> npt.NDArray[Any]:
     """Return a read-only view of ``array``, in one piece of memory."""
-    if array.dtype != kind or array.ndim != dimensions:
+    if array.dtype.name != kind or array.ndim != dimensions:
         raise ValueError(
-            f"an array of {dimensions} dimensions of {kind.__name__} is needed, not "
-            f"{array.ndim} of {array.dtype}"
+            f"an array of {dimensions} dimensions of {kind} is needed, not {array.ndim} of "
+            f"{array.dtype}"
         )
-    view = np.ascontiguousarray(array).view()
+    view = (array if array.flags.c_contiguous else array.copy(order="C")).view()
     view.flags.writeable = False
     return view
 

@@ -121,7 +121,7 @@ class OpenRequests:
             self._make_prompt(opened, begins, prepare, prepared)
             return
 
-        def decoded(future: asyncio.Future[None]) -> None:
+        def decoded(future: asyncio.Future[_T | None]) -> None:
             if opened.gone or future.exception() is not None:
                 prepared(future)
                 return

@@ -81,13 +81,15 @@ def test_items_come_back_in_their_order(decoder: MediaDecoder) -> None:
 
 
 def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
-    impatient = MediaDecoder(DecodeLimits(deadline_s=2.0))
+    impatient = MediaDecoder()
     try:
         picture(impatient, "png", PICTURE)
+        impatient._limits = DecodeLimits(deadline_s=2.0)
         with pytest.raises(RequestError, match=r"within 2 s") as caught:
             picture(impatient, "jpeg", ENDLESS)
         assert caught.value.code is ErrorCode.MEDIA_TIMEOUT and caught.value.param == PARAM
         assert impatient.pid is None
+        impatient._limits = DecodeLimits()
         assert picture(impatient, "png", PICTURE).pixels.shape == (64, 64, 3)
     finally:
         impatient.close()
@@ -175,13 +177,15 @@ def test_another_thread_can_end_it(decoder: MediaDecoder) -> None:
 
 def test_one_that_is_stopped_is_replaced() -> None:
     """It reads nothing: also the sending of a large file has to come to an end."""
-    impatient = MediaDecoder(DecodeLimits(deadline_s=2.0))
+    impatient = MediaDecoder()
     try:
         picture(impatient, "png", PICTURE)
+        impatient._limits = DecodeLimits(deadline_s=2.0)
         assert impatient.pid is not None
         os.kill(impatient.pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match="within 2 s"):
             picture(impatient, "png", PICTURE + bytes(50_000_000))
+        impatient._limits = DecodeLimits()
         picture(impatient, "png", PICTURE)
     finally:
         impatient.close()
@@ -195,7 +199,7 @@ from hostile_media import picture as honest_picture
 from media_pieces import jpeg_of_scans
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.limits import DecodeLimits
-decoder = MediaDecoder(DecodeLimits(deadline_s=1.5))
+decoder = MediaDecoder(DecodeLimits(deadline_s=8.0))
 endless = jpeg_of_scans(3000, 4000)
 picture(decoder, "png", honest_picture("png"))
 print(decoder.pid, file=sys.stderr, flush=True)
