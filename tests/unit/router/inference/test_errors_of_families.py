@@ -1,0 +1,126 @@
+"""The errors of a model's worker and of the router, on each API that generates text: the same
+status and code, in the family's form, before an answer begins and in the middle of a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fake_peers import FakeStream
+from router_rig import MODEL, router_rig
+
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.data import Delta
+from lmx.router.http.api_family import ANTHROPIC, OLLAMA, OPENAI, ApiFamily
+from lmx.router.http.errors import http_status
+from lmx.router.schema.answers.errors import ERROR_BODIES
+
+HI = {"role": "user", "content": "hi"}
+WAYS: dict[str, tuple[dict[str, Any], ApiFamily]] = {
+    "/v1/chat/completions": ({"messages": [HI]}, OPENAI),
+    "/v1/messages": ({"messages": [HI], "max_tokens": 50}, ANTHROPIC),
+    "/v1/responses": ({"input": "hi", "store": False}, OPENAI),
+    "/api/chat": ({"messages": [HI]}, OLLAMA),
+    "/api/generate": ({"prompt": "hi"}, OLLAMA),
+}
+REFUSALS = (
+    ErrorCode.INVALID_VALUE,
+    ErrorCode.UNSUPPORTED_VALUE,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.CHAT_TEMPLATE_FAILED,
+    ErrorCode.STRUCTURE_NOT_ENFORCEABLE,
+    ErrorCode.INVALID_MEDIA,
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.QUEUE_FULL,
+    ErrorCode.QUEUE_TIMEOUT,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.MODEL_SOURCE_INVALID,
+    ErrorCode.INTERNAL,
+)
+"""What a worker may answer instead of accepting a request."""
+FAILURES = (
+    ErrorCode.ENGINE_ERROR,
+    ErrorCode.SCHEMA_NOT_MET,
+    ErrorCode.WORKER_OUT_OF_MEMORY,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.REQUEST_CANCELLED,
+)
+"""What may end an answer that has begun."""
+
+BAD: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "no JSON": (b"{", {}, 400, "invalid_json"),
+    "no object": (b"[1]", {}, 400, "invalid_type"),
+    "twice the same key": (b'{"model": "a", "model": "b"}', {}, 400, "invalid_json"),
+    "no model of that name": (b'"model": "gpt-9"', {}, 404, "model_not_found"),
+    "a model that is a number": (b'"model": 5', {}, 400, "invalid_type"),
+    "another type of body": (b"", {"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
+    "no key": (b"", {"Authorization": ""}, 401, "invalid_authentication"),
+    "too large": (b" " * 20_000_000, {}, 413, "request_too_large"),
+}
+
+
+def code_of(body: dict[str, Any], family: ApiFamily) -> str:
+    """The code in an error of the family, which must have the family's form."""
+    ERROR_BODIES[family].model_validate_json(json.dumps(body))
+    error = body if family is OLLAMA else body["error"]
+    return str(error["code"])
+
+
+@pytest.mark.parametrize("path", WAYS)
+async def test_refusals(path: str) -> None:
+    fields, family = WAYS[path]
+    wanted = ErrorCode.INTERNAL
+
+    async def refuses(stream: FakeStream) -> None:
+        await stream.refuse(wanted, "No.")
+
+    async with router_rig(refuses) as rig:
+        for wanted in REFUSALS:
+            for stream in (True, False):
+                status, body = await rig.post_json(path, model=MODEL, stream=stream, **fields)
+                said = (wanted, stream, body)
+                assert (status, code_of(body, family)) == (http_status(wanted), wanted.value), said
+
+
+@pytest.mark.parametrize("path", WAYS)
+async def test_failures_in_the_middle(path: str) -> None:
+    fields, family = WAYS[path]
+    wanted = ErrorCode.INTERNAL
+
+    async def fails(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.send_deltas(Delta(0, "a", 1))
+        await stream.fail(wanted, "It broke.")
+
+    async with router_rig(fails) as rig:
+        for wanted in FAILURES:
+            status, body = await rig.post_json(path, model=MODEL, stream=False, **fields)
+            assert (status, code_of(body, family)) == (http_status(wanted), wanted.value)
+            body = {"model": MODEL, "stream": True, **fields}
+            async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+                assert response.status == 200
+                text = await response.text()
+            last = text.strip().splitlines()[-1].removeprefix("data: ")
+            assert wanted.value in last and "It broke." in last, last
+            if path != "/v1/responses":  # Its stream ends with a response that has failed.
+                assert code_of(json.loads(last), family) == wanted.value
+
+
+@pytest.mark.parametrize("path", WAYS)
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_requests(path: str, name: str) -> None:
+    fields, family = WAYS[path]
+    data, headers, status, code = BAD[name]
+    whole = json.dumps({"model": MODEL, **fields}).encode()
+    if data.startswith(b'"'):
+        data = whole.replace(json.dumps(MODEL).join(('"model": ', "")).encode(), data)
+    key = "an-api-key-for-tests"
+    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **headers}
+    async with (
+        router_rig(api_keys=(key,)) as rig,
+        rig.http.post(f"{rig.url}{path}", data=data or whole, headers=sent) as response,
+    ):
+        body = await response.json()
+        assert (response.status, code_of(body, family)) == (status, code), body
+        assert not rig.worker.streams
