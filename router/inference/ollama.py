@@ -14,12 +14,15 @@ from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.body import read_object
-from lmx.router.http.outcome import CONTEXT, Outcome, note_ignored, set_outcome
+from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.embeddings import vectors_of
+from lmx.router.inference.media import generation
+from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
+from lmx.router.media.source import MediaSource
 from lmx.router.rendering.ollama import OllamaAnswer
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
 from lmx.router.schema.requests.ollama.common import ignored_options
@@ -35,8 +38,7 @@ from lmx.router.schema.requests.ollama.generate import (
 )
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.directory import require_kind
-from lmx.router.supervisor.routing import tagged_candidates
+from lmx.router.supervisor.routing import untagged
 
 _NANOSECONDS = 1e9
 
@@ -44,18 +46,18 @@ _NANOSECONDS = 1e9
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, generate = parse_ollama_chat(body)
+    wanted, generate, sources = parse_ollama_chat(body)
     note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
-    return await _answer(request, wanted, generate, chat=True)
+    return await _answer(request, wanted, generate, sources, chat=True)
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
     """Answer a prompt, or go on with it."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, generate = parse_ollama_generate(body)
+    wanted, generate, sources = parse_ollama_generate(body)
     ignored = ignored_fields(body, OllamaGenerateRequest, {})
     note_ignored(request, [*ignored, *ignored_options(body)])
-    return await _answer(request, wanted, generate, chat=False)
+    return await _answer(request, wanted, generate, sources, chat=False)
 
 
 async def ollama_embed(request: web.Request) -> web.Response:
@@ -90,11 +92,12 @@ async def _answer(
     request: web.Request,
     wanted: OllamaChatRequest | OllamaGenerateRequest,
     generate: Generate,
+    sources: Sequence[MediaSource],
     *,
     chat: bool,
 ) -> web.StreamResponse:
     services, stream = request.app[SERVICES], wanted.streams
-    models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream)
+    models = await _models(request, wanted.model, ModelKind.CHAT, stream=stream, media=sources)
     generate = own_request(generate, request[CONTEXT])
     loaded = None
     if wanted.only_loads:
@@ -102,7 +105,7 @@ async def _answer(
     return await answer(
         request,
         models,
-        lambda chosen: services.dispatcher.generate(chosen, generate),
+        generation(services, generate, sources),
         OllamaAnswer(wanted.model, chat=chat, loaded=loaded),
         RequestKind.CHAT if chat else RequestKind.COMPLETION,
         id_prefix="ollama-",
@@ -117,12 +120,14 @@ async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed:
 
 
 async def _models(
-    request: web.Request, name: str, kind: ModelKind, *, stream: bool | None = None
+    request: web.Request,
+    name: str,
+    kind: ModelKind,
+    *,
+    stream: bool | None = None,
+    media: Sequence[MediaSource] = (),
 ) -> Sequence[ModelView]:
     """Return what :func:`lmx.router.inference.model_choice.models_of_kind` returns, for a name that
     may have Ollama's tag."""
-    directory = await request.app[SERVICES].supervisor.directory()
-    models = tagged_candidates(directory, name, kind)
-    set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
-    require_kind(models[0], kind)
-    return models
+    plain = untagged(await request.app[SERVICES].supervisor.directory(), name)
+    return await models_of_kind(request, plain, kind, stream=stream, media=media)

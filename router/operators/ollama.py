@@ -24,7 +24,7 @@ from lmx.router.schema.answers.ollama import (
 from lmx.router.schema.requests.ollama.common import tagged_name
 from lmx.router.schema.requests.ollama.show import parse_ollama_show
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.routing import tagged_candidates
+from lmx.router.supervisor.routing import candidates, untagged
 
 SPOKEN_VERSION: Final = "0.12.0"
 """The version of Ollama whose API is followed. Clients refuse a server that is too old."""
@@ -53,7 +53,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     name = parse_ollama_show(await read_object(request, services.spec.body_limit_bytes))
     directory = await services.supervisor.directory()
-    model = tagged_candidates(directory, name, None)[0]
+    model = candidates(directory, untagged(directory, name), None)[0]
     return json_answer(
         OllamaModelDetails(
             modelfile=f"# {model.source} is served by lmx",

@@ -54,13 +54,10 @@ def candidates(
 _LATEST: Final = ":latest"
 
 
-def tagged_candidates(
-    directory: Directory, name: str, kind: ModelKind | None
-) -> tuple[ModelView, ...]:
-    """Return what :func:`candidates` returns, for a name from a client of Ollama, where every name
-    has a tag: ``:latest`` at its end changes nothing, unless it is part of a model's own name."""
-    plain = name if directory.knows(name) else name.removesuffix(_LATEST)
-    return candidates(directory, plain, kind)
+def untagged(directory: Directory, name: str) -> str:
+    """Return a name from a client of Ollama, where every name has a tag, as lmx knows it:
+    ``:latest`` at its end changes nothing, unless it is part of a model's own name."""
+    return name if directory.knows(name) else name.removesuffix(_LATEST)
 
 
 def _instead_of_default(

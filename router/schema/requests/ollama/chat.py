@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -9,6 +10,8 @@ from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
+from lmx.protocol.states import MediaKind
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.generation import keep_alive_of
 from lmx.router.schema.requests.messages import MAX_CALLS, MAX_MESSAGES
 from lmx.router.schema.requests.ollama.common import OllamaFields
@@ -47,7 +50,7 @@ class OllamaMessage(Strict):
     thinking: str | None = None
     """What the assistant thought."""
     images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
-    """Pictures as base64. None is taken yet."""
+    """Pictures as base64, before the text."""
     tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = (
         None
     )
@@ -76,17 +79,17 @@ class OllamaChatRequest(OllamaFields):
         return not self.messages
 
 
-def parse_ollama_chat(body: dict[str, Any]) -> tuple[OllamaChatRequest, Generate]:
-    """Return the checked request, and the request to a worker, without ids and credit. Raises
-    :class:`RequestError` (400) for the first fault."""
+def parse_ollama_chat(
+    body: dict[str, Any],
+) -> tuple[OllamaChatRequest, Generate, tuple[MediaSource, ...]]:
+    """Return the checked request, the request to a worker, without ids, credit and media, and where
+    the media come from. Raises :class:`RequestError` (400) for the first fault."""
     request = validated(OllamaChatRequest, body)
     if not request.messages:
-        return request, loading(request)
-    return request, generation(
-        request,
-        messages=chat_messages(request.messages),
-        tool_use=tool_use_of(ToolFields(tools=request.tools)),
-    )
+        return request, loading(request), ()
+    messages, sources = chat_messages(request.messages)
+    tool_use = tool_use_of(ToolFields(tools=request.tools))
+    return request, generation(request, messages=messages, tool_use=tool_use), sources
 
 
 def loading(request: OllamaFields) -> Generate:
@@ -108,25 +111,33 @@ def generation(request: OllamaFields, **fields: Any) -> Generate:
     return Generate(stream_id=0, request_id="", credit_deltas=0, **{**shared, **fields})
 
 
-def refuse_images(images: list[str] | None, param: str) -> None:
-    """Raise :class:`RequestError` if there are pictures."""
-    if images:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`{param}` is not taken here yet: send pictures to /v1/chat/completions.",
-            param=param,
-        )
+def with_images(
+    text: str, images: Sequence[str], param: str, sources: list[MediaSource]
+) -> str | list[dict[str, Any]]:
+    """Return what a model sees and reads: one string if there are no pictures. These are added to
+    ``sources``, and numbered by their place there."""
+    if not images:
+        return text
+    parts: list[dict[str, Any]] = []
+    for index, image in enumerate(images):
+        parts.append({"type": MediaKind.IMAGE.value, "media": len(sources)})
+        sources.append(MediaSource(MediaKind.IMAGE, f"{param}[{index}]", image))
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
-def chat_messages(turns: list[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """Return a conversation as the messages of a chat request. A result of a tool that names no
-    call belongs to the first call that has none."""
+def chat_messages(
+    turns: list[OllamaMessage],
+) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
+    """Return a conversation as the messages of a chat request, and where its pictures come from. A
+    result of a tool that names no call belongs to the first call that has none."""
+    sources: list[MediaSource] = []
     messages: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []
     made = 0
     for index, turn in enumerate(turns):
-        refuse_images(turn.images, f"messages[{index}].images")
-        message: dict[str, Any] = {"role": turn.role, "content": turn.content or ""}
+        path = f"messages[{index}]"
+        content = with_images(turn.content or "", turn.images or (), f"{path}.images", sources)
+        message: dict[str, Any] = {"role": turn.role, "content": content}
         if turn.thinking:
             message["reasoning_content"] = turn.thinking
         if turn.tool_calls and turn.role == "assistant":
@@ -135,9 +146,9 @@ def chat_messages(turns: list[OllamaMessage]) -> tuple[dict[str, Any], ...]:
             open_calls = list(calls)
             message["tool_calls"] = calls
         if turn.role == "tool":
-            message |= _result_of(turn, open_calls, f"messages[{index}]")
+            message |= _result_of(turn, open_calls, path)
         messages.append(message)
-    return tuple(messages)
+    return tuple(messages), tuple(sources)
 
 
 def _call(call: EarlierCall, number: int) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
-from lmx.router.schema.requests.ollama.chat import generation, loading, refuse_images
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.messages import MAX_CALLS
+from lmx.router.schema.requests.ollama.chat import generation, loading, with_images
 from lmx.router.schema.requests.ollama.common import OllamaFields
 from lmx.router.schema.validation import validated
 
@@ -23,8 +27,8 @@ class OllamaGenerateRequest(OllamaFields):
     """The prompt is not put into the model's template. Default: false."""
     suffix: str | None = None
     """What comes after the answer. A text that is not empty is a 400."""
-    images: list[str] | None = None
-    """Pictures as base64. None is taken yet."""
+    images: Annotated[list[str], Field(max_length=MAX_CALLS)] | None = None
+    """Pictures as base64, before the prompt."""
 
     @property
     def only_loads(self) -> bool:
@@ -32,11 +36,12 @@ class OllamaGenerateRequest(OllamaFields):
         return not self.prompt
 
 
-def parse_ollama_generate(body: dict[str, Any]) -> tuple[OllamaGenerateRequest, Generate]:
-    """Return the checked request, and the request to a worker, without ids and credit. Raises
-    :class:`RequestError` (400) for the first fault."""
+def parse_ollama_generate(
+    body: dict[str, Any],
+) -> tuple[OllamaGenerateRequest, Generate, tuple[MediaSource, ...]]:
+    """Return the checked request, the request to a worker, without ids, credit and media, and where
+    the media come from. Raises :class:`RequestError` (400) for the first fault."""
     request = validated(OllamaGenerateRequest, body)
-    refuse_images(request.images, "images")
     if request.suffix:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
@@ -45,9 +50,18 @@ def parse_ollama_generate(body: dict[str, Any]) -> tuple[OllamaGenerateRequest, 
             param="suffix",
         )
     if not request.prompt:
-        return request, loading(request)
+        return request, loading(request), ()
     if request.raw:
-        return request, generation(request, prompt=request.prompt, parse=False)
+        if request.images:
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                "`images` can't be combined with `raw`: the model's template puts them into the "
+                "prompt.",
+                param="images",
+            )
+        return request, generation(request, prompt=request.prompt, parse=False), ()
     system = [{"role": "system", "content": request.system}] if request.system else []
-    messages = (*system, {"role": "user", "content": request.prompt})
-    return request, generation(request, messages=messages)
+    sources: list[MediaSource] = []
+    content = with_images(request.prompt, request.images or (), "images", sources)
+    messages = (*system, {"role": "user", "content": content})
+    return request, generation(request, messages=messages), tuple(sources)
