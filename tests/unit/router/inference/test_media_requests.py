@@ -48,6 +48,23 @@ async def seeing(script: Any = says, **fields: Any) -> AsyncIterator[tuple[Rig, 
         yield rig, server
 
 
+async def test_pictures_of_ollama_s_clients_go_the_same_way() -> None:
+    async with seeing() as (rig, _):
+        turn = {"role": "user", "content": "What is it?", "images": [IN_BASE64, IN_BASE64]}
+        status, told = await rig.post_json("/api/chat", model=MODEL, messages=[turn], stream=False)
+        assert status == 200, told
+        chat = rig.worker.streams[-1]
+        text = {"type": "text", "text": "What is it?"}
+        seen = [{"type": "image", "media": 0}, {"type": "image", "media": 1}]
+        assert chat.blobs == (PNG, PNG)
+        assert chat.request.messages == ({"role": "user", "content": [*seen, text]},)
+        body = {"prompt": "What is it?", "images": [IN_BASE64], "stream": False}
+        status, told = await rig.post_json("/api/generate", model=MODEL, **body)
+        assert status == 200 and rig.worker.streams[-1].blobs == (PNG,)
+        status, told = await rig.post_json("/api/generate", model=MODEL, **body, raw=True)
+        assert (status, told["param"]) == (400, "images")
+
+
 async def test_media_go_with_the_request_as_frames() -> None:
     async with seeing() as (rig, server):
         server.answers["/a"] = answer(WAV)
