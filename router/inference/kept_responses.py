@@ -57,6 +57,15 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     return await follow_events(request, log, 0 if after is None else after + 1)
 
 
+async def compact_response(request: web.Request) -> web.Response:
+    """Say that conversations are not compacted here."""
+    raise RequestError(
+        ErrorCode.NOT_FOUND,
+        "lmx compacts no conversations: let the client summarize them, or send `truncation: "
+        "auto`, which cuts off the beginning of one that is too long.",
+    )
+
+
 async def delete_response(request: web.Request) -> web.Response:
     """Remove a response, and its job's record. One that is under way is cancelled."""
     services = request.app[SERVICES]

@@ -20,6 +20,7 @@ from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
 from lmx.router.inference.background import begin_answer, follow_events
 from lmx.router.inference.kept_responses import earlier_items, referenced_items
+from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import KeptInput
@@ -78,11 +79,13 @@ async def responses(request: web.Request) -> web.StreamResponse:
     wanted = parse_responses(body)
     key = sealing_key(services.spec.admin_key)
     items, own = await _conversation(request, body, wanted)
-    asked = asked_of(wanted, items, key)
+    asked = asked_of(wanted, items, key, earlier=len(items) - len(own))
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
     generate = own_request(generation_of(wanted, asked), request[CONTEXT])
     stream = bool(wanted.stream)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream)
+    models = await models_of_kind(
+        request, wanted.model, ModelKind.CHAT, stream=stream, media=asked.media
+    )
     form = ResponseAnswer(
         _repeated(body, wanted),
         ItemForm(asked.tools.called, wanted.summarizes, key if wanted.seals_reasoning else None),
@@ -96,7 +99,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         job = await begin_answer(
             request,
             models,
-            lambda chosen: services.dispatcher.generate(chosen, generate),
+            generation(services, generate, asked.media),
             form,
             RequestKind.CHAT,
             id_prefix=RESPONSE,
@@ -110,7 +113,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     return await answer(
         request,
         models,
-        lambda chosen: services.dispatcher.generate(chosen, generate),
+        generation(services, generate, asked.media),
         form,
         RequestKind.CHAT,
         id_prefix=RESPONSE,
@@ -124,8 +127,9 @@ async def input_tokens(request: web.Request) -> web.Response:
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     wanted = parse_input_tokens(body)
-    items, _ = await _conversation(request, body, wanted)
-    asked = asked_of(wanted, items, sealing_key(spec.admin_key))
+    items, own = await _conversation(request, body, wanted)
+    earlier = len(items) - len(own)
+    asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
     models = await models_for(request, wanted.model, ModelKind.CHAT)
     counted = await ask_tokenizer(request, models, tokenizing_of(wanted, asked))

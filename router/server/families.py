@@ -11,6 +11,7 @@ from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.inference.kept_responses import (
     cancel_response,
+    compact_response,
     delete_response,
     get_response,
     input_items,
@@ -89,6 +90,10 @@ def _responses() -> Iterator[Endpoint]:
         "POST", f"{path}/input_tokens", input_tokens, use, tag,
         "Count the tokens of a response's prompt", request=InputTokensRequest,
         answer=InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND),
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", f"{path}/compact", compact_response, use, tag, "Not there: a 404 says so",
+        errors=(ErrorCode.NOT_FOUND,),
     )  # fmt: skip
     yield Endpoint(
         "GET", f"{path}/{{id}}", get_response, use, tag, "Show a response that is kept",

@@ -26,6 +26,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
     texts_of,
 )
 from lmx.router.schema.requests.messages import MAX_MESSAGES
+from lmx.router.schema.requests.turns import add_message, joined_parts
 from lmx.router.schema.validation import Strict
 
 _BILLING: Final = "x-anthropic-billing-header:"
@@ -80,10 +81,7 @@ def chat_messages(
         else:
             made = _other_messages(turn, f"{path}.content", media)
         for message in made:
-            if messages and _is_one_turn(messages[-1], message):
-                _join(messages[-1], message)
-            else:
-                messages.append(message)
+            add_message(messages, message)
     return Conversation(messages, tuple(media))
 
 
@@ -151,7 +149,7 @@ def _result_content(
         return made
     if isinstance(made, str):
         return f"Error: {made}"
-    return _joined([{"type": "text", "text": "Error:"}], made)
+    return joined_parts([{"type": "text", "text": "Error:"}], made)
 
 
 def _content_of(
@@ -167,7 +165,7 @@ def _content_of(
             parts.append({"type": MediaKind.IMAGE.value, "media": len(media)})
             media.append(block.media(f"{path}[{index}]"))
         elif text := text_of(block):
-            parts = _joined(parts, [{"type": "text", "text": text}])
+            parts = joined_parts(parts, [{"type": "text", "text": text}])
     return parts
 
 
@@ -193,37 +191,3 @@ def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
     return {"id": block.id, "type": "function", "function": function}
-
-
-def _is_one_turn(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["role"] != "tool" and bool(one["role"] == other["role"])
-
-
-def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
-    before, after = message["content"], more["content"]
-    if message["role"] == "assistant":
-        message["content"] = before + after
-    elif isinstance(before, str) and isinstance(after, str):
-        message["content"] = "\n".join(filter(None, (before, after)))
-    else:
-        message["content"] = _joined(_parts_of(before), _parts_of(after))
-    if "reasoning_content" in more:
-        message["reasoning_content"] = (
-            message.get("reasoning_content", "") + more["reasoning_content"]
-        )
-    if "tool_calls" in more:
-        message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
-
-
-def _parts_of(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    return content
-
-
-def _joined(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of both. Texts that follow each other are one, with a line break between."""
-    if one and other and one[-1]["type"] == other[0]["type"] == "text":
-        text = f"{one[-1]['text']}\n{other[0]['text']}"
-        return [*one[:-1], {"type": "text", "text": text}, *other[1:]]
-    return [*one, *other]

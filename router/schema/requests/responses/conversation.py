@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
 from lmx.router.schema.requests.responses.items import (
@@ -15,6 +18,9 @@ from lmx.router.schema.requests.responses.items import (
     CustomCallItem,
     FunctionCallItem,
     Item,
+    ItemAudio,
+    ItemImage,
+    ItemRefusal,
     ItemText,
     MessageItem,
     OtherItem,
@@ -22,29 +28,40 @@ from lmx.router.schema.requests.responses.items import (
     ReasoningItem,
 )
 from lmx.router.schema.requests.responses.tools import Tool
+from lmx.router.schema.requests.turns import add_message, joined_parts
 
 
-def chat_messages(
-    instructions: str | None, items: Sequence[Item], *, key: bytes
-) -> list[dict[str, Any]]:
-    """Return a conversation as the messages of a chat request.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as workers take it."""
+
+    messages: list[dict[str, Any]]
+    """The messages of a chat request. Their media are numbered by their place in ``media``."""
+    media: tuple[MediaSource, ...]
+    """Where the images and sounds come from."""
+
+
+def conversation_of(
+    instructions: str | None, items: Sequence[Item], *, earlier: int, key: bytes
+) -> Conversation:
+    """Return a conversation in the form of a chat request.
 
     What the assistant said, thought and called between two others is one message, and so are the
-    messages of one other role that follow each other. ``key`` is that of the tokens of thoughts.
-    Items that are no part of a conversation are left out.
+    messages of one other role that follow each other. The first ``earlier`` items are those of
+    earlier responses. ``key`` is that of the tokens of thoughts. Items that are no part of a
+    conversation are left out. Raises :class:`RequestError` for media that the assistant can't have
+    sent, or that name no content.
     """
     messages: list[dict[str, Any]] = []
+    media: list[MediaSource] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in items:
-        made = _message(item, key)
-        if made is None:
-            continue
-        if messages and _is_one_turn(messages[-1], made):
-            _join(messages[-1], made)
-        else:
-            messages.append(made)
-    return messages
+    for index, item in enumerate(items):
+        path = "previous_response_id" if index < earlier else f"input[{index - earlier}]"
+        message = _message(item, path, media, key)
+        if message is not None:
+            add_message(messages, message)
+    return Conversation(messages, tuple(media))
 
 
 def further_tools(items: Sequence[Item]) -> list[Tool]:
@@ -68,19 +85,20 @@ def _is_foreign(item: ReasoningItem, key: bytes) -> bool:
     return bool(token) and not item.content and unsealed(token or "", key) is None
 
 
-def _message(item: Item, key: bytes) -> dict[str, Any] | None:
+def _message(item: Item, path: str, media: list[MediaSource], key: bytes) -> dict[str, Any] | None:
     match item:
         case MessageItem():
             role = "system" if item.role == "developer" else item.role
-            between = "" if role == "assistant" else "\n"
-            return {"role": role, "content": _text(item.content, between)}
+            if role == "user":
+                content = _seen(item.content, f"{path}.content", media)
+            else:
+                content = _text(item.content, "" if role == "assistant" else "\n", path)
+            return {"role": role, "content": content}
         case ReasoningItem():
-            thoughts = _thoughts(item, key)
-            return (
-                {"role": "assistant", "content": "", "reasoning_content": thoughts}
-                if (thoughts)
-                else None
-            )
+            thoughts = _thoughts(item, path, key)
+            if not thoughts:
+                return None
+            return {"role": "assistant", "content": "", "reasoning_content": thoughts}
         case FunctionCallItem():
             arguments = item.arguments
             if not isinstance(arguments, str):
@@ -89,8 +107,8 @@ def _message(item: Item, key: bytes) -> dict[str, Any] | None:
         case CustomCallItem():
             return _call(item, orjson.dumps({INPUT: item.input}).decode())
         case CallOutputItem():
-            content = _text(item.output, "\n")
-            return {"role": "tool", "tool_call_id": item.call_id, "content": content}
+            output = _seen(item.output, f"{path}.output", media)
+            return {"role": "tool", "tool_call_id": item.call_id, "content": output}
     return None
 
 
@@ -100,34 +118,55 @@ def _call(item: FunctionCallItem | CustomCallItem, arguments: str) -> dict[str, 
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _thoughts(item: ReasoningItem, key: bytes) -> str:
+def _thoughts(item: ReasoningItem, path: str, key: bytes) -> str:
     if item.content:
-        return _text(item.content, "")
+        return _text(item.content, "", path)
     if item.encrypted_content:
         kept = unsealed(item.encrypted_content, key)
         if kept is not None:
             return kept
-    return _text(item.summary, "\n\n")
+    return _text(item.summary, "\n\n", path)
 
 
-def _text(content: str | Sequence[Part] | None, between: str) -> str:
+def _text(content: str | Sequence[Part] | None, between: str, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return between.join(
-        part.text if isinstance(part, ItemText) else part.refusal for part in content
-    )
+    texts = []
+    for index, part in enumerate(content):
+        text = _text_of(part)
+        if text is None:
+            param = f"{path}.content[{index}]"
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{param}` is of the type '{part.type}', which only messages of the role 'user' "
+                "and outputs of calls may have.",
+                param=param,
+            )
+        texts.append(text)
+    return between.join(texts)
 
 
-def _is_one_turn(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["role"] != "tool" and bool(one["role"] == other["role"])
+def _text_of(part: Part) -> str | None:
+    if isinstance(part, ItemText):
+        return part.text
+    return part.refusal if isinstance(part, ItemRefusal) else None
 
 
-def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
-    between = "" if message["role"] == "assistant" else "\n"
-    message["content"] = between.join(filter(None, (message["content"], more["content"])))
-    if "reasoning_content" in more:
-        message["reasoning_content"] = (
-            message.get("reasoning_content", "") + more["reasoning_content"]
-        )
-    if "tool_calls" in more:
-        message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
+def _seen(
+    content: str | Sequence[Part] | None, path: str, media: list[MediaSource]
+) -> str | list[dict[str, Any]]:
+    """Return what a model reads, sees and hears: one string if that is all text. ``media`` gets
+    where the rest comes from."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        if isinstance(part, ItemImage | ItemAudio):
+            source = part.media(f"{path}[{index}]")
+            parts.append({"type": source.kind.value, "media": len(media)})
+            media.append(source)
+        elif text := _text_of(part):
+            parts = joined_parts(parts, [{"type": "text", "text": text}])
+    if all("media" not in part for part in parts):
+        return parts[0]["text"] if parts else ""
+    return parts

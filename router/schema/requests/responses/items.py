@@ -22,12 +22,21 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.media import (
+    ImageReference,
+    ImageUrlPart,
+    InputAudioPart,
+    VideoDefaults,
+    source_of,
+)
 from lmx.router.schema.requests.responses.tools import Tools
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
     LIST,
     TEXT,
     TEXT_OR_LIST,
+    NonEmpty,
     Strict,
     TextOrObject,
 )
@@ -62,23 +71,62 @@ class ItemRefusal(Strict):
     """Its text."""
 
 
+class ItemImage(Strict):
+    """An image, for models that take images."""
+
+    type: Literal["input_image"]
+    """An image."""
+    image_url: NonEmpty | None = None
+    """An http or https URL, or a data URL. The server fetches it."""
+    file_id: str | None = None
+    """Files are not kept here: without `image_url` it is a 400."""
+    detail: str | None = None
+    """`low`: the model sees the image reduced to 262,144 pixels (512 x 512) at most."""
+
+    def media(self, path: str) -> MediaSource:
+        """Return where the content of the part at ``path`` comes from. Raises
+        :class:`RequestError`."""
+        if self.image_url is None:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                f"`{path}.image_url` is required: files are not kept here, so that `file_id` names "
+                "none.",
+                param=f"{path}.image_url",
+            )
+        detail: Literal["low"] | None = "low" if self.detail == "low" else None
+        image = ImageReference(url=self.image_url, detail=detail)
+        return source_of(ImageUrlPart(type="image_url", image_url=image), path, VideoDefaults())
+
+
+class ItemAudio(InputAudioPart):
+    """A sound, for models that hear."""
+
+    def media(self, path: str) -> MediaSource:
+        """Return where the content of the part at ``path`` comes from. Raises
+        :class:`RequestError`."""
+        return source_of(self, path, VideoDefaults())
+
+
 def _part_tag(value: object) -> str | None:
     kind = _type_of(value)
-    if kind == "refusal":
-        return "<refusal>"
+    if kind in ("refusal", "input_image", "input_audio"):
+        return f"<{kind}>"
     known = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
     return "<part>" if kind in known else None
 
 
 Part = Annotated[
-    Annotated[ItemText, Tag("<part>")] | Annotated[ItemRefusal, Tag("<refusal>")],
+    Annotated[ItemText, Tag("<part>")]
+    | Annotated[ItemRefusal, Tag("<refusal>")]
+    | Annotated[ItemImage, Tag("<input_image>")]
+    | Annotated[ItemAudio, Tag("<input_audio>")],
     Discriminator(_part_tag, custom_error_type=BLOCK_TYPE, custom_error_message="a part"),
 ]
 
 Content = Annotated[
     Annotated[str, Tag(TEXT)] | Annotated[list[Part], _PARTS, Tag(LIST)], TEXT_OR_LIST
 ]
-"""A text, or parts of one."""
+"""A text, or parts."""
 
 
 class MessageItem(Strict):
@@ -91,7 +139,7 @@ class MessageItem(Strict):
     role: Literal["user", "assistant", "system", "developer"]
     """Who speaks. `developer` is a later word for `system`."""
     content: Content | None = None
-    """A text, or parts of one."""
+    """A text, or parts: texts, and of the user also images and sounds."""
 
 
 class ReasoningItem(Strict):
@@ -154,7 +202,7 @@ class CallOutputItem(Strict):
     call_id: str
     """The id of the call."""
     output: Content | None = None
-    """A text, or parts of one."""
+    """A text, or parts: texts, images and sounds."""
 
 
 class AdditionalToolsItem(Strict):

@@ -13,10 +13,12 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Sampling, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.generation import LabelFields, ResidencyFields, keep_alive_of
+from lmx.router.schema.requests.media import refuse_media
 from lmx.router.schema.requests.messages import MAX_MESSAGES
 from lmx.router.schema.requests.responses.conversation import (
-    chat_messages,
+    conversation_of,
     further_tools,
     unread_items,
 )
@@ -209,6 +211,8 @@ class Asked:
 
     tools: OfferedTools
     messages: tuple[dict[str, Any], ...]
+    media: tuple[MediaSource, ...]
+    """Where the images and sounds come from."""
     left_out: Sequence[str]
     """What was left out, for the header."""
 
@@ -257,11 +261,14 @@ def _check(request: ResponsePromptFields) -> None:
             )
 
 
-def asked_of(request: ResponsePromptFields, items: Sequence[Item], key: bytes) -> Asked:
-    """Return what a request asks of a worker. ``items`` is all of its conversation, with the items
-    of earlier responses, and ``key`` that of the tokens of thoughts. Raises :class:`RequestError`.
-    """
-    messages = chat_messages(request.instructions, items, key=key)
+def asked_of(
+    request: ResponsePromptFields, items: Sequence[Item], key: bytes, *, earlier: int = 0
+) -> Asked:
+    """Return what a request asks of a worker. ``items`` is all of its conversation, of which the
+    first ``earlier`` items are those of earlier responses, and ``key`` that of the tokens of
+    thoughts. Raises :class:`RequestError`."""
+    conversation = conversation_of(request.instructions, items, earlier=earlier, key=key)
+    messages = conversation.messages
     if not messages:
         raise RequestError(
             ErrorCode.MISSING_PARAMETER,
@@ -281,7 +288,7 @@ def asked_of(request: ResponsePromptFields, items: Sequence[Item], key: bytes) -
         parallel=request.parallel_tool_calls is not False,
     )
     left_out = [*tools.left_out, *unread_items(items, key)]
-    return Asked(tools, tuple(messages), left_out)
+    return Asked(tools, tuple(messages), conversation.media, left_out)
 
 
 def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
@@ -314,7 +321,9 @@ def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
 
 
 def tokenizing_of(request: InputTokensRequest, asked: Asked) -> Tokenize:
-    """Return the task that counts the tokens of a prompt, without its id."""
+    """Return the task that counts the tokens of a prompt, without its id. Raises
+    :class:`RequestError` if it has media."""
+    refuse_media(asked.media, "/v1/responses/input_tokens")
     return Tokenize(
         0,
         "",

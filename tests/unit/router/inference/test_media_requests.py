@@ -87,7 +87,7 @@ async def test_media_go_with_the_request_as_frames() -> None:
         assert (rig.worker.streams[1].request.media, rig.worker.streams[1].blobs) == ((), ())
 
 
-async def test_streams_and_anthropic_s_form_carry_them_too() -> None:
+async def test_streams_and_other_families_carry_them_too() -> None:
     async with seeing() as (rig, _):
         assert (await rig.chat_events(messages=asking(IMAGE)))[-1] == "[DONE]"
         block = {"type": "image", "source": {
@@ -98,7 +98,15 @@ async def test_streams_and_anthropic_s_form_carry_them_too() -> None:
             messages=[{"role": "user", "content": [block]}],
         )  # fmt: skip
         assert status == 200, told
-        assert [stream.blobs for stream in rig.worker.streams] == [(PNG,), (PNG,)]
+        image = {"type": "input_image", "image_url": f"data:image/png;base64,{IN_BASE64}"}
+        items = [{"role": "user", "content": [image]}]
+        status, told = await rig.post_json("/v1/responses", model=MODEL, input=items)
+        assert status == 200, told
+        # What is kept of a conversation has its images too.
+        asked = {"input": "And now?", "previous_response_id": told["id"]}
+        status, told = await rig.post_json("/v1/responses", model=MODEL, **asked)
+        assert status == 200, told
+        assert [stream.blobs for stream in rig.worker.streams] == [(PNG,)] * 4
 
 
 REFUSED = {

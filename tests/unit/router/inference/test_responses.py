@@ -13,11 +13,14 @@ from codex_request import PATCH, codex_request
 from fake_peers import FakeStream, until
 from router_rig import MODEL, TEXTS, Rig, router_rig
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.data import Delta, ToolCallPart
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.router.http.api_family import OPENAI, RESPONSES
+from lmx.router.http.errors import http_status
 from lmx.router.jobs import file, records
+from lmx.router.rendering.responses.state import failed
 from lmx.router.schema.answers.responses import InputItemList, ResponseObject
 
 PATH = "/v1/responses"
@@ -161,6 +164,66 @@ async def test_errors_are_openai_s() -> None:
         ):  # fmt: skip
             status, refused = await ask(rig, method, path)
             assert (status, refused["error"]["code"]) == (404, "not_found_error"), path
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_each_error_has_openai_s_form(code: ErrorCode) -> None:
+    error = LmxError(code, "why", param="input")
+    assert RESPONSES.error_body(error) == OPENAI.error_body(error)
+    only = json.loads(RESPONSES.error_event(error).partition(b"\ndata: ")[2])
+    assert only == {
+        "type": "error", "code": code.value, "message": "why", "param": "input",
+        "sequence_number": 0,
+    }  # fmt: skip
+    shown = failed(error)["error"]
+    status = http_status(code)
+    kind = (
+        "rate_limit_exceeded"
+        if status == 429
+        else ("invalid_prompt" if status < 500 else "server_error")
+    )
+    assert shown == {"code": kind, "message": "why", "type": code.value}
+
+
+async def test_refusals_and_failures_are_those_of_chat() -> None:
+    """What a worker says of a request comes to the client with the same status and body as in
+    chat, before a stream and whole; within one, the last event has the same code."""
+    codes = [
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.CHAT_TEMPLATE_FAILED,
+        ErrorCode.INVALID_VALUE, ErrorCode.QUEUE_FULL, ErrorCode.ENGINE_ERROR,
+        ErrorCode.WORKER_OUT_OF_MEMORY, ErrorCode.SCHEMA_NOT_MET,
+        ErrorCode.STRUCTURE_NOT_ENFORCEABLE, ErrorCode.DEADLINE_EXCEEDED,
+    ]  # fmt: skip
+    now: list[tuple[ErrorCode, bool]] = []
+
+    async def script(stream: FakeStream) -> None:
+        code, late = now[-1]
+        if not late:
+            await stream.refuse(code, "why")
+            return
+        await stream.accept()
+        await stream.say("Hel")
+        await stream.fail(code, "why")
+
+    async with router_rig(script) as rig:
+        for code in codes:
+            if code in codes[:4]:  # the others may pass with time, and are waited for
+                now.append((code, False))
+                assert await post(rig) == await rig.chat_json()
+                assert await post(rig, stream=True) == await rig.chat_json(stream=True)
+            now.append((code, True))
+            assert await post(rig) == await rig.chat_json()
+            last = (await events(rig))[-1]
+            assert (last["type"], last["response"]["error"]["type"]) == (
+                "response.failed", code.value,
+            )  # fmt: skip
+
+
+async def test_what_is_not_there_is_a_404() -> None:
+    async with router_rig() as rig:
+        status, told = await rig.post_json(f"{PATH}/compact", model=MODEL, input="hi")
+        assert (status, told["error"]["code"]) == (404, "not_found_error")
+        assert "truncation" in told["error"]["message"]
 
 
 async def test_a_conversation_that_is_kept() -> None:

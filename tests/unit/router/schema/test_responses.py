@@ -92,6 +92,31 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
     ]
 
 
+def test_images_and_sounds() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
+    sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    text = {"type": "input_text", "text": "Look"}
+    items = [
+        {"role": "user", "content": "Hi."},
+        {"role": "user", "content": [text, image]},
+        {"type": "function_call", "call_id": "c", "name": "f"},
+        {"type": "function_call_output", "call_id": "c", "output": [sound]},
+    ]
+    made = asked(input=items)[0]
+    assert made.messages[0]["content"] == [
+        {"type": "text", "text": "Hi.\nLook"}, {"type": "image", "media": 0},
+    ]  # fmt: skip
+    assert made.messages[2]["content"] == [{"type": "audio", "media": 1}]
+    assert [source.param for source in made.media] == [
+        "input[1].content[1].image_url", "input[3].output[0].input_audio",
+    ]  # fmt: skip
+    assert made.media[0].max_pixels == 512 * 512
+    later = parse_responses({"input": items})
+    media = asked_of(later, later.items, KEY, earlier=2).media
+    assert media[0].param.startswith("previous_response_id")
+    assert media[1].param == "input[1].output[0].input_audio"
+
+
 def test_items_with_fields_missing() -> None:
     token = sealed("kept", KEY)
     found = messages_of(
@@ -245,8 +270,18 @@ def test_all_other_fields() -> None:
         ({"input": [{"content": "x"}]}, ErrorCode.INVALID_TYPE, "input[0]"),
         ({"input": [{"role": "robot"}]}, ErrorCode.INVALID_VALUE, "input[0].role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             ErrorCode.UNSUPPORTED_VALUE,
+            "input[0].content[0]",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            ErrorCode.MISSING_PARAMETER,
+            "input[0].content[0].image_url",
+        ),
+        (
+            {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            ErrorCode.INVALID_VALUE,
             "input[0].content[0]",
         ),
         (
