@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.body import read_object
 from lmx.router.http.responses import json_answer
 from lmx.router.schema.answers.front import Version
@@ -33,6 +33,12 @@ _Capability = Literal["completion", "tools", "thinking", "vision", "audio", "emb
 
 _CAPABILITIES: Final[dict[str, _Capability]] = {"tools": "tools", "reasoning": "thinking"}
 """Ollama's words for what a chat model can."""
+
+_SENSES: Final[dict[MediaKind, _Capability]] = {
+    MediaKind.IMAGE: "vision",
+    MediaKind.AUDIO: "audio",
+}
+"""Ollama's words for what a chat model takes besides text."""
 
 
 async def ollama_tags(request: web.Request) -> web.Response:
@@ -61,7 +67,7 @@ async def ollama_show(request: web.Request) -> web.Response:
             template="",
             details=_details(model),
             model_info=_info(model),
-            capabilities=_capabilities(model),
+            capabilities=capabilities_of(model),
             modified_at=_time(model.created_s),
         )
     )
@@ -117,15 +123,14 @@ def _info(model: ModelView) -> dict[str, Any]:
     return info
 
 
-def _capabilities(model: ModelView) -> list[_Capability]:
+def capabilities_of(model: ModelView) -> list[_Capability]:
     if model.kind is ModelKind.EMBEDDING:
         return ["embedding"]
     if model.kind not in (ModelKind.CHAT, None):
         return []
-    return [
-        "completion",
-        *(_CAPABILITIES[one] for one in model.capabilities if one in _CAPABILITIES),
-    ]
+    known = [_CAPABILITIES[one] for one in model.capabilities if one in _CAPABILITIES]
+    seen = [_SENSES[kind] for kind in model.media or () if kind in _SENSES]
+    return ["completion", *known, *seen]
 
 
 def _digest(model: ModelView) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from fake_peers import FakeStream
+from fake_peers import FakeStream, ready
 from router_rig import MODEL, TEXTS, router_rig
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, ToolCallPart
-from lmx.protocol.states import DeltaKind, FinishReason
+from lmx.protocol.states import DeltaKind, FinishReason, MediaKind, ModelKind
 from lmx.router.http.api_family import OLLAMA
+from lmx.router.operators.ollama import capabilities_of
 from lmx.router.schema.answers.errors import OllamaError
 from lmx.router.schema.answers.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
@@ -177,3 +179,13 @@ def test_results_belong_to_their_calls() -> None:
     assert [sent[2]["tool_call_id"], sent[3]["tool_call_id"]] == [ids[1], ids[0]]
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
     assert [sent[2]["name"], sent[3]["name"]] == ["g", "f"]
+
+
+def test_what_a_model_can_is_told_in_ollama_s_words() -> None:
+    seeing = ready(
+        "m", "i", kind=ModelKind.CHAT, capabilities=("tools", "reasoning", "structured_outputs"),
+        media=(MediaKind.IMAGE, MediaKind.VIDEO, MediaKind.AUDIO),
+    )  # fmt: skip
+    assert capabilities_of(seeing) == ["completion", "tools", "thinking", "vision", "audio"]
+    assert capabilities_of(replace(seeing, kind=ModelKind.EMBEDDING)) == ["embedding"]
+    assert capabilities_of(replace(seeing, kind=ModelKind.RERANK)) == []
