@@ -8,10 +8,21 @@ from typing import Any, Final
 _CHARACTERS_A_TOKEN: Final = 4.0
 """The average for English text. Text beyond ASCII is counted by its bytes."""
 
-_MEDIA_TOKENS: Final = 256.0
-"""An image or a piece of sound takes some hundred tokens, whatever its bytes."""
+_IMAGE_TOKENS: Final = 256.0
+_SOUND_TOKENS: Final = 256.0
+_VIDEO_TOKENS: Final = 4096.0
+"""What media take depends on the model, their size and their length, none of which is known here:
+these are an image of usual size, ten seconds of sound, and some ten frames. The tokens that an
+answer really took are charged at its end."""
 
-_MEDIA_KEYS: Final = frozenset({"data", "url", "image_url", "audio_url", "video_url"})
+_MEDIA: Final = {
+    # Inside a part, and in Anthropic's sources.
+    **dict.fromkeys(("data", "url", "image_url"), _IMAGE_TOKENS),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), _SOUND_TOKENS),
+    **dict.fromkeys(("input_video", "video", "video_url"), _VIDEO_TOKENS),
+}
+"""The names of fields whose content is no text, and about how many tokens it takes."""
+
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWERS: Final = ("best_of", "n")
 
@@ -44,8 +55,8 @@ def estimate_in_steps(body: dict[str, Any]) -> Iterator[float]:
             tokens += size / _CHARACTERS_A_TOKEN
         elif isinstance(value, dict):
             for key, inner in value.items():
-                if key in _MEDIA_KEYS and isinstance(inner, str):
-                    tokens += _MEDIA_TOKENS
+                if key in _MEDIA and _is_media(key, inner, value):
+                    tokens += _MEDIA[key]
                 elif type(inner) in _WITH_TEXT:
                     left.append(inner)
             looked += len(value)
@@ -63,6 +74,13 @@ def estimate_in_steps(body: dict[str, Any]) -> Iterator[float]:
             yield tokens
             tokens, looked = 0.0, 0
     yield tokens
+
+
+def _is_media(key: str, inner: Any, owner: dict[str, Any]) -> bool:
+    if isinstance(inner, dict):
+        return "url" in inner or "data" in inner
+    # The data of one of Anthropic's documents is a text.
+    return isinstance(inner, str) and not (key == "data" and owner.get("type") == "text")
 
 
 def _is_count(value: Any) -> bool:

@@ -22,7 +22,13 @@ from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.errors import ERROR_BODIES
 from lmx.router.schema.openapi.errors import error_codes
 from lmx.router.schema.openapi.schemas import Schemas
-from lmx.router.schema.openapi.texts import API, EXAMPLES, HEADERS, TAGS
+from lmx.router.schema.openapi.texts import (
+    API,
+    EXAMPLES,
+    FURTHER_EXAMPLES,
+    HEADERS,
+    TAGS,
+)
 
 _PATTERN: Final = re.compile(r"{(\w+)(:[^}]*)?}")
 """A variable part of one of aiohttp's paths, with the expression that it must match."""
@@ -126,8 +132,12 @@ def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any
 
 def _body(request: type[BaseModel], schemas: Schemas) -> dict[str, Any]:
     body: dict[str, Any] = {"schema": schemas.of(request)}
-    if request.__name__ in EXAMPLES:
-        body["example"] = EXAMPLES[request.__name__]
+    name = request.__name__
+    if further := FURTHER_EXAMPLES.get(name):
+        shown = {"a text": EXAMPLES[name], **further}
+        body["examples"] = {title: {"value": value} for title, value in shown.items()}
+    elif name in EXAMPLES:
+        body["example"] = EXAMPLES[name]
     return body
 
 

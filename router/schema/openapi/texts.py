@@ -109,3 +109,62 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
 }
 """A request for each body, by the name of the model that checks it. A reader can send it as it is:
 the default model answers it. What names another model has to be changed."""
+
+_RED_SQUARE: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAMAAACdt4HsAAAABlBMVEUAAAD/AAAb/40iAA"
+    "AAJklEQVR42u3MAQ0AAAgDoNu/tAmcAQ4BSAAO8xAIBAKBQNAXALUWkiAEAZFuWjMAAAAASUVORK5CYII="
+)
+
+
+def _chat_about(text: str, *parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": text}, *parts]
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+FURTHER_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "ChatRequest": {
+        "an image": _chat_about(
+            "What is in the image?",
+            {"type": "image_url", "image_url": {"url": _RED_SQUARE, "detail": "auto"}},
+        ),
+        "two images by URL": _chat_about(
+            "What differs?",
+            {"type": "image_url", "image_url": {"url": "https://example.com/before.jpg"}},
+            {"type": "image_url", "image_url": {"url": "https://example.com/after.jpg"}},
+        ),
+        "a sound": _chat_about(
+            "What is said?",
+            {"type": "input_audio", "input_audio": {"data": "(base64)", "format": "wav"}},
+        ),
+        "a video": _chat_about(
+            "What happens?",
+            {"type": "video_url", "video_url": {"url": "https://example.com/clip.mp4"}},
+            fps=1.0,
+            use_audio_in_video=True,
+        ),
+    },
+    "MessagesRequest": {
+        "an image": {
+            "model": "auto",
+            "max_tokens": 200,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {
+                                "type": "base64",
+                                "media_type": "image/png",
+                                "data": _RED_SQUARE.partition(",")[2],
+                            },
+                        },
+                        {"type": "text", "text": "What is in the image?"},
+                    ],
+                }
+            ],
+        },
+    },
+}
+"""More requests for some bodies, by what they show. Those with media are for models that take
+them."""

@@ -230,6 +230,27 @@ def test_tokens_are_estimated_from_text_and_limits() -> None:
     assert estimated_tokens({"messages": [image]}) == 256
 
 
+@pytest.mark.parametrize(
+    ("part", "tokens"),
+    [
+        ({"image_url": "A" * 10_000}, 256),
+        ({"image_url": {"url": "A" * 10_000, "detail": "low"}}, 256),
+        ({"input_audio": {"data": "A" * 10_000, "format": "wav"}}, 256),
+        ({"audio": "A" * 10_000}, 256),
+        ({"video_url": {"url": "A" * 10_000}}, 4096),
+        ({"input_video": "A" * 10_000}, 4096),
+        ({"source": {"media_type": "", "data": "A" * 10_000}}, 256),
+        ({"source": {"type": "text", "data": "A" * 10_000}}, 2501),
+        ({"video": {"name": "A" * 400}}, 100),
+        ({"audio": None}, 0),
+    ],
+)
+def test_media_are_estimated_by_their_kind_and_not_by_their_bytes(
+    part: dict[str, Any], tokens: float
+) -> None:
+    assert estimated_tokens({"messages": [{"content": [part]}]}) == tokens
+
+
 def test_a_large_body_is_estimated_in_small_steps() -> None:
     numbers: list[Any] = [0.5] * 300_000
     body = {"input": [*numbers, "word", None, *numbers, [1, 2]], "max_tokens": 7}

@@ -19,7 +19,7 @@ from lmx.router.http.errors import http_status
 from lmx.router.schema.answers.chat import ChatCompletionChunk
 from lmx.router.schema.answers.completions import TextCompletionChunk
 from lmx.router.schema.openapi.document import describe_api
-from lmx.router.schema.openapi.texts import EXAMPLES
+from lmx.router.schema.openapi.texts import EXAMPLES, FURTHER_EXAMPLES
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.server.routes import ROUTES
 from lmx.router.server.spellings import other_spellings
@@ -177,9 +177,11 @@ def test_every_body_has_an_example_that_is_accepted() -> None:
     requests = {endpoint.request for endpoint in ROUTES if endpoint.request is not None}
     assert {request.__name__ for request in requests} == set(EXAMPLES)
     for request in requests:
-        example = EXAMPLES[request.__name__]
-        assert set(example) <= set(request.model_fields)
-        request.model_validate(example)
+        name = request.__name__
+        for example in (EXAMPLES[name], *FURTHER_EXAMPLES.get(name, {}).values()):
+            assert set(example) <= set(request.model_fields)
+            request.model_validate(example)
+    assert set(FURTHER_EXAMPLES) <= set(EXAMPLES)
 
 
 async def test_it_is_served_to_everybody() -> None:

@@ -1,0 +1,188 @@
+"""Images through the whole of lmx, in the forms that clients send: the official SDKs, by URL, as a
+data URL and in base64. The model is a small real one that knows colours."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from hostile_server import HostileServer, answer, hostile_server, redirect
+from openai import OpenAI
+from PIL import Image
+from rig import Rig, rig
+from tiny_models import make_tiny_model
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
+
+COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "green": (0, 200, 0)}
+WHAT = {"type": "text", "text": "What is in the image?"}
+PATH = "messages[0].content[0].image_url"
+
+
+def picture(colour: str, form: str = "PNG") -> bytes:
+    """A square of a colour on black."""
+    image = Image.new("RGB", (112, 112))
+    image.paste(COLOURS[colour], (28, 28, 84, 84))
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
+
+
+def in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def image(colour: str) -> dict[str, Any]:
+    url = f"data:image/png;base64,{in_base64(picture(colour))}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.fixture(scope="module")
+def seeing(shapes_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
+    config = {
+        "models": [
+            {"id": "shapes", "source": str(shapes_dir)},
+            {"id": "tiny", "source": str(tiny)},
+        ],
+        "media": {"allowed_networks": ["127.0.0.1"]},
+        "timing": {
+            "beat_timeout_s": 6.0,
+            "stall_timeout_s": 60.0,
+            "load_stall_timeout_s": 120.0,
+            "start_timeout_s": 60.0,
+            "shutdown_grace_s": 1.0,
+        },
+    }
+    with rig(config) as lmx:
+        for model in ("shapes", "tiny"):
+            lmx.wait_state(model, "ready", deadline_s=120)
+        yield lmx
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Iterator[HostileServer]:
+    """Another server that has pictures, in a thread of its own."""
+    ready: Future[HostileServer] = Future()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with hostile_server() as server:
+            ready.set_result(server)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    yield ready.result(10)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()
+
+
+def asked(lmx: Rig, *parts: Any, **fields: Any) -> Any:
+    with OpenAI(base_url=lmx.url, api_key="none", max_retries=0, timeout=120) as client:
+        settings: dict[str, Any] = {
+            "model": "shapes", "temperature": 0, "max_tokens": 16,
+            "messages": [{"role": "user", "content": list(parts)}], **fields,
+        }  # fmt: skip
+        made = client.chat.completions.create(**settings)
+        return list(made) if fields.get("stream") else made
+
+
+def test_every_form_of_the_same_image_is_the_same_image(
+    seeing: Rig, pictures: HostileServer
+) -> None:
+    red = picture("red")
+    pictures.answers["/red"] = answer(red, "Content-Type: text/plain")
+    pictures.answers["/to"] = redirect("/red")
+    texts = set()
+    for reference in (
+        {"url": f"data:image/png;base64,{in_base64(red)}"},
+        {"url": f"{pictures.url}/red"},
+        f"{pictures.url}/to",
+        {"url": in_base64(red), "detail": "high"},
+        {"url": in_base64(picture("red", "BMP"))},
+    ):
+        whole = asked(seeing, {"type": "image_url", "image_url": reference}, WHAT)
+        texts.add(whole.choices[0].message.content)
+        details = whole.usage.prompt_tokens_details.model_dump()
+        assert 0 < details["image_tokens"] < whole.usage.prompt_tokens
+    (text,) = texts
+    assert "red" in text
+    for colour in ("blue", "green"):
+        assert colour in asked(seeing, image(colour), WHAT).choices[0].message.content
+
+
+def test_streamed_is_whole_and_anthropic_s_form_is_the_same(seeing: Rig) -> None:
+    whole = asked(seeing, image("blue"), WHAT).choices[0].message.content
+    chunks = asked(seeing, image("blue"), WHAT, stream=True)
+    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == whole
+    source: Any = {"type": "base64", "media_type": "image/png",
+                   "data": in_base64(picture("blue"))}  # fmt: skip
+    with anthropic.Anthropic(
+        base_url=seeing.url.removesuffix("/v1"), api_key="none", max_retries=0
+    ) as client:
+        said: Any = client.messages.create(
+            model="shapes", max_tokens=16, temperature=0,
+            messages=[{"role": "user", "content": [
+                {"type": "image", "source": source},
+                {"type": "text", "text": WHAT["text"]},
+            ]}],
+        )  # fmt: skip
+    assert said.content[0].text == whole
+
+
+def test_two_images_keep_their_places(seeing: Rig) -> None:
+    what = {"type": "text", "text": "What is in the two images?"}
+    for first, second in (("red", "blue"), ("blue", "red")):
+        said = asked(seeing, image(first), image(second), what, max_tokens=24)
+        text = said.choices[0].message.content
+        assert 0 <= text.find(first) < text.find(second), text
+
+
+BAD: dict[str, tuple[Any, int, str]] = {
+    "half a picture": (picture("red")[:60], 400, "invalid_value"),
+    "markup": (b"<svg/>", 400, "invalid_media"),
+    "a path": ("/etc/passwd", 400, "invalid_media"),
+    "a file": ("file:///etc/passwd", 400, "invalid_value"),
+    "this machine": ("http://127.0.0.2/", 400, "media_not_fetched"),
+    "a cloud's keys": ("http://169.254.169.254/", 400, "media_not_fetched"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_image_is_a_400_that_names_the_part(seeing: Rig, name: str) -> None:
+    content, status, code = BAD[name]
+    text = content if isinstance(content, str) else in_base64(content)
+    with pytest.raises(openai.APIStatusError) as caught:
+        asked(seeing, {"type": "image_url", "image_url": {"url": text}}, WHAT)
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert str(caught.value.param) == PATH
+
+
+def test_a_model_of_text_alone_says_so_and_which_one_sees(seeing: Rig) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked(seeing, image("red"), WHAT, model="tiny")
+    assert caught.value.param == PATH
+    assert "takes images: shapes" in str(caught.value)
+    assert asked(seeing, image("red"), WHAT, model="auto").model == "shapes"
+    with urllib.request.urlopen(f"{seeing.url}/models") as response:
+        told = {one["id"]: one["modalities"] for one in json.load(response)["data"]}
+    assert told == {"shapes": ["text", "image"], "tiny": ["text"]}
