@@ -36,7 +36,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.INVALID_MEDIA: (400, _REQUEST),
     ErrorCode.MEDIA_NOT_FETCHED: (400, _REQUEST),
     ErrorCode.MEDIA_TOO_LARGE: (413, _REQUEST),
-    # The server that has it is slow, and may be faster next time.
+    # It takes too long to fetch or to decode, and may be faster next time.
     ErrorCode.MEDIA_TIMEOUT: (504, _SERVER),
     ErrorCode.INVALID_AUTHENTICATION: (401, _AUTHENTICATION),
     ErrorCode.PERMISSION_DENIED: (403, _PERMISSION),

@@ -42,11 +42,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         has_functions(body),
         chat.prompt_logprobs is not None,
     )
-    generate = own_request(generate, context)
+    begin = generation(services, own_request(generate, context), sources)
+    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
+    del body, chat, sources
     return await answer(
         request,
         models,
-        generation(services, generate, sources),
+        begin,
         OpenAiAnswer(form, ChatShape, stream=stream),
         RequestKind.CHAT,
         id_prefix="chatcmpl-",

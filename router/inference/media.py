@@ -24,16 +24,18 @@ def generation(
     if not sources:
         return lambda model: services.dispatcher.generate(model, generate)
     services.media.check(sources)
-    return lambda model: _with_media(services, model, generate, sources)
+    left = list(sources)
+    return lambda model: _with_media(services, model, generate, left)
 
 
 @asynccontextmanager
 async def _with_media(
-    services: Services, model: ModelView, generate: Generate, sources: Sequence[MediaSource]
+    services: Services, model: ModelView, generate: Generate, sources: list[MediaSource]
 ) -> AsyncIterator[Source]:
     async with services.media.read(sources) as held:
         asked = replace(generate, media=held.items)
         async with services.dispatcher.generate(model, asked, held.blobs) as begun:
-            # It was accepted, so that it is never sent again.
+            # It was accepted, so that it is never sent again, and no other model is tried.
             held.release()
+            sources.clear()
             yield begun

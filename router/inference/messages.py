@@ -39,12 +39,15 @@ async def messages(request: web.Request) -> web.StreamResponse:
     models = await models_of_kind(
         request, wanted.model, ModelKind.CHAT, stream=stream, media=sources
     )
-    generate = own_request(generate, request[CONTEXT])
+    begin = generation(services, own_request(generate, request[CONTEXT]), sources)
+    form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
+    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
+    del body, wanted, sources
     return await answer(
         request,
         models,
-        generation(services, generate, sources),
-        MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking),
+        begin,
+        form,
         RequestKind.CHAT,
         id_prefix="msg_",
         stream=stream,

@@ -71,12 +71,14 @@ class MediaReader:
 
     @asynccontextmanager
     async def read(self, sources: Sequence[MediaSource]) -> AsyncIterator[HeldMedia]:
-        """Hold the media of one request within the block.
+        """Hold the media of one request within the block. What of them stands in the request itself
+        is held twice, and counted twice: as text, for another attempt, and as bytes.
 
         Leaving it while they are read ends what is under way. Raises :class:`RequestError` that
         names the part, and QUEUE_FULL.
         """
         with self._room.one() as share:
+            share.grow(sum(len(source.text) for source in sources))
             turns = asyncio.Semaphore(_AT_A_TIME)
             tasks = [asyncio.create_task(self._one(source, share, turns)) for source in sources]
             try:

@@ -140,7 +140,7 @@ def test_streamed_is_whole_and_anthropic_s_form_is_the_same(seeing: Rig) -> None
         base_url=seeing.url.removesuffix("/v1"), api_key="none", max_retries=0
     ) as client:
         said: Any = client.messages.create(
-            model="shapes", max_tokens=16, temperature=0,
+            model="shapes", max_tokens=16, extra_body={"temperature": 0},
             messages=[{"role": "user", "content": [
                 {"type": "image", "source": source},
                 {"type": "text", "text": WHAT["text"]},
@@ -158,7 +158,7 @@ def test_two_images_keep_their_places(seeing: Rig) -> None:
 
 
 BAD: dict[str, tuple[Any, int, str]] = {
-    "half a picture": (picture("red")[:60], 400, "invalid_value"),
+    "half a picture": (picture("red")[:60], 400, "invalid_media"),
     "markup": (b"<svg/>", 400, "invalid_media"),
     "a path": ("/etc/passwd", 400, "invalid_media"),
     "a file": ("file:///etc/passwd", 400, "invalid_value"),

@@ -24,8 +24,8 @@ from lmx.worker.templates.render_wire import REPLY_HEAD, REQUEST_HEAD, Outcome, 
 log = structlog.get_logger()
 
 MOST_BYTES: Final = 1 << 30
-"""The most memory that rendering may take. The largest body that a router accepts, with its copies
-in Python and its text, is a quarter of it."""
+"""The most memory that rendering may take. The largest body that a router accepts by default, with
+its copies in Python and its text, is half of it."""
 
 _ALARM_GRACE_S: Final = 2.0
 

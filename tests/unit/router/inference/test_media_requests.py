@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -20,12 +21,14 @@ from lmx.protocol.messages.control import Acquired
 from lmx.protocol.messages.data import Usage
 from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.states import MediaForm, MediaKind
+from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.media import ImageUrlPart
 from lmx.router.services import SERVICES
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
 WAV = b"RIFF....WAVEfmt " + bytes(2000)
 LIMITS = MediaLimits(
-    allowed_networks=("127.0.0.1",), max_item_bytes=100_000, max_items=4, max_held_bytes=150_000,
+    allowed_networks=("127.0.0.1",), max_item_bytes=100_000, max_items=4, max_held_bytes=250_000,
     read_timeout_s=1.0, total_timeout_s=2.0,
 )  # fmt: skip
 IN_BASE64 = base64.b64encode(PNG).decode()
@@ -225,6 +228,8 @@ async def test_what_is_held_is_given_back_once_a_worker_has_it() -> None:
             tasks.append(asyncio.create_task(rig.chat_json(messages=asking(part))))
             await rig.worker.stream(index)
             await until(lambda: media.held_bytes == 0)
+        # Nor is the text of which the bytes were made.
+        assert not [one for one in gc.get_objects() if isinstance(one, MediaSource | ImageUrlPart)]
         go_on.set()
         assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200]
 

@@ -67,7 +67,8 @@ async def test_all_forms_are_read_in_the_order_of_the_request() -> None:
                     MediaKind.AUDIO, MediaForm.WAV, "a", len(WAV), hashlib.sha256(WAV).digest()
                 ),
             )  # fmt: skip
-            assert read.held_bytes == len(MP4 + PNG + WAV)
+            texts = sum(len(source.text) for source in sources)
+            assert read.held_bytes == len(MP4 + PNG + WAV) + texts
             held.release()
             assert read.held_bytes == len(held.blobs) == 0
         assert read.held_bytes == 0
@@ -145,7 +146,7 @@ async def test_one_request_fetches_four_at_a_time_and_leaving_ends_them() -> Non
 
 async def test_all_requests_share_one_room() -> None:
     sources = [MediaSource(MediaKind.IMAGE, "p", b64(PNG))]
-    tight = replace(LIMITS, max_held_bytes=len(PNG) + 10)
+    tight = replace(LIMITS, max_held_bytes=len(PNG) + len(b64(PNG)) + 10)
     async with reader(tight) as read, read.read(sources) as held:
         with pytest.raises(UnavailableError) as caught:
             async with read.read(sources):
@@ -153,7 +154,7 @@ async def test_all_requests_share_one_room() -> None:
         assert caught.value.code is ErrorCode.QUEUE_FULL
         held.release()
         async with read.read(sources):
-            assert read.held_bytes == len(PNG)
+            assert read.held_bytes == len(PNG) + len(b64(PNG))
 
 
 async def test_the_loop_has_its_turn_while_much_is_decoded() -> None:
