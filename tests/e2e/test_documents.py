@@ -169,8 +169,16 @@ def first_media(asked: Asked) -> str | None:
 
 
 def check_media_is_refused(reply: Reply, path: str) -> None:
-    """Media come in a later step; until then they are refused by name."""
+    """The documents' media are no media (`iVBORw0...`, `https://example.com/clip.mp4`), and these
+    models take text only: their forms are known, and the refusal names the part."""
     assert reply.status == 400, reply
+    assert reply.json["error"]["code"] in (
+        "invalid_media",
+        "media_not_fetched",
+        "unsupported_value",
+    )
+    # The form itself is accepted.
+    assert not reply.json["error"]["param"].endswith(".type")
     assert reply.json["error"]["param"].startswith(path), reply.json
 
 
