@@ -52,8 +52,8 @@ class ServerConfig(Section):
     """Web pages and apps that may use lmx from a browser, beside its own:
     `https://app.example.com`, `http://localhost:*`, `app://*`, or `"*"` for all."""
     body_limit_bytes: Annotated[Size, Needs.ROUTER] = ByteSize(32 * 1024**2)
-    """A larger body of a request is refused with a 413. An image, a sound or a video in a body takes
-    four bytes for three of its own; one that is fetched from a URL is not counted here."""
+    """A larger body of a request is refused with a 413. An image, a sound or a video in a body
+    takes four bytes for three of its own; one that is fetched from a URL is not counted here."""
     max_requests: Annotated[int, Needs.ROUTER] = Field(2048, ge=1, le=100_000)
     """How many requests are answered at the same time, for all models together. One more is refused
     with a 429."""
