@@ -17,6 +17,7 @@ from lmx.supervisor.memory.inspection import ModelFacts, Question
 from lmx.supervisor.state.home import Home
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.media_needs import media_needs
 
 pytestmark = pytest.mark.engine
 
@@ -58,6 +59,26 @@ def test_one_whose_processor_hears_nothing(tmp_path: Path) -> None:
     assert needs is not None
     assert needs.kinds == {MediaKind.IMAGE}
     assert needs.sample_rate_hz is None
+
+
+class OneSound:
+    """A processor that says nothing of several sounds, or of their rate."""
+
+    def __call__(self, text: str, images: object = None, audios: object = None) -> None: ...
+
+
+def test_how_many_items_a_model_takes() -> None:
+    kinds = frozenset(MediaKind)
+    found = media_needs(OneSound(), "qwen3_vl", kinds)
+    assert found is not None
+    assert found.kinds == {MediaKind.IMAGE, MediaKind.AUDIO}
+    assert found.max_items == {MediaKind.AUDIO: 1}
+    assert found.sample_rate_hz == 16_000
+    assert not found.hears_video
+    found = media_needs(OneSound(), "paligemma", frozenset({MediaKind.IMAGE}))
+    assert found is not None
+    assert found.max_items == {MediaKind.IMAGE: 1}
+    assert media_needs(OneSound(), "paligemma", frozenset({MediaKind.VIDEO})) is None
 
 
 def worker_says(folder: Path) -> MediaNeeds | None:

@@ -134,6 +134,20 @@ def _idefics_files(name: str) -> dict[str, dict[str, Any]]:
 
 
 FAMILIES: dict[str, Family] = {
+    "aya_vision": Family(
+        {"image": "<image>"},
+        ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>",
+         "TILE_1", "TILE_2", "TILE_GLOBAL"),
+        {"image_token_index": "<|IMG_PATCH|>", "image_token_id": "<|IMG_PATCH|>"},
+        config={"downsample_factor": 2, "vision_config": {"image_size": 56}},
+        files={
+            "preprocessor_config.json": {
+                "image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True,
+                "processor_class": "AyaVisionProcessor", "max_patches": 2, "min_patches": 1,
+                "image_mean": _HALVES, "image_std": _HALVES, "size": {"height": 56, "width": 56}},
+            "processor_config.json": {
+                "processor_class": "AyaVisionProcessor", "patch_size": 14, "img_size": 56,
+                "downsample_factor": 2}}),
     "gemma3": Family(
         {"image": "<start_of_image>"}, tuple(_GEMMA_NAMES.values())[:3],
         {"image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>",
@@ -213,6 +227,20 @@ FAMILIES: dict[str, Family] = {
                 "processor_class": "InternVLProcessor"},
             "processor_config.json": {
                 "processor_class": "InternVLProcessor", "image_seq_length": 4}}),
+    "internvl_chat": Family(
+        {"image": "<image>"}, ("<img>", "</img>", "<IMG_CONTEXT>", "<image>"),
+        {"image_token_index": "<IMG_CONTEXT>"},
+        config={"downsample_ratio": 0.5, "max_dynamic_patch": 2,
+                "vision_config": {"image_size": 56}},
+        files={"preprocessor_config.json": {"size": 56}}),
+    "kimi_vl": Family(
+        {"image": "<|media_start|><|media_pad|><|media_end|>"},
+        ("<|media_start|>", "<|media_pad|>", "<|media_end|>", "<|im_assistant|>"),
+        {"media_placeholder_token_id": "<|media_pad|>", "image_token_index": "<|media_pad|>"},
+        files={"preprocessor_config.json": {
+            "image_processor_type": "KimiVLImageProcessor", "processor_class": "KimiVLProcessor",
+            "patch_size": 14, "in_token_limit": 64, "merge_kernel_size": [2, 2],
+            "image_mean": _HALVES, "image_std": _HALVES}}),
     "lfm2_vl": Family(
         {"image": "<image>"},
         (*_LFM_NAMES.values(), "<|img_row_1_col_1|>", "<|img_row_1_col_2|>", "<|img_row_2_col_1|>",
@@ -256,7 +284,14 @@ FAMILIES: dict[str, Family] = {
         _QWEN_PLACES, _QWEN_TOKENS, _QWEN_IDS,
         config={"vision_config": {"window_size": 56, "tokens_per_second": 2}},
         files=_qwen_files("Qwen2_5_VLProcessor")),
+    "qwen2_vl": Family(
+        _QWEN_PLACES, _QWEN_TOKENS, _QWEN_IDS, config={"vision_config": {"hidden_size": 64}},
+        files=_qwen_files("Qwen2VLProcessor")),
     "qwen3_5": Family(
+        _QWEN_PLACES, _QWEN_TOKENS, _QWEN_IDS,
+        config={"vision_config": {"patch_size": 16, "spatial_patch_size": 16}},
+        files=_qwen_files("Qwen3VLProcessor", 16)),
+    "qwen3_5_moe": Family(
         _QWEN_PLACES, _QWEN_TOKENS, _QWEN_IDS,
         config={"vision_config": {"patch_size": 16, "spatial_patch_size": 16}},
         files=_qwen_files("Qwen3VLProcessor", 16)),
