@@ -91,8 +91,8 @@ class WorkerStream:
             self._deltas.append(delta)
 
     def deliver(self) -> bool:
-        """Pass on what was fed. Return whether the sink has delivered it: then the
-        worker may get its credit back."""
+        """Pass on what was fed. Return whether the sink has delivered it: then the worker may get
+        its credit back."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return False  # The handler is busy, or about to take it with what has woken it.

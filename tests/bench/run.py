@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, sampling.
+stall, sampling, relay.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import bench_host
 import bench_prefix
 import bench_prefix_files
+import bench_relay
 import bench_sampling
 import bench_stall
 import bench_throughput
@@ -29,6 +30,7 @@ BENCHES = {
     "prefix-files": bench_prefix_files.measure,
     "stall": bench_stall.measure,
     "sampling": bench_sampling.measure,
+    "relay": bench_relay.measure,
 }
 AMPLE_MEMORY_BYTES = 64 << 30
 
