@@ -36,10 +36,10 @@ _TEXT = (
     "1.5 ms in the router, is in the figures of its 400 tokens.\n\n"
     "Where the router's time goes, by py-spy at 64 streams: 40 % is the write to the client's "
     "socket, nearly all of it the kernel's. Reading the worker's message (msgpack, and a check of "
-    "each field) takes 15 %, giving credit back and waking zmq's thread for it 15 % (with other "
-    "programs on both cores: it is mostly a wait), the event's text and its chunk 15 %, keeping "
-    "the answer and its times for the job 5 %, and the event loop, the receiving from zmq and the "
-    "requests the rest.\n\n"
+    "each field) takes 15 %, giving credit back 15 % (these are samples of time, and mostly a wait "
+    "until zmq's thread is awake: eight times fewer such messages took 7 % off the processor "
+    "time), the event's text and its chunk 15 %, keeping the answer and its times for the job 5 %, "
+    "and the event loop, the receiving from zmq and the requests the rest.\n\n"
     "The limit of one event loop is the last column: so many events a second fill it. The floor is "
     "the kernel's: a stream is a connection, so each step has a write for each stream, at 7 us on "
     "this machine. uvloop was tried and is not used: it took 0 to 4 % off at 32 and 64 streams, "
@@ -74,7 +74,7 @@ def measure(_model: Path) -> Section:
     rows = [["load", *_FIGURES]]
     for case in CASES:
         names = [f"{case.name}: {figure}" for figure in _FIGURES]
-        rows.append([case.name, *(f"{_median(turns, name):.1f}" for name in names)])
+        rows.append([case.name, *(f"{_median(turns, name):.6g}" for name in names)])
         print(*rows[-1], flush=True)
     return Section("What a token costs between the engine and the client", _TEXT, rows)
 
