@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmx.worker.templates.history import Message
+from lmx.worker.templates.history import Message, joined
 
 
 def with_tools_in_words(
@@ -25,16 +25,16 @@ def with_tools_in_words(
     result: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            shown = joined("<tool_response>\n", message["content"], "\n</tool_response>")
             if result and result[-1].get("tool_result"):
-                result[-1]["content"] += "\n" + text
+                result[-1]["content"] = joined(result[-1]["content"], "\n", shown)
             else:
-                result.append({"role": "user", "content": text, "tool_result": True})
+                result.append({"role": "user", "content": shown, "tool_result": True})
         elif "tool_calls" in message:
-            calls = [_call(call["function"]) for call in message["tool_calls"]]
-            texts = [message["content"], *calls] if message["content"] else calls
+            calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
             kept = {key: value for key, value in message.items() if key != "tool_calls"}
-            result.append(kept | {"content": "\n".join(texts)})
+            content = joined(kept["content"], "\n", calls) if kept["content"] else calls
+            result.append(kept | {"content": content})
         else:
             result.append(dict(message))
     for message in result:
@@ -53,7 +53,8 @@ def _instructed(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> 
         "Answer in plain words when no function is needed."
     )
     if messages and messages[0]["role"] == "system":
-        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}".lstrip()}
+        said = messages[0]["content"]
+        first = messages[0] | {"content": joined(said, f"\n\n{text}") if said else text}
         return [first, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 

@@ -44,6 +44,20 @@ def for_template(messages: Sequence[Mapping[str, Any]], form: HistoryForm) -> li
     return result
 
 
+def joined(*contents: Any) -> Any:
+    """Return the contents of messages one behind the other: as a text, or, if one of them has parts
+    that are no text, as a list of parts."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(contents)
+    parts: list[Any] = []
+    for content in contents:
+        if not isinstance(content, str):
+            parts += content
+        elif content:
+            parts.append({"type": "text", "text": content})
+    return parts
+
+
 def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the arguments of calls as JSON text: some templates want that."""
     return [

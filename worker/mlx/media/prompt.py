@@ -4,6 +4,7 @@ Prompt thread only."""
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,17 +71,20 @@ class MediaPrompts:
         """Return the tokens of a prompt, of which ``text`` is what the template has made, and what
         its media are.
 
-        Raises :class:`RequestError` if the text has not one place for each of them, in their order;
-        for one that the processor refuses; and if there is not one placeholder for each part of
+        Raises :class:`RequestError` if the text has not one place for each of them; for one that
+        the processor refuses; and if there is not one placeholder for each part of
         what was seen or heard.
         """
         found = list(self._places(text, {kind_of(one) for one in media}))
-        if [place.kind for place in found] != [kind_of(one) for one in media]:
+        # Some templates show the pictures of a message before its sounds, wherever they stand.
+        waiting = {kind: deque(own) for kind, own in _by_kind(media).items()}
+        if Counter(place.kind for place in found) != Counter(map(kind_of, media)):
             raise _misplaced(len(media), len(found))
         done: list[Processed] = []
         pieces = []
         end = 0
-        for number, (place, one) in enumerate(zip(found, media, strict=True), 1):
+        for place in found:
+            number, one = waiting[place.kind].popleft()
             processed = self._process(number, place.kind, one)
             pieces += [text[end : place.begin], self._decode(processed)]
             done.append(processed)
@@ -160,6 +164,14 @@ class MediaPrompts:
                 for kind, each, token_places, end in zip(kinds, done, own, ends, strict=True)
             )
         )
+
+
+def _by_kind(media: Sequence[Media]) -> dict[MediaKind, list[tuple[int, Media]]]:
+    """Return the media of each kind in their order, with their numbers among all of them."""
+    found: dict[MediaKind, list[tuple[int, Media]]] = {}
+    for number, one in enumerate(media, 1):
+        found.setdefault(kind_of(one), []).append((number, one))
+    return found
 
 
 _NOUNS = {

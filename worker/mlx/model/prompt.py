@@ -14,7 +14,7 @@ from lmx.worker.formats.families.table import family_of
 from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.hermes import with_tools_in_words
-from lmx.worker.templates.history import Message, for_template, with_text_arguments
+from lmx.worker.templates.history import Message, for_template, joined, with_text_arguments
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
@@ -120,7 +120,7 @@ class PromptEncoder:
         return self._media
 
     def _render_continued(self, source: PromptSource, messages: Sequence[Mapping[str, Any]]) -> str:
-        last = {**messages[-1], "content": f"{messages[-1]['content']}{_CUT}"}
+        last = {**messages[-1], "content": joined(messages[-1]["content"], _CUT)}
         text = self._render(source, [*messages[:-1], last])
         kept, cut, _ = text.rpartition(_CUT)
         if not cut:

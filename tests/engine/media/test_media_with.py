@@ -1,0 +1,125 @@
+"""Rows with pictures together with what else the engine does: guesses, searches, rounded keys,
+prompts on disk, media of several kinds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from engine_rig import spec_of
+from media_check import picture
+from media_families import FAMILIES
+from media_models import make_media_model
+from seeing_rig import Seeing
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
+from lmx.worker.engine import BeamSearch, PromptSource
+from lmx.worker.mlx.media.spans import MediaSpans
+
+pytestmark = pytest.mark.engine
+
+WHAT = "What is in the image? What is in the image?"
+MEMORY = PrefixCacheSpec(1 << 28, None, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_media_model(tmp_path_factory.mktemp("models") / "qwen3_vl", "qwen3_vl")
+
+
+def tokens_of(folder: Path, **options: Any) -> list[list[int]]:
+    """Return what two rows with pictures and one without make, the second time from the cache."""
+    engine = Seeing(spec_of(folder, prefix_cache=MEMORY, **options))
+    made = []
+    for _ in range(2):
+        rows = [
+            engine.ask(engine.prompt(WHAT, picture(1))),
+            engine.ask(engine.prompt(WHAT, picture(2, 90, 90), picture(1))),
+            engine.admit("just text"),
+        ]
+        engine.finish()
+        assert not engine.failed
+        made += [engine.tokens[row] for row in rows]
+    return made
+
+
+def test_guesses_and_rows_that_leave_change_nothing(folder: Path) -> None:
+    plain = tokens_of(folder)
+    assert plain[:3] == plain[3:]
+    assert tokens_of(folder, speculation=SpeculationSpec(max_rows=4)) == plain
+
+
+def test_rounded_keys_are_those_of_the_whole_prompt(tmp_path: Path) -> None:
+    family = FAMILIES["mistral3"]
+    # Keys are rounded in groups of 32 numbers at least.
+    wide = {**family.config, "text_config": {"head_dim": 32}}
+    with mock.patch.dict(FAMILIES, {"mistral3": replace(family, config=wide)}):
+        folder = make_media_model(tmp_path / "wide", "mistral3")
+    made = tokens_of(folder, kv_bits=8)
+    assert made[:3] == made[3:]
+
+
+def test_a_search_finds_what_one_beam_finds(folder: Path) -> None:
+    engine = Seeing(spec_of(folder))
+    prompt = engine.prompt(WHAT, picture(3))
+    greedy = engine.ask(prompt, 5)
+    search = engine.ask(prompt, 5, beam=BeamSearch(1, 1.0, frozenset()))
+    wide = engine.ask(prompt, 5, beam=BeamSearch(3, 1.0, frozenset()))
+    engine.finish()
+    assert not engine.failed
+    assert list(engine.found[search][0].tokens) == engine.tokens[greedy]
+    assert engine.found[wide][0].score >= engine.found[search][0].score
+
+
+def test_a_picture_is_found_on_disk_and_no_other(folder: Path, tmp_path: Path) -> None:
+    disk = PrefixCacheSpec(1 << 28, str(tmp_path / "prefixes"), 1 << 28)
+    before = "These are two pictures."
+    engine = Seeing(spec_of(folder, prefix_cache=disk))
+    prompt = engine.prompt(WHAT, picture(4, 128, 128), before=before)
+    row = engine.ask(prompt, 3)
+    engine.finish()
+    engine.resident.close()
+    again = Seeing(spec_of(folder, prefix_cache=disk))
+    same = again.ask(again.prompt(WHAT, picture(4, 128, 128), before=before), 3)
+    other = again.ask(again.prompt(WHAT, picture(5, 128, 128), before=before), 3)
+    again.finish()
+    assert again.tokens[same] == engine.tokens[row]
+    assert again.started[same].cached_tokens == len(prompt.tokens) - 1
+    assert isinstance(prompt.media, MediaSpans)
+    assert again.started[other].cached_tokens == prompt.media.spans[0].start
+    assert again.encoded == 1
+
+
+def test_the_logprobs_of_a_prompt_are_those_of_the_whole(folder: Path) -> None:
+    engine = Seeing(spec_of(folder, prefix_cache=MEMORY))
+    prompt = engine.prompt(WHAT, picture(6))
+    row = engine.ask(prompt, 1, prompt_logprobs=0)
+    engine.finish()
+    assert len(engine.started[row].prompt_scores) == len(prompt.tokens) - 1
+
+
+def test_what_the_model_can_not_place_is_refused(folder: Path) -> None:
+    engine = Seeing(spec_of(folder))
+    picture_part = {"type": "image", "media": 0}
+
+    def refused(content: Any, *, pictures: int = 1) -> RequestError:
+        source = PromptSource(
+            messages=[{"role": "user", "content": content}],
+            media=[picture(place) for place in range(pictures)],
+        )
+        with pytest.raises(RequestError) as caught:
+            engine.generator.encode(source)
+        return caught.value
+
+    own = refused([{"type": "text", "text": "<|image_pad|> is a token"}, picture_part])
+    assert own.code is ErrorCode.INVALID_VALUE and "the model's own tokens" in own.message
+    missing = refused([picture_part, {"type": "text", "text": "a"}], pictures=2)
+    assert missing.code is ErrorCode.INVALID_VALUE
+    thin = PromptSource(
+        messages=[{"role": "user", "content": [picture_part, {"type": "text", "text": "a"}]}],
+        media=[picture(1, 1, 900)],
+    )
+    with pytest.raises(RequestError, match="image 1 of the request"):
+        engine.generator.encode(thin)
