@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -46,6 +47,8 @@ class Forward:
         """How keys and values are stored. None: as the model computes them."""
         self.tap: HiddenTap | None = None
         """Where hidden states are heard, if somebody wants them."""
+        self.early_start: AbstractContextManager[None] | None = None
+        """Is entered while the decode step of several rows is described, if there is one."""
         self._blocks = BlockTap(model)
         self.whole_spans = sees_both_ways(self.language_model)
         """Whether the tokens of a picture must be processed in one forward pass."""
@@ -113,9 +116,11 @@ class Forward:
     ) -> mx.array:
         """Return the logits after each of ``tokens`` [rows, tokens]."""
         self.active.adapter_id = self.adapter
-        if rope_deltas is None:
-            return _logits(self.language_model(tokens, cache=cache))
-        return _logits(self.language_model(tokens, cache=cache, rope_deltas=rope_deltas))
+        arguments = {} if rope_deltas is None else {"rope_deltas": rope_deltas}
+        if self.early_start is None or tokens.shape[0] == 1:
+            return _logits(self.language_model(tokens, cache=cache, **arguments))
+        with self.early_start:
+            return _logits(self.language_model(tokens, cache=cache, **arguments))
 
     def listen(self, run: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
         """Return what ``run`` returns, and the hidden states [rows, tokens, width] of the forward

@@ -35,7 +35,7 @@ class HiddenTap:
         self._heard: list[list[mx.array]] | None = None
         self._modules = len(modules)
         for place, module in enumerate(modules):
-            _wrap(module, partial(self._hear, place))
+            wrap_call(module, partial(self._hear, place))
 
     @contextmanager
     def listening(self) -> Iterator[Callable[[], mx.array]]:
@@ -83,7 +83,8 @@ def _trunk(language_model: Any) -> Any:
     raise ValueError(f"the model's layers are not in {', '.join(_TRUNKS)}")
 
 
-def _wrap(module: Any, hear: Callable[[Any], None]) -> None:
+def wrap_call(module: Any, hear: Callable[[Any], None]) -> Callable[[], None]:
+    """Let ``hear`` be called with all that a module returns; return the function that ends this."""
     plain = type(module)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,8 +92,12 @@ def _wrap(module: Any, hear: Callable[[Any], None]) -> None:
         hear(output)
         return output
 
+    def end() -> None:
+        module.__class__ = plain
+
     # Python looks a call up in the class. Attributes and weights stay as they are.
     module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    return end
 
 
 def _joined(outputs: Sequence[mx.array]) -> mx.array:
