@@ -79,22 +79,22 @@ agents: install ## a coding agent's session of 40 turns: what of its prompts is 
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py
 
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
-	@PYTHONPATH=tests/bench:tests/support/models $(BIN)/python tests/bench/run.py
+	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/run.py
 
 bench-memory: install ## measure what models take beside what they are estimated at, for docs/memory.md (CPU, OpenBLAS)
-	@PYTHONPATH=tests/bench:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
+	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@$(BIN)/python tests/bench/bench_relay.py $(AGAINST)
 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
-	@$(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
+	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_mixed.py $(AGAINST)
 
 bench-lanes: install ## decoding of rows of one length, and of short ones beside a long one; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/support/models:tests/support/rigs $(BIN)/python tests/bench/bench_lanes.py $(AGAINST)
+	@PYTHONPATH=tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_lanes.py $(AGAINST)
 
 bench-host: install ## processor time of the engine's thread in a step; AGAINST=another checkout, in turns
-	@PYTHONPATH=tests/bench:tests/support/models $(BIN)/python tests/bench/bench_host.py $(AGAINST)
+	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_host.py $(AGAINST)
 
 docs: install ## write into the documents what the code says of each field and key
 	@$(BIN)/python docs/generate.py

@@ -8,26 +8,22 @@ counted, and other programs hardly change these figures. ``make bench-host`` mea
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from checkouts import ROOT, asked, in_turns, measured_one
 from report import Section
 
-ROOT = Path(__file__).resolve().parents[2]
 TURNS = 3
 ROWS = (1, 8, 32)
 PROMPT_TOKENS = 1000
 WARM_UP_STEPS = 20
 STEPS = 100
-_ONE = "--one"
 _ENDLESS = 1_000_000
 _THIN: Final[Mapping[str, Any]] = {
     "hidden_size": 32,
@@ -54,12 +50,11 @@ _WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def main() -> None:
     """Print milliseconds in a step, of this checkout and of others."""
-    if sys.argv[1:2] == [_ONE]:
-        print(json.dumps(_measure_checkout(Path(sys.argv[2]))))
+    if measured_one(_measure_checkout):
         return
     from run import demo_model
 
-    section = _measured(demo_model(), [ROOT, *(Path(name).resolve() for name in sys.argv[1:])])
+    section = _measured(demo_model(), asked())
     for row in section.rows:
         print("  ".join(cell.ljust(18) for cell in row))
 
@@ -73,12 +68,9 @@ def measure(model: Path) -> Section:
 
 
 def _measured(model: Path, checkouts: Sequence[Path]) -> Section:
-    found: dict[Path, list[dict[str, float]]] = {checkout: [] for checkout in checkouts}
     with tempfile.TemporaryDirectory() as folder:
         thin = _make_thin(model, Path(folder) / "thin")
-        for _ in range(TURNS):
-            for checkout in checkouts:
-                found[checkout].append(_one(checkout, thin))
+        found = in_turns(__file__, checkouts, TURNS, thin)
     medians = [
         {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
         for turns in found.values()
@@ -121,23 +113,6 @@ def _make_thin(model: Path, folder: Path) -> Path:
     }
     mx.save_safetensors(str(folder / "model.safetensors"), arrays, {"format": "mlx"})
     return folder
-
-
-def _one(checkout: Path, model: Path) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as packages:
-        (Path(packages) / "lmx").symlink_to(checkout)
-        # The rigs are those of the checkout that is measured: they know its messages.
-        support = checkout / "tests" / "support"
-        search = [packages, str(Path(__file__).parent), *map(str, support.iterdir())]
-        done = subprocess.run(
-            [sys.executable, __file__, _ONE, str(model)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(search)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def _measure_checkout(model: Path) -> dict[str, float]:

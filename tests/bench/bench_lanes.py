@@ -1,108 +1,107 @@
-"""How fast rows decode: rows of one length, and short ones beside a row of 16,000 tokens.
+"""How much a row of 16,000 tokens slows down short ones that decode beside it, and how fast it is.
 
-The model is tiny, so that what the host does shows. ``make bench-lanes`` measures this checkout;
-``AGAINST=FOLDER``, another checkout, is measured in turns with it.
+Two engines with the same tiny model take short turns in one process, so that both see the same
+machine: one decodes short rows alone, the other has the long row beside them. What comes of a turn
+is compared within it, and medians of many turns are given. ``make bench-lanes`` measures this
+checkout; ``AGAINST=FOLDER``, another checkout, is measured in turns with it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-from engine_rig import GREEDY, EngineRunner, spec_of
+from checkouts import asked, in_turns, measured_one
 from tiny_models import make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
-TURNS = 5
-EQUAL_ROWS = (1, 4, 16)
+PROCESSES = 3
+TURNS = 60
+STEPS = 20
+"""In a turn, each engine makes so many tokens of each short row."""
 SHORT_ROWS = 4
 SHORT_TOKENS = 64
 LONG_TOKENS = 16_000
-WARM_UP_STEPS = 20
-STEPS = 300
-_ONE = "--one"
 _ENDLESS = 1_000_000
+_RATIO = "step of short rows: beside the long one / alone"
 
 
 def main() -> None:
-    """Print steps in a second, and by how much a long row slows down the short ones."""
-    if sys.argv[1:2] == [_ONE]:
-        print(json.dumps(_measure(Path(sys.argv[2]))))
+    """Print medians, and between what the middle half of all turns is."""
+    if measured_one(_measure):
         return
-    checkouts = [ROOT, *(Path(folder).resolve() for folder in sys.argv[1:])]
-    found: dict[Path, list[dict[str, float]]] = {checkout: [] for checkout in checkouts}
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "model", "llama")
-        for _ in range(TURNS):
-            for checkout in checkouts:
-                found[checkout].append(_one(checkout, model))
-    for checkout, turns in found.items():
+        found = in_turns(__file__, asked(), PROCESSES, model)
+    for checkout, processes in found.items():
         print(f"\n{checkout}")
-        for name in turns[0]:
-            values = sorted(turn[name] for turn in turns)
-            median = statistics.median(values)
-            print(f"  {name:45} {median:8.2f}  ({values[0]:.2f} to {values[-1]:.2f})")
+        for name in processes[0]:
+            values = [value for process in processes for value in process[name]]
+            low, middle, high = statistics.quantiles(values, n=4)
+            print(f"  {name:50} {middle:7.2f}  ({low:.2f} to {high:.2f})")
+        middles = [f"{statistics.median(process[_RATIO]):.2f}" for process in processes]
+        print(f"  that ratio in each process: {', '.join(middles)}")
 
 
-def _one(checkout: Path, model: Path) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as packages:
-        (Path(packages) / "lmx").symlink_to(checkout)
-        search = [packages, *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [sys.executable, __file__, _ONE, str(model)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(search)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def _measure(model: Path) -> dict[str, float]:
-    # No prompt is to be held back for the rows that decode.
-    runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
-    figures = {}
-    for rows in EQUAL_ROWS:
-        figures[f"steps/s of {rows} rows"] = 1 / _token_s(runner, rows)
-        runner.clear()
-    alone_s = _token_s(runner, SHORT_ROWS)
-    runner.clear()
-    long = runner.admit([5 + place % 50 for place in range(LONG_TOKENS)], GREEDY, _ENDLESS)
-    _until(runner, lambda: bool(runner.tokens[long]))
-    before = len(runner.tokens[long])
-    beside_s = _token_s(runner, SHORT_ROWS)
-    figures["step of short rows beside a long one / alone"] = beside_s / alone_s
-    figures["tokens of the long row in a step of the short"] = (
-        len(runner.tokens[long]) - before
-    ) / (WARM_UP_STEPS + STEPS)
+def _measure(model: Path) -> dict[str, list[float]]:
+    alone, beside = _Rows(model), _Rows(model)
+    beside.admit([5 + place % 50 for place in range(LONG_TOKENS)])
+    for engine in (alone, beside):
+        for row in range(SHORT_ROWS):
+            engine.admit([6 + row, *range(1, SHORT_TOKENS)])
+    figures: dict[str, list[float]] = {}
+    for turn in range(TURNS + 1):
+        alone_s, _, _ = alone.turn()
+        beside_s, long_s, long_tokens = beside.turn()
+        if turn == 0:
+            continue  # It warms up.
+        for name, value in {
+            "step of short rows alone, ms": 1000 * alone_s / STEPS,
+            _RATIO: beside_s / alone_s,
+            "time of the long row / time of the short": long_s / (beside_s - long_s),
+            "step of the long row, ms": 1000 * long_s / max(1, long_tokens),
+            "tokens of the long row in 100 steps of the short": 100 * long_tokens / STEPS,
+        }.items():
+            figures.setdefault(name, []).append(value)
     return figures
 
 
-def _token_s(runner: EngineRunner, rows: int) -> float:
-    """Return how long each of so many short rows waits for a token."""
-    prompts = [[6 + row, *range(1, SHORT_TOKENS)] for row in range(rows)]
-    row_ids = [runner.admit(prompt, GREEDY, _ENDLESS) for prompt in prompts]
+class _Rows:
+    """An engine with rows that never end."""
 
-    def made() -> int:
-        return min(len(runner.tokens[row_id]) for row_id in row_ids)
+    def __init__(self, model: Path) -> None:
+        from engine_rig import EngineRunner, spec_of
 
-    _until(runner, lambda: made() >= WARM_UP_STEPS)
-    first, began_s = made(), time.perf_counter()
-    _until(runner, lambda: made() >= first + STEPS)
-    return (time.perf_counter() - began_s) / (made() - first)
+        # No prompt is to be held back for the rows that decode.
+        self._runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
+        self._row_ids: list[int] = []
 
+    def admit(self, prompt: Sequence[int]) -> None:
+        """Add a row, and wait until it decodes."""
+        from engine_rig import GREEDY
 
-def _until(runner: EngineRunner, done: Callable[[], bool]) -> None:
-    while not done():
-        runner.step()
+        row_id = self._runner.admit(prompt, GREEDY, _ENDLESS)
+        while not self._runner.tokens[row_id]:
+            self._runner.step()
+        self._row_ids.append(row_id)
+
+    def turn(self) -> tuple[float, float, int]:
+        """Step until the last row has made its tokens of a turn. Returns how long that took, how
+        much of this the steps took in which the first row made a token alone, and how many it
+        made."""
+        first, last = self._row_ids[0], self._runner.tokens[self._row_ids[-1]]
+        until, took_s, first_s, first_tokens = len(last) + STEPS, 0.0, 0.0, 0
+        while len(last) < until:
+            began_s = time.perf_counter()
+            made = self._runner.step().tokens
+            step_s = time.perf_counter() - began_s
+            took_s += step_s
+            if {token.row_id for token in made} == {first}:
+                first_s += step_s
+                first_tokens += 1
+        return took_s, first_s, first_tokens
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from checkouts import asked, in_turns, measured_one
 
-ROOT = Path(__file__).resolve().parents[2]
 TURNS = 2
 DURATION_S = 75
 AGENT_TOKENS = 30_000
 CHATS = 8
 CONTEXT_TOKENS = 65_536
-_ONE = "--one"
 _PERCENTILES = (50, 95, 99)
 
 
@@ -43,15 +40,13 @@ class Seen:
 
 def main() -> None:
     """Print percentiles of the time to the first token and between tokens, in milliseconds."""
-    if sys.argv[1:2] == [_ONE]:
-        print(json.dumps(asyncio.run(_measure(Path(sys.argv[2])))))
+    if measured_one(_measure):
         return
-    checkouts = [ROOT, *(Path(folder).resolve() for folder in sys.argv[1:])]
-    found: dict[Path, dict[str, list[float]]] = {checkout: {} for checkout in checkouts}
-    for _ in range(TURNS):
-        for checkout in checkouts:
-            for name, values in _one(checkout).items():
-                found[checkout].setdefault(name, []).extend(values)
+    found: dict[Path, dict[str, list[float]]] = {}
+    for checkout, turns in in_turns(__file__, asked(), TURNS).items():
+        for turn in turns:
+            for name, values in turn.items():
+                found.setdefault(checkout, {}).setdefault(name, []).extend(values)
     for checkout, seen in found.items():
         print(f"\n{checkout.name}")
         for name, values in seen.items():
@@ -65,19 +60,11 @@ def _percentiles(values: Sequence[float]) -> str:
     return "  ".join(f"p{each} {1000 * cuts[each - 1]:8.1f} ms" for each in _PERCENTILES)
 
 
-def _one(checkout: Path) -> dict[str, list[float]]:
-    python = checkout / ".venv" / "bin" / "python"
-    done = subprocess.run(
-        [python, __file__, _ONE, checkout], stdout=subprocess.PIPE, text=True, check=True
-    )
-    result: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def _measure() -> dict[str, list[float]]:
+    return asyncio.run(_mixed_day())
 
 
-async def _measure(checkout: Path) -> dict[str, list[float]]:
-    # The rig is that of the checkout which is measured: it knows how to start its lmx.
-    support = checkout / "tests" / "support"
-    sys.path[:0] = [str(support), *map(str, support.iterdir())]
+async def _mixed_day() -> dict[str, list[float]]:
     from rig import rig
     from tiny_models import make_tiny_model
 

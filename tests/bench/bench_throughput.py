@@ -33,7 +33,7 @@ class BareLoop:
 
     def __init__(self, model: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "bare_loop.py"), str(model)],
+            [sys.executable, str(Path(__file__).parent / "rigs" / "bare_loop.py"), str(model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,8 +79,8 @@ def measure(model: Path) -> Section:
     return Section(
         "Worker against the bare batch loop",
         "Decode throughput while all rows decode, no end of sequence. The bare loop is mlx-vlm's "
-        "`BatchGenerator` with nothing around it (`tests/bench/bare_loop.py`); the worker is the "
-        "whole process: its sockets, text, and messages included. Both in processes of their "
+        "`BatchGenerator` with nothing around it (`tests/bench/rigs/bare_loop.py`); the worker is "
+        "the whole process: its sockets, text, and messages included. Both in processes of their "
         f"own, in turns, median of {ROUNDS}.",
         _measured(model, FIRST_TOKEN, BATCHES),
     )

@@ -1,7 +1,7 @@
 """Eight models in the memory of three, on a bad day: what must hold whatever happens.
 
 Requests come at random, many more than the models that fit can take; processes crash, abort, hang
-and are killed from outside, loads fail, clients leave. See ``tests/support/rigs/chaos.py``.
+and are killed from outside, loads fail, clients leave. See ``tests/support/faults/chaos.py``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 
 
 @dataclass(frozen=True)
