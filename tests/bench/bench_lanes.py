@@ -18,8 +18,8 @@ from checkouts import asked, in_turns, measured_one
 from tiny_models import make_tiny_model
 
 PROCESSES = 3
-TURNS = 60
-STEPS = 20
+TURNS = 30
+STEPS = 60
 """In a turn, each engine makes so many tokens of each short row."""
 SHORT_ROWS = 4
 SHORT_TOKENS = 64

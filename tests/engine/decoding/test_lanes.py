@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.mlx.decoding import lane_turns
+from lmx.worker.mlx.decoding import lane_turns, lanes
 
 pytestmark = pytest.mark.engine
 
@@ -61,6 +63,28 @@ def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None
         runner.step()
     runner.clear()
     assert runner.generator.step().tokens == []
+
+
+def test_the_longer_rows_pay_for_the_change_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    runner = EngineRunner(spec_of(model, max_decode_stall_s=10))
+    long = runner.admit(LONG, GREEDY, 1000)
+    while not runner.tokens[long]:
+        runner.step()
+    short = runner.admit([4, 5, 6], GREEDY, 1000)
+    # Every step takes a second, and so does the wait for what was drawn ahead.
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    while len(runner.tokens[short]) < 20:
+        runner.step()
+    before = len(runner.tokens[short]), len(runner.tokens[long])
+    while len(runner.tokens[short]) < before[0] + 100:
+        runner.step()
+    made = len(runner.tokens[long]) - before[1]
+    runner.clear()
+    # The two seconds are half of the time that at least four steps take.
+    assert 18 <= made <= 25
 
 
 def test_a_prompt_is_read_though_the_longer_rows_are_always_due(

@@ -2,8 +2,8 @@
 
 Rows of different lengths decode in groups of their own, one after the other. The group of the
 shortest rows is never slowed down by more than a half: all other groups together get a little less
-than half of the time that it takes, because going from one group to another takes time too. Without
-such a limit, one row with a long context would set the pace for all.
+than half of the time that it takes, and the time of the change to them is counted as theirs.
+Without such a limit, one row with a long context would set the pace for all.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ class DecodeLanes:
         self._sampler = sampler
         self._lanes: list[DecodeBatch] = []
         self._turns = LaneTurns()
+        self._change_s = 0.0
+        """How long the last change to a lane of longer rows took, if that lane has not stepped
+        since."""
 
     def __bool__(self) -> bool:
         """Whether a row decodes."""
@@ -93,8 +96,9 @@ class DecodeLanes:
         ahead = lane if stepped == in_turn[:1] else None
         began_s = time.perf_counter()
         if any(other.ahead for other in self._lanes if other is not ahead):
+            # The shortest rows would not have to wait for their tokens if no others had a turn.
             made = self.flush()
-            self._turns.took(in_turn, in_turn[0], time.perf_counter() - began_s)
+            self._change_s = time.perf_counter() - began_s
             return made
         if ahead is not None:
             made = ahead.step()
@@ -102,7 +106,10 @@ class DecodeLanes:
             made = DecodeStep(())
             for each in stepped:
                 made = _both(made, _both(each.step(), each.flush()))
-        self._turns.took(in_turn, lane, time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        if lane is not in_turn[0]:
+            took_s, self._change_s = took_s + self._change_s, 0.0
+        self._turns.took(in_turn, lane, took_s)
         return made
 
     def flush(self) -> DecodeStep:
