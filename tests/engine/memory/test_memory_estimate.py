@@ -25,7 +25,7 @@ def ratio(folder: Path, context_tokens: int) -> float:
     done = subprocess.run(
         [sys.executable, str(BENCH / "bench_memory.py"), str(folder), str(context_tokens), "1"],
         stdout=subprocess.PIPE, text=True, check=True,
-        env=os.environ | {"PYTHONPATH": str(BENCH)},
+        env=os.environ | {"PYTHONPATH": str(BENCH / "rigs")},
     )  # fmt: skip
     print(done.stdout)
     found: float = json.loads(done.stdout)["ratio"]
