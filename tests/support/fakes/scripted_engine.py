@@ -20,6 +20,7 @@ Options (``engine_options``), all optional:
                       shrinking takes half of that back
     context_length    tokens (bytes of the messages, see below); the spec's, else 4096
     step_s            of rows that name none; 0
+    media             true: it takes images, sounds and videos, and hears videos
     children          true: the load starts two processes that ignore SIGTERM and never end, one
                       of them in a session of its own
 
@@ -75,7 +76,7 @@ from lmx.protocol.messages.tasks import (
     Tokenize,
     Tokenized,
 )
-from lmx.protocol.states import LoadPhase, StructureKind, ToolChoice
+from lmx.protocol.states import LoadPhase, MediaKind, StructureKind, ToolChoice
 from lmx.worker.engine import (
     ConstraintMaker,
     ConstraintSource,
@@ -92,6 +93,7 @@ from lmx.worker.engine import (
     StepOutput,
     TokenScores,
 )
+from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.schemas.form import schema_forms
 
@@ -100,6 +102,7 @@ __all__ = ["ScriptedEngine", "create", "estimate", "load"]
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 _CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(9999)"
+_MEDIA = MediaNeeds(frozenset(MediaKind), sample_rate_hz=16_000, hears_video=True)
 _EOS = 0
 _RAISES = 1
 _CHUNK_S = 0.05
@@ -212,6 +215,7 @@ class ScriptedEngine:
             tool_parser="json_tools",
             converses=True,
             adapters=dict.fromkeys(self._adapters),
+            media=_MEDIA if self._options.get("media") else None,
         )
 
     def engine(self) -> Engine:
