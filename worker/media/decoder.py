@@ -41,9 +41,11 @@ _AT_REST_BYTES: Final = 128 << 20
 
 _NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
 
-_PASSED_ON: Final = ("DYLD_", "LANG", "LC_", "LD_", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV")
-"""How the variables begin that a Python program needs. The others, which may be secrets, stay where
-no file of a stranger is read."""
+_PASSED_ON: Final = (
+    *("DYLD_", "LANG", "LC_", "LD_", "LMX_HOME", "PATH", "PYTHON", "TMPDIR", "VIRTUAL_ENV"),
+)
+"""How the variables begin that a Python program needs, and the one that tells whose process it is.
+The others, which may be secrets, stay where no file of a stranger is read."""
 
 
 class MediaDecoder:
