@@ -133,6 +133,18 @@ def _idefics_files(name: str) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def _clip_files(processor: str, images: str, **more: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": images, "processor_class": processor, "image_mean": _HALVES,
+            "image_std": _HALVES, "size": {"height": 28, "width": 28},
+            "crop_size": {"height": 28, "width": 28}} | more,
+        "processor_config.json": {
+            "processor_class": processor, "patch_size": 14, "image_token": "<image>",
+            "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    }  # fmt: skip
+
+
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(
         {"image": "<image>"},
@@ -335,3 +347,26 @@ FAMILIES: dict[str, Family] = {
         config={"scale_factor": 2, "vision_config": {"image_size": 56}},
         files=_idefics_files("SmolVLM")),
 }  # fmt: skip
+"""By name; lmx is right with all that they take."""
+
+WRONG_ALONE: dict[str, Family] = {
+    "glm4v": Family(
+        {"image": "<|begin_of_image|><|image|><|end_of_image|>",
+         "video": "<|begin_of_video|><|video|><|end_of_video|>"},
+        ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>",
+         "<|begin_of_video|>", "<|end_of_video|>"),
+        {"image_token_id": "<|image|>", "video_token_id": "<|video|>",
+         "image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>",
+         "video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
+        files={"preprocessor_config.json": {
+            "image_processor_type": "Glm4vImageProcessor", "processor_class": "Glm4vProcessor",
+            "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "image_mean": _HALVES,
+            "image_std": _HALVES, "size": {"shortest_edge": 784, "longest_edge": 12544}}}),
+    "llava_next": Family(
+        {"image": "<image>"}, ("<image>",), {"image_token_index": "<image>"},
+        config={"vision_feature_layer": -2, "vision_feature_select_strategy": "default",
+                "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
+        files=_clip_files("LlavaNextProcessor", "LlavaNextImageProcessor",
+                          image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]])),
+}  # fmt: skip
+"""Those of which mlx-vlm's own class makes something wrong."""

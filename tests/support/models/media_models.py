@@ -15,7 +15,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from media_families import FAMILIES, FIRST_MEDIA_TOKEN
+from media_families import FAMILIES, FIRST_MEDIA_TOKEN, WRONG_ALONE
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.gemma3n import vision as mobilenet
 from mlx_vlm.models.gemma4 import processing_gemma4
@@ -49,7 +49,7 @@ _FRAMES_A_SECOND: Final = 1000
 
 def make_media_model(folder: Path, family: str) -> Path:
     """Write a model into ``folder``, and return that."""
-    own = FAMILIES[family]
+    own = (FAMILIES | WRONG_ALONE)[family]
     model_type = own.model_type or family
     numbers = {token: FIRST_MEDIA_TOKEN + place for place, token in enumerate(own.tokens)}
     config = seeing_config(model_type) if model_type in SEEING else {}
