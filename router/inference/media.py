@@ -32,7 +32,7 @@ def generation(
 async def _with_media(
     services: Services, model: ModelView, generate: Generate, sources: list[MediaSource]
 ) -> AsyncIterator[Source]:
-    async with services.media.read(sources) as held:
+    async with services.media.read(sources, generate.owner) as held:
         asked = replace(generate, media=held.items)
         async with services.dispatcher.generate(model, asked, held.blobs) as begun:
             # It was accepted, so that it is never sent again, and no other model is tried.

@@ -28,6 +28,7 @@ from lmx.router.media.resolver import (
     interface_networks,
 )
 from lmx.router.media.room import MediaShare
+from lmx.router.media.turns import FetchTurns
 
 MOST_REDIRECTS: Final = 5
 
@@ -58,18 +59,19 @@ class Fetcher:
             lookup or self._system_lookup or SystemLookup(),
             own_networks,
         )
-        self._turns = asyncio.Semaphore(limits.max_fetches)
+        self._turns = FetchTurns(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
 
-    async def fetch(self, url: str, param: str, share: MediaShare) -> bytes:
-        """Return what a URL leads to. ``share`` grows with each piece that comes.
+    async def fetch(self, url: str, param: str, share: MediaShare, owner: str = "") -> bytes:
+        """Return what a URL leads to. ``share`` grows with each piece that comes. ``owner`` names
+        the client whose turn it is.
 
         Raises :class:`RequestError` that names ``param``: MEDIA_NOT_FETCHED, MEDIA_TOO_LARGE or
         MEDIA_TIMEOUT. Raises QUEUE_FULL if the router holds too many media.
         """
         total_s = self._limits.total_timeout_s
         try:
-            async with asyncio.timeout(total_s), self._turns:
+            async with asyncio.timeout(total_s), self._turns.one(owner):
                 return await self._follow(url, param, share)
         except aiohttp.ConnectionTimeoutError as error:
             raise _late(param, f"was not connected in {self._limits.connect_timeout_s:g} s") from (

@@ -70,9 +70,12 @@ class MediaReader:
             origin_of(source)
 
     @asynccontextmanager
-    async def read(self, sources: Sequence[MediaSource]) -> AsyncIterator[HeldMedia]:
-        """Hold the media of one request within the block. What of them stands in the request itself
-        is held twice, and counted twice: as text, for another attempt, and as bytes.
+    async def read(
+        self, sources: Sequence[MediaSource], owner: str = ""
+    ) -> AsyncIterator[HeldMedia]:
+        """Hold the media of one request, which is that of ``owner``, within the block. What of them
+        stands in the request itself is held twice, and counted twice: as text, for another attempt,
+        and as bytes.
 
         Leaving it while they are read ends what is under way. Raises :class:`RequestError` that
         names the part, and QUEUE_FULL.
@@ -80,7 +83,9 @@ class MediaReader:
         with self._room.one() as share:
             share.grow(sum(len(source.text) for source in sources))
             turns = asyncio.Semaphore(_AT_A_TIME)
-            tasks = [asyncio.create_task(self._one(source, share, turns)) for source in sources]
+            tasks = [
+                asyncio.create_task(self._one(source, share, turns, owner)) for source in sources
+            ]
             try:
                 read = await asyncio.gather(*tasks)
             finally:
@@ -95,11 +100,11 @@ class MediaReader:
             yield held
 
     async def _one(
-        self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore
+        self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore, owner: str
     ) -> tuple[MediaItem, bytes]:
         async with turns:
             if origin_of(source) is Origin.URL:
-                content = await self._fetcher.fetch(source.text, source.param, share)
+                content = await self._fetcher.fetch(source.text, source.param, share, owner)
             else:
                 content = await self._decode(source, share)
             form = told_form(content, source.kind, source.param)

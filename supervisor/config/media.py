@@ -50,7 +50,8 @@ class MediaConfig(Section):
     """The media of all requests that the router holds at a time, until their workers have them.
     A request for which there is no room gets a 429."""
     max_fetches: Annotated[int, Needs.ROUTER] = Field(16, ge=1, le=256)
-    """How many media are fetched at a time, for all requests. Others wait."""
+    """How many media are fetched at a time, for all requests; half as many for one client. Others
+    wait."""
     connect_timeout_s: Annotated[Seconds, Needs.ROUTER] = 5.0
     """The longest time for finding a server's address and connecting to it."""
     read_timeout_s: Annotated[Seconds, Needs.ROUTER] = 10.0

@@ -338,9 +338,28 @@ async def test_only_a_few_are_fetched_at_a_time() -> None:
     async with hostile_server() as server, fetcher(replace(LIMITS, max_fetches=2)) as made:
         server.answers["/"] = slowly
         with MediaRoom(1000).one() as share:
-            fetches = [made.fetch(f"{server.url}/", "p", share) for _ in range(6)]
+            fetches = [made.fetch(f"{server.url}/", "p", share, str(of)) for of in range(6)]
             assert await asyncio.gather(*fetches) == [BODY] * 6
     assert most == 2
+
+
+async def test_one_client_takes_half_of_the_turns_and_no_more() -> None:
+    async with hostile_server() as server, fetcher(replace(LIMITS, max_fetches=4)) as made:
+        server.answers["/slow"] = silence
+        server.answers["/"] = answer(BODY)
+        with MediaRoom(1000).one() as share:
+            slow = [
+                asyncio.create_task(made.fetch(f"{server.url}/slow", "p", share, "a"))
+                for _ in range(6)
+            ]
+            await until(lambda: server.open_connections == 2)
+            assert await made.fetch(f"{server.url}/", "p", share, "b") == BODY
+            assert server.paths() == ["/slow", "/slow", "/"]
+            for task in slow:
+                task.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+            assert await made.fetch(f"{server.url}/", "p", share, "a") == BODY
+            assert made._turns._owners == {}
 
 
 async def test_waiting_for_a_turn_takes_of_the_time() -> None:
