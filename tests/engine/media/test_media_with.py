@@ -1,14 +1,16 @@
 """Rows with pictures together with what else the engine does: guesses, searches, rounded keys,
 prompts on disk, media of several kinds."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from engine_rig import spec_of
-from media_check import picture
+from media_check import MediaModel, picture, sound, video
 from media_families import FAMILIES
 from media_models import make_media_model
 from seeing_rig import Seeing
@@ -16,6 +18,8 @@ from seeing_rig import Seeing
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.worker.engine import BeamSearch, PromptSource
+from lmx.worker.media.values import Media, Video
+from lmx.worker.mlx.media.encoding import FeatureMismatchError
 from lmx.worker.mlx.media.spans import MediaSpans
 
 pytestmark = pytest.mark.engine
@@ -123,3 +127,40 @@ def test_what_the_model_can_not_place_is_refused(folder: Path) -> None:
     )
     with pytest.raises(RequestError, match="image 1 of the request"):
         engine.generator.encode(thin)
+
+
+def test_the_sound_of_a_video_comes_behind_its_frames(tmp_path: Path) -> None:
+    model = MediaModel(make_media_model(tmp_path, "qwen3_omni_moe"))
+    frames, heard = video(1), sound(1)
+    whole: Media = Video(frames.frames, frames.times_s, frames.duration_s, heard)
+    together = model.encode("ab", whole, "cd")
+    apart = model.encode("ab", frames, heard, "cd")
+    assert together.media is not None and apart.media is not None
+    assert together.tokens == apart.tokens
+    assert together.media.audio_tokens == apart.media.audio_tokens > 0
+    assert (model.logits(together, 5) == model.logits(apart, 5)).all()
+
+
+def test_a_model_whose_processor_counts_otherwise_is_served_without_media(tmp_path: Path) -> None:
+    folder = make_media_model(tmp_path, "idefics3")
+    file = folder / "processor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"image_seq_len": settings["image_seq_len"] + 1}))
+    engine = Seeing(spec_of(folder))
+    assert engine.facts.media is None
+    row = engine.admit("just text", max_tokens=2)
+    engine.finish()
+    assert len(engine.tokens[row]) == 2
+
+
+def test_more_features_than_places_are_an_error_and_so_are_fewer(tmp_path: Path) -> None:
+    """mlx-vlm's class takes them from the front again, or leaves the rest out."""
+    model = MediaModel(make_media_model(tmp_path, "gemma4"))
+    media = model.encode("ab", picture(1), "cd").media
+    assert isinstance(media, MediaSpans)
+    (span,) = media.spans
+    count = len(span.token_places)
+    for places in (np.arange(count - 1), np.arange(count + 1)):
+        tokens = np.full(len(places), span.tokens[span.token_places[0]], np.int32)
+        with pytest.raises(FeatureMismatchError, match=f"{count} features"):
+            model.forward.encode(replace(span, tokens=tokens, token_places=places))

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
+from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
@@ -37,8 +38,16 @@ _REFUSED: Final = (
 """What a model may return that is no part of a KV cache, or that decoding would need as well."""
 
 
-class FeatureMismatchError(Exception):
+class FeatureMismatchError(LmxError):
     """A model's encoder makes another number of features than the prompt has places for."""
+
+    def __init__(self, places: int, features: float) -> None:
+        super().__init__(
+            ErrorCode.ENGINE_ERROR,
+            f"The model makes {features:g} features of an image, a sound or a video, and its "
+            f"processor {places} places for them: have the model fetched again, or name another "
+            "one.",
+        )
 
 
 class Features(NamedTuple):
@@ -122,16 +131,10 @@ def _stacked(deep: Any) -> mx.array | None:
 def _checked(count: int, features: Features) -> Features:
     found = features.embeddings.shape[0]
     if found != count:
-        raise _mismatch(count, found)
+        raise FeatureMismatchError(count, found)
     if features.deep is not None and features.deep.shape[:-1][1:] != (count,):
         raise NotImplementedError(f"lmx can't pass on deep features of {features.deep.shape}")
     return features
-
-
-def _mismatch(places: int, features: float) -> FeatureMismatchError:
-    return FeatureMismatchError(
-        f"the model makes {features:g} features of it, and its processor {places} places for them"
-    )
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def _counting_scatter(scatter: Callable[..., Any]) -> Callable[..., Any]:
         places = cast(int, mx.sum(mx.broadcast_to(mask, target.shape).astype(mx.int32)).item())
         # A kind of media that is not there has no places and no features that would be seen.
         if places and places != source.size:
-            raise _mismatch(places // width, source.size / width)
+            raise FeatureMismatchError(places // width, source.size / width)
         return scatter(target, mask, source)
 
     return counting
@@ -192,7 +195,7 @@ def _counting_ears(listen: Callable[..., Any], count: int) -> Callable[..., Any]
     def counting(*args: Any, **kwargs: Any) -> Any:
         features = listen(*args, **kwargs)
         if isinstance(features, mx.array) and features.size != count * features.shape[-1]:
-            raise _mismatch(count, features.size / features.shape[-1])
+            raise FeatureMismatchError(count, features.size / features.shape[-1])
         return features
 
     return counting
@@ -208,7 +211,7 @@ def _counting_merger(merge: Callable[..., Any], count: int) -> Callable[..., Any
         if isinstance(features, mx.array) and embeddings is not None:
             width = embeddings.shape[-1]
             if features.size != count * width:
-                raise _mismatch(count, features.size / width)
+                raise FeatureMismatchError(count, features.size / width)
         return merge(*args, **kwargs)
 
     return counting

@@ -12,7 +12,7 @@ import numpy as np
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
-from lmx.worker.media.values import Media
+from lmx.worker.media.values import Media, Sound, Video
 from lmx.worker.mlx.media.markers import (
     Marker,
     Message,
@@ -65,38 +65,45 @@ class MediaPrompts:
             if part["type"] != "text"
         }
         markers = {kind: self._marker(kind, render) for kind in kinds}
+        if MediaKind.VIDEO in kinds:
+            self._find(MediaKind.AUDIO, render)  # For its sound.
         return in_template_form(messages, markers, parts_only=not self._takes_text)
 
     def expand(self, text: str, media: Sequence[Media]) -> tuple[list[int], MediaSpans]:
         """Return the tokens of a prompt, of which ``text`` is what the template has made, and what
-        its media are.
+        its media are. The sound of a video, if the model hears, comes right behind its frames.
 
         Raises :class:`RequestError` if the text has not one place for each of them; for one that
-        the processor refuses; and if there is not one placeholder for each part of
-        what was seen or heard.
+        the processor refuses; and if there is not one placeholder for each part of what was seen
+        or heard.
         """
         found = list(self._places(text, {kind_of(one) for one in media}))
         # Some templates show the pictures of a message before its sounds, wherever they stand.
         waiting = {kind: deque(own) for kind, own in _by_kind(media).items()}
         if Counter(place.kind for place in found) != Counter(map(kind_of, media)):
             raise _misplaced(len(media), len(found))
-        done: list[Processed] = []
+        done: list[tuple[MediaKind, Processed]] = []
         pieces = []
         end = 0
         for place in found:
             number, one = waiting[place.kind].popleft()
-            processed = self._process(number, place.kind, one)
-            pieces += [text[end : place.begin], self._decode(processed)]
-            done.append(processed)
+            pieces.append(text[end : place.begin])
+            for part in (one, *self._heard(one)):
+                processed = self._process(number, part)
+                pieces.append(self._decode(processed))
+                done.append((kind_of(part), processed))
             end = place.end
         pieces.append(text[end:])
         tokens: list[int] = self._tokenizer.encode("".join(pieces), add_special_tokens=False)
-        return tokens, self._spans(tokens, [place.kind for place in found], done)
+        return tokens, self._spans(tokens, done)
+
+    def _heard(self, one: Media) -> Iterator[Sound]:
+        """Yield the sound of a video, if the model has a place for it."""
+        if isinstance(one, Video) and one.sound and self._markers.get(MediaKind.AUDIO):
+            yield one.sound
 
     def _marker(self, kind: MediaKind, render: Render) -> Marker:
-        if kind not in self._markers:
-            self._markers[kind] = find_marker(render, kind, self._model_type, self._encode)
-        marker = self._markers[kind]
+        marker = self._find(kind, render)
         if marker is None:
             raise RequestError(
                 ErrorCode.UNSUPPORTED_VALUE,
@@ -105,6 +112,11 @@ class MediaPrompts:
                 param="messages",
             )
         return marker
+
+    def _find(self, kind: MediaKind, render: Render) -> Marker | None:
+        if kind not in self._markers:
+            self._markers[kind] = find_marker(render, kind, self._model_type, self._encode)
+        return self._markers[kind]
 
     def _encode(self, text: str) -> Sequence[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -118,7 +130,8 @@ class MediaPrompts:
         for match in re.finditer(pattern, text) if pattern else ():
             yield _Found(match.start(), match.end(), known[match.group()])
 
-    def _process(self, number: int, kind: MediaKind, one: Media) -> Processed:
+    def _process(self, number: int, one: Media) -> Processed:
+        kind = kind_of(one)
         marker = self._markers[kind]
         assert marker is not None
         try:
@@ -137,11 +150,11 @@ class MediaPrompts:
         return text
 
     def _spans(
-        self, tokens: Sequence[int], kinds: Sequence[MediaKind], done: Sequence[Processed]
+        self, tokens: Sequence[int], done: Sequence[tuple[MediaKind, Processed]]
     ) -> MediaSpans:
         ids = list(self._placeholders)
         places = np.flatnonzero(np.isin(np.asarray(tokens, np.int32), ids)).astype(np.int32)
-        own = [np.flatnonzero(np.isin(each.tokens, ids)).astype(np.int32) for each in done]
+        own = [np.flatnonzero(np.isin(each.tokens, ids)).astype(np.int32) for _, each in done]
         if sum(map(len, own)) != len(places) or not all(map(len, own)):
             raise _misplaced(len(done), None)
         if len(places) and places[-1] == len(tokens) - 1:
@@ -161,7 +174,7 @@ class MediaPrompts:
                     each.inputs,
                     digest_of(kind, each.tokens, each.inputs),
                 )
-                for kind, each, token_places, end in zip(kinds, done, own, ends, strict=True)
+                for (kind, each), token_places, end in zip(done, own, ends, strict=True)
             )
         )
 
