@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import Tokenized
+from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.body import read_object
@@ -41,32 +42,35 @@ from lmx.router.schema.requests.responses.responses import (
     parse_responses,
     tokenizing_of,
 )
+from lmx.router.schema.requests.responses.tools import flat_tool
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 
 _REPEATED: Final[Mapping[str, Any]] = {
     "background": False,
-    "frequency_penalty": None,
+    "frequency_penalty": PARAMETERS["frequency_penalty"].default,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
-    "presence_penalty": None,
+    "presence_penalty": PARAMETERS["presence_penalty"].default,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "safety_identifier": None,
     "service_tier": "default",
     "store": True,
-    "temperature": None,
+    "temperature": PARAMETERS["temperature"].default,
     "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
-    "top_p": None,
+    "top_p": PARAMETERS["top_p"].default,
     "truncation": "disabled",
     "user": None,
 }
-"""The fields of a request that its response repeats, each with what it is where it was left out."""
+"""The fields of a request that its response repeats, each with what it is where it was left out.
+For the parameters of sampling these are lmx's own defaults: what a model has in their place only
+its worker knows, but the Open Responses specification wants numbers."""
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
@@ -162,6 +166,7 @@ def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, An
     for name, default in _REPEATED.items():
         value = body.get(name)
         repeated[name] = default if value is None else orjson.Fragment(json_of(value, name))
+    repeated["tools"] = orjson.Fragment(json_of(_shown_tools(body), "tools"))
     # All requests are served alike.
     repeated["service_tier"] = "default"
     reasoning, text = wanted.reasoning, wanted.text
@@ -177,3 +182,13 @@ def _repeated(body: Mapping[str, Any], wanted: ResponsesRequest) -> dict[str, An
         "format": shape, "verbosity": text.verbosity if text and text.verbosity else "medium",
     }  # fmt: skip
     return repeated
+
+
+def _shown_tools(body: Mapping[str, Any]) -> list[Any]:
+    """Return the tools as they were sent; functions in the form of this API, with all fields."""
+    return [
+        {"description": None, "parameters": None, "strict": None, **flat}
+        if (flat := flat_tool(tool)).get("type") == "function"
+        else flat
+        for tool in body.get("tools") or ()
+    ]

@@ -60,9 +60,8 @@ class ItemForm:
         )
         own_id = _item_id(response_id, "rs", index)
         item = {"id": own_id, "type": "reasoning", **shown, "status": status}
-        if self.sealing_key is not None:
-            token = None if status == IN_PROGRESS else sealed(thoughts, self.sealing_key)
-            item["encrypted_content"] = token
+        if self.sealing_key is not None and status != IN_PROGRESS:
+            item["encrypted_content"] = sealed(thoughts, self.sealing_key)
         return item
 
     def call(

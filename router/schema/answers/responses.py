@@ -190,13 +190,13 @@ class ResponseObject(Answer):
     usage: ResponseUsage | None
     """How many tokens it took; null before its end."""
     background: bool
-    frequency_penalty: float | None
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    presence_penalty: float | None
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
@@ -204,12 +204,12 @@ class ResponseObject(Answer):
     service_tier: Literal["default"]
     """All requests are served alike."""
     store: bool
-    temperature: float | None
+    temperature: float
     text: TextEcho
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
-    top_p: float | None
+    top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
     timings: Timings | None = None

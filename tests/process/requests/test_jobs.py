@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from typing import Any
@@ -19,6 +20,18 @@ CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 1.0}}
 
 async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:
     async with session.get(f"{lmx.url}/jobs{path}") as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def respond(session: aiohttp.ClientSession, lmx: Rig, **fields: Any) -> tuple[int, Any]:
+    asked = {"model": "alpha", "input": "Hello", **fields}
+    async with session.post(f"{lmx.url}/responses", json=asked) as response:
+        return response.status, await response.json()
+
+
+async def response_now(session: aiohttp.ClientSession, lmx: Rig, response_id: str) -> Any:
+    async with session.get(f"{lmx.url}/responses/{response_id}") as response:
         assert response.status == 200, await response.text()
         return await response.json()
 
@@ -46,6 +59,11 @@ async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
             await running.has_text(20)
             page = await jobs(session, lmx, "?state=running")
             assert len(page["data"]) == 1
+            _, kept = await respond(session, lmx)
+            endless = json.dumps({"tokens": 3000, "step_s": 0.02})
+            _, begun = await respond(session, lmx, input=endless, background=True)
+            # What is read has been written.
+            assert (await response_now(session, lmx, begun["id"]))["status"] != "completed"
 
             router = lmx.status()["router"]["pid"]
             os.kill(router, signal.SIGKILL)
@@ -53,8 +71,19 @@ async def test_jobs_outlive_a_killed_router_and_one_that_gives_way() -> None:
             await asyncio.to_thread(another_router, lmx, router)
             page = await jobs(session, lmx)
             states = {one["id"]: one["state"] for one in page["data"]}
-            assert states == {answer["id"]: "completed", page["data"][0]["id"]: "interrupted"}
-            assert page["data"][0]["error"]["code"] == "job_interrupted"
+            running_id = page["data"][2]["id"]
+            assert states == {
+                answer["id"]: "completed", running_id: "interrupted",
+                kept["id"]: "completed", begun["id"]: "interrupted",
+            }  # fmt: skip
+            assert page["data"][2]["error"]["code"] == "job_interrupted"
+            assert await response_now(session, lmx, kept["id"]) == kept
+            lost = await response_now(session, lmx, begun["id"])
+            assert (lost["status"], lost["error"]["type"]) == ("failed", "job_interrupted")
+            status, later = await respond(session, lmx, previous_response_id=kept["id"])
+            assert (status, later["usage"]["input_tokens"] > kept["usage"]["input_tokens"]) == (
+                200, True,
+            )  # fmt: skip
             assert (await jobs(session, lmx, f"/{answer['id']}"))["result"] == answer
 
             # A job that nobody waits for any more keeps the router that gives way.

@@ -108,7 +108,7 @@ def _tag(*kinds: str) -> Discriminator:
     return Discriminator(tag, custom_error_type="dict_type")
 
 
-def _flat(tool: object) -> object:
+def flat_tool(tool: Any) -> Any:
     """Return a function in the form of this API if it has that of chat completions."""
     if isinstance(tool, dict) and isinstance(function := tool.get("function"), dict):
         return {**function, "type": tool.get("type")}
@@ -148,7 +148,7 @@ Tools = Annotated[
             | Annotated[NamespaceTool, Tag("<namespace>")]
             | Annotated[ServerTool, Tag("<hosted>")],
             _tag("function", "custom", "namespace"),
-            BeforeValidator(_flat),
+            BeforeValidator(flat_tool),
         ]
     ],
     Field(max_length=MAX_TOOLS, fail_fast=True),
@@ -174,7 +174,7 @@ class AllowedReferences(Strict):
     mode: Literal["auto", "required"] = "auto"
     """`auto`: they may be called. `required`: one of them must be."""
     tools: Annotated[
-        list[Annotated[ToolReference, BeforeValidator(_flat)]],
+        list[Annotated[ToolReference, BeforeValidator(flat_tool)]],
         Field(max_length=MAX_TOOLS, fail_fast=True),
     ]
     """The tools."""
@@ -190,7 +190,7 @@ def _choice_form(value: object) -> str | None:
 
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required", "any"], Tag(TEXT)]
-    | Annotated[ToolReference, BeforeValidator(_flat), Tag("<tool>")]
+    | Annotated[ToolReference, BeforeValidator(flat_tool), Tag("<tool>")]
     | Annotated[AllowedReferences, Tag("<allowed>")],
     Discriminator(
         _choice_form,

@@ -111,6 +111,7 @@ async def test_a_custom_tool_and_a_namespace() -> None:
     assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "sh", "ls\n")
     assert (function["name"], function["namespace"]) == ("read", "files")
     assert made["tools"] == tools
+    assert (made["temperature"], made["presence_penalty"]) == (0.7, 0)
 
 
 async def test_a_response_that_is_cut_or_fails() -> None:

@@ -39,13 +39,13 @@ ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTi
 EVENT: TypeAdapter[Any] = TypeAdapter(OurEvent)
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASKED: dict[str, Any] = {
-    "background": False, "frequency_penalty": None, "instructions": None,
+    "background": False, "frequency_penalty": 0.0, "instructions": None,
     "max_output_tokens": None, "max_tool_calls": None, "metadata": {},
-    "parallel_tool_calls": True, "presence_penalty": None, "previous_response_id": None,
+    "parallel_tool_calls": True, "presence_penalty": 0.0, "previous_response_id": None,
     "prompt_cache_key": None, "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None, "service_tier": "default", "store": True, "temperature": None,
+    "safety_identifier": None, "service_tier": "default", "store": True, "temperature": 0.7,
     "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "auto",
-    "tools": [], "top_logprobs": 0, "top_p": None, "truncation": "disabled", "user": None,
+    "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None,
 }  # fmt: skip
 OURS = {
     # Fields of a response that OpenAI's library does not know: the Open Responses specification
