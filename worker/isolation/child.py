@@ -7,12 +7,12 @@ fails. The next request gets a new process.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 import psutil
@@ -27,6 +27,7 @@ _FIRST_LOOK_S: Final = 0.05
 
 _LOOK_INTERVAL_S: Final = 0.02
 _KILL_WAIT_S: Final = 5.0
+_LAST_MOMENT_S: Final = 0.2
 
 _SOCKET_BYTES: Final = 1 << 20
 """How much of a reply the system holds at a time. By default macOS holds 8 KiB, which would make
@@ -35,6 +36,9 @@ thousands of small reads of a large reply."""
 
 class ChildEndedError(Exception):
     """The process ended, or was ended, before it had replied."""
+
+    status: int | None = None
+    """How it ended by itself: its exit status, or a signal's number below 0. None: it did not."""
 
 
 class ChildTimeoutError(ChildEndedError):
@@ -91,7 +95,7 @@ class ChildProcess:
                 raise
         self._socket = ours
 
-    @contextmanager
+    @contextlib.contextmanager
     def exchange(self, timeout_s: float) -> Generator[Exchange]:
         """Give the sending of one request and the reading of its reply ``timeout_s`` in all. The
         process is started unless it runs, and ended if the body raises anything: otherwise a reply
@@ -106,6 +110,11 @@ class ChildProcess:
                 time.monotonic() + timeout_s,
                 self._most_memory_bytes,
             )
+        except ChildEndedError as error:
+            if not isinstance(error, ChildTimeoutError | ChildMemoryError):
+                error.status = self._own_end()
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
@@ -115,6 +124,15 @@ class ChildProcess:
         process = self._process
         if process is not None:
             process.kill()
+
+    def _own_end(self) -> int | None:
+        """Return how the process ended; None if it has not. Its socket may be closed a moment
+        before it has ended."""
+        if self._process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_LAST_MOMENT_S)
+        return None
 
     def close(self) -> None:
         """End the process, whatever it does, and wait for its end."""

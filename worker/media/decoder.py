@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import time
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ class MediaDecoder:
         Whether the model takes those kinds, and so many, is not checked here. Blocks, but no longer
         than the deadline of a request. Raises ``RequestError`` that names the item's ``param``: for
         a file that can't be decoded, one that has more than is taken, and when the time is over.
-        Raises ``OSError`` if no process can be started.
+        Raises ``OSError`` if no process can be started, or if it can't begin.
         """
         deadline_s = time.monotonic() + self._limits.deadline_s
         left_bytes = self._limits.request_bytes
@@ -121,12 +122,13 @@ class MediaDecoder:
         except ChildMemoryError as error:
             raise self._out_of_memory(item) from error
         except ChildEndedError as error:
-            raise self._ended(
-                item,
-                ErrorCode.INVALID_MEDIA,
-                "broke its decoder, or took more than "
-                f"{self._limits.cpu_s:g} s of the processor's time",
-            ) from error
+            if error.status is not None and error.status > 0:
+                # No file makes it exit so: it could not begin.
+                raise OSError(f"the decoding process exited with {error.status}") from error
+            reason = "broke its decoder"
+            if error.status == -signal.SIGXCPU:
+                reason = f"takes more than {self._limits.cpu_s:g} s of the processor's time"
+            raise self._ended(item, ErrorCode.INVALID_MEDIA, reason) from error
         if isinstance(reply, RequestError):
             raise reply
         log.debug("media.decoded", form=item.form.value, took_s=time.monotonic() - began_s)

