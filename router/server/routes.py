@@ -39,7 +39,15 @@ from lmx.router.operators.pages.api_page import (
     docs_start,
     docs_style,
 )
-from lmx.router.operators.pages.front_page import front, icon, page_style, ping, version
+from lmx.router.operators.pages.front_page import (
+    front,
+    icon,
+    page_chat,
+    page_markdown,
+    page_style,
+    ping,
+    version,
+)
 from lmx.router.operators.status import admin_health, admin_memory, admin_models, admin_status
 from lmx.router.operators.workers import kill_worker, list_workers
 from lmx.router.schema.answers.admin import (
@@ -305,6 +313,8 @@ def _front() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router lives", quiet=True)
     for path, handler, media in (
         ("/page.css", page_style, "text/css"),
+        ("/chat.js", page_chat, "text/javascript"),
+        ("/markdown.js", page_markdown, "text/javascript"),
         ("/favicon.ico", icon, "image/svg+xml"),
     ):
         yield Endpoint(

@@ -1,13 +1,15 @@
 """GET /: what this server is and how it is, as a page for browsers and as JSON for programs.
 
-Beside it are the small routes that programs ask before anything else. The page is made here, whole:
-it needs no script and no other server.
+The page also has a chat with a model. Its files stand beside this one, and it needs no other server
+and no build step. Without scripts it shows the state and the models. Beside it are the small routes
+that programs ask before anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Final
 
 from aiohttp import web
@@ -28,11 +30,19 @@ _LINKS: Final = (
     ("metrics", "Figures for Prometheus"),
 )
 
-POLICY: Final = (
-    "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "img-src 'self'; style-src 'self'"
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "connect-src 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "img-src 'self'",
+        "script-src 'self'",
+        "style-src 'self'",
+    )
 )
-"""What the page may load: this server's style sheet and picture."""
+"""What the page may load and run: only this server's own files, and nothing inline."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-cache",
@@ -41,9 +51,10 @@ _HEADERS: Final = {
     "Vary": "Accept",
     "X-Content-Type-Options": "nosniff",
 }
-_FILE_HEADERS: Final = {
-    "Cache-Control": "public, max-age=3600",
-    "X-Content-Type-Options": "nosniff",
+_FILE_HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+_FOLDER: Final = files(__package__)
+_TEXTS: Final = {
+    name: (_FOLDER / name).read_text("utf-8") for name in ("page.css", "chat.js", "markdown.js")
 }
 
 ICON: Final = (
@@ -52,23 +63,6 @@ ICON: Final = (
     '<path d="M7 8v16h6M16 24V14l4 5 4-5v10" fill="none" stroke="#7dd3a8" stroke-width="3" '
     'stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
-
-STYLE: Final = """\
-:root { color-scheme: light dark; --line: #8884; --good: #2f9e63; --bad: #d1493f; }
-body { max-width: 46rem; margin: 3rem auto; padding: 0 1.25rem; line-height: 1.5;
-  font-family: system-ui, sans-serif; }
-h1 { display: flex; align-items: center; gap: .6rem; margin-bottom: .2rem; }
-h1 img { width: 2rem; height: 2rem; }
-h1 small { font-size: 1rem; font-weight: normal; opacity: .6; }
-h2 { margin-top: 2rem; font-size: 1.1rem; }
-table { width: 100%; border-collapse: collapse; }
-td { padding: .4rem .2rem; border-bottom: 1px solid var(--line); }
-td:last-child { text-align: right; }
-ul { padding-left: 1.1rem; }
-code { font-size: .95em; }
-.healthy, .loaded { color: var(--good); }
-.unhealthy, .degraded { color: var(--bad); }
-"""
 
 
 async def front(request: web.Request) -> web.Response:
@@ -98,11 +92,10 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
     """Return the page. Its links are relative, so that it works below a proxy's path."""
     reason = f": {escape(answer.reason)}" if answer.reason else ""
     rows = "\n".join(
-        f'<tr><td><code>{escape(engine.engine_id)}</code></td><td class="{engine.status}">'
+        f'<tr><td><code>{escape(engine.engine_id)}</code></td><td class="{engine.state}">'
         f"{escape(engine.state)}</td></tr>"
         for engine in engines
     )
-    models = f"<table>\n{rows}\n</table>" if rows else "<p>None is shown here.</p>"
     links = "\n".join(
         f'<li><a href="{path}">/{path}</a>: {escape(meaning)}</li>' for path, meaning in _LINKS
     )
@@ -115,15 +108,45 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
   <title>lmx</title>
   <link rel="icon" href="favicon.ico" type="image/svg+xml">
   <link rel="stylesheet" href="page.css">
+  <script type="module" src="chat.js"></script>
 </head>
 <body>
 <h1><img src="favicon.ico" alt=""> lmx <small>{escape(answer.version)}</small></h1>
-<p class="{answer.status}">{answer.status}{reason}</p>
-<p>Set the base URL of an OpenAI client to this address followed by <code>{_API}</code>.</p>
+<p id="status" class="{answer.status}">{answer.status}{reason}</p>
+<p id="keys" hidden><label>This server asks for an API key:
+  <input id="key" type="password" autocomplete="off"></label></p>
+<section id="chat" hidden>
+  <div class="tools">
+    <label>Model <select id="model"></select></label>
+    <button id="new" type="button">New</button>
+    <button id="curl" type="button">Copy as curl</button>
+    <button id="python" type="button">Copy as Python</button>
+  </div>
+  <details><summary>Parameters</summary>
+    <div class="fields">
+      <label class="wide">System prompt <textarea id="system" rows="2"></textarea></label>
+      <label>temperature <input id="temperature" type="number" min="0" max="2" step="0.1"></label>
+      <label>top_p <input id="top_p" type="number" min="0" max="1" step="0.05"></label>
+      <label>max_tokens <input id="max_tokens" type="number" min="1" step="1"></label>
+    </div>
+  </details>
+  <pre id="code" hidden></pre>
+  <div id="turns" aria-live="polite"></div>
+  <form id="form">
+    <textarea id="say" rows="2" placeholder="Ask the model. Shift and Enter begin a new line."
+      aria-label="Your message" autofocus></textarea>
+    <button id="send">Send</button>
+    <button id="stop" type="button" hidden>Stop</button>
+  </form>
+</section>
 <h2>Models</h2>
-{models}
+<table><tbody id="models">
+{rows}
+</tbody></table>
 <h2>More</h2>
-<ul>
+<p>The base URL for OpenAI's clients is this address followed by <code>{_API}</code>; for those of
+Anthropic and Ollama it is this address.</p>
+<ul class="links">
 {links}
 </ul>
 </body>
@@ -133,7 +156,17 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
 
 async def page_style(request: web.Request) -> web.Response:
     """Return the page's style sheet."""
-    return web.Response(text=STYLE, content_type="text/css", headers=_FILE_HEADERS)
+    return web.Response(text=_TEXTS["page.css"], content_type="text/css", headers=_FILE_HEADERS)
+
+
+async def page_chat(request: web.Request) -> web.Response:
+    """Return the script of the chat."""
+    return _script("chat.js")
+
+
+async def page_markdown(request: web.Request) -> web.Response:
+    """Return the script that shows Markdown."""
+    return _script("markdown.js")
 
 
 async def icon(request: web.Request) -> web.Response:
@@ -149,3 +182,7 @@ async def version(request: web.Request) -> web.Response:
 async def ping(request: web.Request) -> web.Response:
     """Return 200: the router lives. It says nothing of the models."""
     return web.Response(text="pong\n")
+
+
+def _script(name: str) -> web.Response:
+    return web.Response(text=_TEXTS[name], content_type="text/javascript", headers=_FILE_HEADERS)
