@@ -18,7 +18,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -55,22 +54,9 @@ class Envelope:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    unpack: _Unpack
-    plain: type | None
-    """A value of exactly this type needs no unpacking. None: every value is unpacked."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Schema:
-    cls: type
     to_map: _Pack
-    fields: Mapping[str, _Field]
-    """By name."""
-    required: tuple[str, ...]
-    """The names of those without a default."""
-    flat: tuple[_Field, ...]
+    from_map: _Unpack
 
 
 _messages: dict[str, type] = {}
@@ -180,30 +166,14 @@ def decode(payload: bytes) -> Envelope:
 
 def to_map(value: Any) -> dict[str, Any]:
     """Return a dataclass as a map of plain values, as it is sent inside a message."""
-    return typing.cast("dict[str, Any]", _schema(type(value)).to_map(value))
+    out: dict[str, Any] = _schema(type(value)).to_map(value)
+    return out
 
 
 def from_map(cls: type[_T], body: Any, path: str) -> _T:
     """Build ``cls`` from a map of plain values. Errors name it by ``path``."""
-    if not isinstance(body, dict):
-        raise ProtocolError(f"{path}: expected a map, got {type(body).__name__}")
-    values: dict[str, Any] = {}
-    schema = _schema(cls)
-    fields = schema.fields
-    # The hot path of every token: most fields of a delta are left out, and the others are plain.
-    for name, value in body.items():
-        field = fields.get(name)
-        if field is None:
-            continue  # A newer version has it.
-        values[name] = (
-            value if type(value) is field.plain else field.unpack(value, f"{path}.{name}")
-        )
-    for name in schema.required:
-        if name not in values:
-            raise ProtocolError(f"{path}.{name} is missing")
-    for field in schema.flat:
-        values[field.name] = field.unpack(body, path)
-    return cls(**values)
+    value: _T = _schema(cls).from_map(body, path)
+    return value
 
 
 def _schema(cls: type) -> _Schema:
@@ -217,29 +187,61 @@ def _build_schema(cls: type) -> _Schema:
     hints = typing.get_type_hints(cls)
     defaults: dict[str, Any] = {}
     packers: list[tuple[str, _Pack]] = []
+    unpackers: dict[str, _Unpack] = {}
+    plain: dict[str, type] = {}
     required: list[str] = []
-    fields: dict[str, _Field] = {}
-    flat: list[_Field] = []
+    flat: list[tuple[str, _Unpack]] = []
     for field in dataclasses.fields(cls):
-        hint = hints[field.name]
+        name, hint = field.name, hints[field.name]
         pack, unpack = _converters(hint)
-        known = _Field(field.name, unpack, hint if hint in _PLAIN else None)
         if pack is not None:
-            packers.append((field.name, pack))
+            packers.append((name, pack))
         has_default = field.default is not dataclasses.MISSING
         # Nothing is MISSING itself, so a field without a default is always sent.
         trimmed = has_default and cls not in _untrimmed
-        defaults[field.name] = field.default if trimmed else dataclasses.MISSING
+        defaults[name] = field.default if trimmed else dataclasses.MISSING
         if field.metadata.get("flat"):
-            flat.append(known)
+            flat.append((name, unpack))
             continue
-        fields[field.name] = known
+        unpackers[name] = unpack
+        if hint in _SCALARS:
+            plain[name] = hint
         if not has_default and field.default_factory is dataclasses.MISSING:
-            required.append(field.name)
+            required.append(name)
     build = _map_builder(defaults, packers)
     if flat:
-        build = _flattened(build, tuple(field.name for field in flat))
-    return _Schema(cls, build, fields, tuple(required), tuple(flat))
+        build = _flattened(build, tuple(name for name, _ in flat))
+    return _Schema(build, _map_reader(cls, plain, unpackers, required, flat))
+
+
+def _map_reader(
+    cls: type,
+    plain: Mapping[str, type],
+    unpackers: Mapping[str, _Unpack],
+    required: Sequence[str],
+    flat: Sequence[tuple[str, _Unpack]],
+) -> _Unpack:
+    """Return what makes a dataclass of a map. A value of exactly the type in ``plain`` needs no
+    unpacking."""
+
+    def read(body: Any, path: str) -> Any:
+        if not isinstance(body, dict):
+            raise ProtocolError(f"{path}: expected a map, got {type(body).__name__}")
+        values: dict[str, Any] = {}
+        # The hot path of every token: most fields of a delta are left out, the others are plain.
+        for name, value in body.items():
+            if type(value) is plain.get(name):
+                values[name] = value
+            elif name in unpackers:  # Otherwise a newer version has it.
+                values[name] = unpackers[name](value, f"{path}.{name}")
+        for name in required:
+            if name not in values:
+                raise ProtocolError(f"{path}.{name} is missing")
+        for name, unpack in flat:
+            values[name] = unpack(body, path)
+        return cls(**values)
+
+    return read
 
 
 def _flattened(build: _Pack, names: tuple[str, ...]) -> _Pack:
@@ -295,7 +297,8 @@ def _converters(hint: Any) -> tuple[_Pack | None, _Unpack]:
         if issubclass(hint, StrEnum):
             return None, _enum(hint)
         if dataclasses.is_dataclass(hint):
-            return to_map, partial(from_map, hint)
+            schema = _schema(hint)
+            return schema.to_map, schema.from_map
         if hint in _SCALARS:
             return None, _SCALARS[hint]
     raise TypeError(f"messages can't carry {hint!r}")
@@ -364,4 +367,3 @@ _SCALARS: dict[Any, _Unpack] = {
     bytes: _checked(bytes, "bytes"),
     float: _number,
 }
-_PLAIN: Final = frozenset(_SCALARS)
