@@ -85,7 +85,7 @@ bench-memory: install ## measure what models take beside what they are estimated
 	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/clients:tests/support/fakes:tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python tests/bench/bench_memory.py page $(MEMORY_MODELS)
 
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
-	@$(BIN)/python tests/bench/bench_relay.py $(AGAINST)
+	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_relay.py $(AGAINST)
 
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@PYTHONPATH=tests/bench/rigs $(BIN)/python tests/bench/bench_mixed.py $(AGAINST)

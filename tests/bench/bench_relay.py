@@ -15,17 +15,15 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 import psutil
+from checkouts import ROOT, asked, in_turns, measured_one
 from report import Section
 
-ROOT = Path(__file__).resolve().parents[2]
 TURNS = 5
 _FIGURES = ("router, us a token", "worker, us a token", "router, events a CPU second")
 _TEXT = (
@@ -46,7 +44,6 @@ _TEXT = (
     "and 10 % at one stream, where nothing is short of time. Next to the write, little of the "
     "loop's own work is left in a token's way."
 )
-_ONE = "--one"
 _EVENT = b"data: "
 
 
@@ -70,7 +67,7 @@ CASES = (
 
 def measure(_model: Path) -> Section:
     """Measure this checkout; no model is needed."""
-    turns = [_one(ROOT) for _ in range(TURNS)]
+    turns = in_turns(__file__, [ROOT], TURNS)[ROOT]
     rows = [["load", *_FIGURES]]
     for case in CASES:
         names = [f"{case.name}: {figure}" for figure in _FIGURES]
@@ -82,19 +79,13 @@ def measure(_model: Path) -> Section:
 def main() -> None:
     """Print processor time for each token, and how much of it a second passes on: medians of
     turns."""
-    if sys.argv[1:2] == [_ONE]:
-        print(json.dumps(asyncio.run(_measure(Path(sys.argv[2])))))
+    if measured_one(_measure):
         return
-    checkouts = [ROOT, *map(Path, sys.argv[1:])]
-    found: dict[Path, list[dict[str, float]]] = {checkout: [] for checkout in checkouts}
-    for _ in range(TURNS):
-        for checkout in checkouts:
-            found[checkout].append(_one(checkout.resolve()))
-    for checkout, turns in found.items():
+    for checkout, turns in in_turns(__file__, asked(), TURNS).items():
         for name in turns[0]:
             values = [turn[name] for turn in turns]
             print(
-                f"{checkout.resolve().name:12} {name:58} {_median(turns, name):8.1f} "
+                f"{checkout.name:12} {name:58} {_median(turns, name):8.1f} "
                 f"({min(values)} to {max(values)})"
             )
 
@@ -103,19 +94,11 @@ def _median(turns: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.median(turn[name] for turn in turns)
 
 
-def _one(checkout: Path) -> dict[str, float]:
-    python = checkout / ".venv" / "bin" / "python"
-    done = subprocess.run(
-        [python, __file__, _ONE, checkout], stdout=subprocess.PIPE, text=True, check=True
-    )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def _measure() -> dict[str, float]:
+    return asyncio.run(_relayed())
 
 
-async def _measure(checkout: Path) -> dict[str, float]:
-    # The rig is that of the checkout which is measured: it knows how to start its lmx.
-    support = checkout / "tests" / "support"
-    sys.path[:0] = [str(support), *map(str, support.iterdir())]
+async def _relayed() -> dict[str, float]:
     from rig import rig, scripted
 
     figures: dict[str, float] = {}
