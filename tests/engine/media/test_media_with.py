@@ -163,4 +163,5 @@ def test_more_features_than_places_are_an_error_and_so_are_fewer(tmp_path: Path)
     for places in (np.arange(count - 1), np.arange(count + 1)):
         tokens = np.full(len(places), span.tokens[span.token_places[0]], np.int32)
         with pytest.raises(FeatureMismatchError, match=f"{count} features"):
-            model.forward.encode(replace(span, tokens=tokens, token_places=places))
+            own = places.astype(np.int32)
+            model.forward.encode(replace(span, tokens=tokens, token_places=own))

@@ -30,7 +30,9 @@ from lmx.worker.mlx.model.forward import Forward, cache_states
 
 log = structlog.get_logger()
 
-# A share of the spread of the logits, as in the trial of batches.
+# A share of the spread of the logits, as in the trial of batches. In tiny models of 13 families a
+# picture that is left out moved them by 0.16 to 0.8, and features that are one place off by 0.03 to
+# 0.75: the smallest of these can't be told from the rounding of a real model.
 _TOLERANCE: Final = 0.1
 _SIDE: Final = 112
 _FRAMES: Final = 4
