@@ -143,7 +143,7 @@ class PromptSource:
 
 class PromptMedia(Protocol):
     """The media of a prompt, as the engine that has encoded the prompt takes them. Others only look
-    at the counts."""
+    at the figures."""
 
     @property
     def image_tokens(self) -> int:
@@ -156,6 +156,10 @@ class PromptMedia(Protocol):
     @property
     def video_tokens(self) -> int:
         """How many tokens of the prompt stand for videos."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory they take until their request has ended."""
 
 
 @dataclass(frozen=True, slots=True)

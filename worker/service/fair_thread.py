@@ -31,7 +31,7 @@ class FairThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: FairQueue[_Call] = FairQueue()
         self._busy = False
-        self._held = False
+        self._held: set[str] = set()
         self.clock = ProgressClock()
 
     def run(
@@ -47,14 +47,14 @@ class FairThread:
         self._waiting.add(owner, _Call(begins, function, done))
         self._next()
 
-    def hold(self) -> None:
-        """Begin no further call until :meth:`let_go`, because there is no room yet for what it
-        makes."""
-        self._held = True
+    def hold(self, reason: str) -> None:
+        """Begin no further call until :meth:`let_go` for the same reason: there is no room yet for
+        what it makes."""
+        self._held.add(reason)
 
-    def let_go(self) -> None:
-        """Begin calls again."""
-        self._held = False
+    def let_go(self, reason: str) -> None:
+        """Begin calls again, unless there is another reason not to."""
+        self._held.discard(reason)
         self._next()
 
     def _next(self) -> None:

@@ -38,6 +38,11 @@ log = structlog.get_logger()
 _MOST_MEDIA_BYTES: Final = 512 << 20
 """How many bytes of media wait to be decoded, for all requests together."""
 
+_MOST_ENCODED_BYTES: Final = 1 << 30
+"""How much memory the media of all requests take that the engine has and that wait for it. Beyond
+it no further ones are decoded until a request has ended. A picture of 12 million pixels takes up
+to 300 MB in the form that a model's encoder wants."""
+
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
     f"The images, sounds and videos that wait for this model take {_MOST_MEDIA_BYTES >> 20} MiB: "
@@ -60,6 +65,8 @@ class Generation(OpenRequest):
     """The bytes of the media of its prompt, as long as the prompt may be made."""
     media: Sequence[Media] = ()
     """What they are once they are decoded, until the prompt is made."""
+    encoded_bytes: int = 0
+    """What they take in the prompt, until the request has ended."""
     preparing: bool = True
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
@@ -206,6 +213,7 @@ class Generations:
         self._by_job: dict[int, Generation] = {}
         self._decoder = decoder
         self._media_bytes = 0
+        self._encoded_bytes = 0
         self._job_ids = itertools.count(1)
         self._row_ids = itertools.count(1)
 
@@ -240,6 +248,7 @@ class Generations:
         """Wait no longer for the engine's output for this generation."""
         self._by_job.pop(opened.job_id, None)
         self._drop_blobs(opened)
+        self._count_encoded(opened, 0)
 
     def cancelled(self, opened: Generation) -> None:
         """Free its rows before the next step."""
@@ -338,7 +347,15 @@ class Generations:
         self._media_bytes -= sum(map(len, opened.blobs))
         opened.blobs = opened.media = ()
 
+    def _count_encoded(self, opened: Generation, size_bytes: int) -> None:
+        if size_bytes != opened.encoded_bytes:
+            self._encoded_bytes += size_bytes - opened.encoded_bytes
+            opened.encoded_bytes = size_bytes
+            self._open.hold_media(self._encoded_bytes >= _MOST_ENCODED_BYTES)
+
     def _submit(self, opened: Generation, job: Job) -> None:
+        media = job.rows[0].media
+        self._count_encoded(opened, media.size_bytes if media is not None else 0)
         self._by_job[opened.job_id] = opened
         self._thread.submit(job)
 

@@ -23,6 +23,9 @@ log = structlog.get_logger()
 
 _T = TypeVar("_T")
 
+_DECODED, _FULL = "decoded", "full"
+"""Why no further media are decoded."""
+
 
 @dataclass(slots=True, eq=False)
 class OpenRequest(ABC):
@@ -126,11 +129,11 @@ class OpenRequests:
                 prepared(future)
                 return
             # Decoded media are large: those of one request at most wait for the prompt thread.
-            self._media.hold()
+            self._media.hold(_DECODED)
             self._make_prompt(opened, begin_prompt, prepare, prepared)
 
         def begin_prompt() -> None:
-            self._media.let_go()
+            self._media.let_go(_DECODED)
             begins()
 
         self._media.run(
@@ -151,6 +154,14 @@ class OpenRequests:
             lambda: None if opened.gone else prepare(),
             prepared,
         )
+
+    def hold_media(self, full: bool) -> None:
+        """Begin to decode no further media while ``full``: those that are decoded already take as
+        much memory as they may."""
+        if full:
+            self._media.hold(_FULL)
+        else:
+            self._media.let_go(_FULL)
 
     def send(self, router: bytes, message: Any) -> None:
         """Send a message. A router that can't be reached loses all its requests."""

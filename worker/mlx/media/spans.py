@@ -70,6 +70,11 @@ class MediaSpans:
         return self._count(MediaKind.VIDEO)
 
     @property
+    def size_bytes(self) -> int:
+        """How much memory the arrays take."""
+        return sum(_size_bytes(value) for span in self.spans for value in span.inputs.values())
+
+    @property
     def salt(self) -> str:
         """What has to be added to the salt of the prefix cache, because media with few placeholders
         are not told apart by their keys. Empty for most."""
@@ -89,6 +94,12 @@ class MediaSpans:
 
     def _count(self, kind: MediaKind) -> int:
         return sum(len(span.places) for span in self.spans if span.kind is kind)
+
+
+def _size_bytes(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(map(_size_bytes, value))
+    return int(getattr(value, "nbytes", 0))
 
 
 def media_of(row: RowRequest) -> MediaSpans | None:

@@ -82,7 +82,7 @@ def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     generations._thread = SimpleNamespace(rows=0)
     generations._job_ids = iter(range(100))
     generations._by_job = {}
-    generations._media_bytes = 0
+    generations._media_bytes = generations._encoded_bytes = 0
     generations.take(b"router", request(6), [b"abcdef"])
     generations.take(b"router", request(5, stream_id=8), [b"abcde"])
     assert [(refused.stream_id, refused.code) for refused in sent] == [(8, ErrorCode.QUEUE_FULL)]

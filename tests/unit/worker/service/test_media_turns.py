@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lmx.protocol.states import MediaForm, MediaKind
 from lmx.worker.engine import ModelFacts
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.scheduling.progress import InFlight, ProgressClock
+from lmx.worker.service import generations as module
 from lmx.worker.service.fair_thread import FairThread
 from lmx.worker.service.generations import Generations
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
@@ -159,6 +161,34 @@ async def test_what_is_cancelled_is_not_decoded_and_not_prepared() -> None:
     assert rig.events == ["working decodes"]
     rig.begin("next", lambda: None)
     await rig.end("next")
+
+
+async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hundreds of requests may wait, and each picture takes hundreds of megabytes."""
+    monkeypatch.setattr(module, "_MOST_ENCODED_BYTES", 100)
+    rig = _Rig()
+    generations: Any = object.__new__(Generations)
+    generations._open = rig.table
+    generations._encoded_bytes = 0
+    generations._by_job = {}
+    generations._thread = SimpleNamespace(submit=lambda job: None)
+    generations._drop_blobs = lambda opened: None
+    held: list[Any] = []
+    for size_bytes in (60, 60):
+        opened: Any = SimpleNamespace(job_id=len(held), encoded_bytes=0)
+        media = SimpleNamespace(size_bytes=size_bytes)
+        generations._submit(opened, SimpleNamespace(rows=[SimpleNamespace(media=media)]))
+        held.append(opened)
+    rig.begin("picture", lambda: None)
+    rig.begin("text")
+    await rig.end("text")
+    assert rig.events == ["text is prepared"]
+    generations.released(held[0])
+    await rig.end("picture")
+    generations.released(held[1])
+    assert generations._encoded_bytes == 0
 
 
 def test_what_has_a_deadline_of_its_own_counts_and_does_not_stall() -> None:

@@ -82,3 +82,7 @@ def test_the_digest_is_of_all_that_the_model_sees() -> None:
 def test_counts_are_by_kind() -> None:
     media = MediaSpans((span(FIRST), span(SECOND, kind=MediaKind.AUDIO)))
     assert (media.image_tokens, media.audio_tokens, media.video_tokens) == (6, 6, 0)
+    assert media.size_bytes == sum(
+        array.nbytes for span in media.spans for array in span.inputs.values()
+    )
+    assert media.size_bytes > 0
