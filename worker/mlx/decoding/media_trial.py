@@ -67,7 +67,17 @@ def tried_media(
             works.add(kind)
         else:
             log.warning("media.off", kind=kind.value, off=off, blind=blind, advice=_ADVICE)
-    return replace(needs, kinds=frozenset(works)) if works else None
+    return _narrowed(needs, frozenset(works)) if works else None
+
+
+def _narrowed(needs: MediaNeeds, works: frozenset[MediaKind]) -> MediaNeeds:
+    hears = MediaKind.AUDIO in works
+    return replace(
+        needs,
+        kinds=works,
+        sample_rate_hz=needs.sample_rate_hz if hears else None,
+        hears_video=needs.hears_video and hears and MediaKind.VIDEO in works,
+    )
 
 
 _ADVICE: Final = "requests with it are refused; the model can be used with text"
