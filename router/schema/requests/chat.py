@@ -12,12 +12,7 @@ from lmx.protocol.messages.data import Generate, Thinking
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.generation import GenerationFields, check_generation, keep_alive_of
 from lmx.router.schema.requests.media import VideoDefaults
-from lmx.router.schema.requests.messages import (
-    Messages,
-    check_messages,
-    media_of,
-    plain_messages,
-)
+from lmx.router.schema.requests.messages import Messages, check_messages, plain_messages
 from lmx.router.schema.requests.older_forms import modernized
 from lmx.router.schema.requests.sampling import assist_of, only_value, sampling_of, search_of
 from lmx.router.schema.requests.structure import structure_of
@@ -98,7 +93,7 @@ def parse_chat(
             "`top_logprobs` needs `logprobs: true`.",
             param="top_logprobs",
         )
-    messages = plain_messages(request.messages)
+    messages, media = plain_messages(request.messages, request)
     if request.continue_final_message:
         _check_continued(request, messages)
     generate = Generate(
@@ -128,7 +123,7 @@ def parse_chat(
         continue_final_message=bool(request.continue_final_message),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
-    return request, generate, media_of(request.messages, request)
+    return request, generate, media
 
 
 def _check_continued(request: ChatRequest, messages: Sequence[dict[str, Any]]) -> None:

@@ -118,13 +118,15 @@ class Message(Strict):
         out. "developer" is OpenAI's later word for "system": templates know the older one, and some
         silently drop roles that they don't know.
         """
-        message = self.model_dump(exclude_none=True)
-        content: str | list[dict[str, Any]] | None = None
         if isinstance(self.content, list):
+            # The parts may be thousands, or megabytes: they are not copied. What comes first is
+            # what comes first in any message.
+            rest = self.model_dump(exclude_none=True, exclude={"role", "content"})
             content = _plain_parts(self.content, first_media)
+            message = {"role": self.role, "content": content, **rest}
         else:
-            content = self.content
-        message["content"] = content or ""
+            message = self.model_dump(exclude_none=True)
+            message["content"] = self.content or ""
         if self.role == "developer":
             message["role"] = "system"
         if self.tool_calls == []:
@@ -135,8 +137,9 @@ class Message(Strict):
 def _plain_parts(
     parts: Sequence[TextPart | MediaPart], first_media: int
 ) -> str | list[dict[str, Any]]:
-    if all(isinstance(part, TextPart) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
     plain: list[dict[str, Any]] = []
     for part in parts:
         if not isinstance(part, TextPart):
@@ -149,29 +152,22 @@ def _plain_parts(
     return plain
 
 
-def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """Return messages as a worker takes them. Their media are numbered in the order of
-    :func:`media_of`."""
-    plain: list[dict[str, Any]] = []
-    media = 0
-    for message in messages:
-        plain.append(message.plain(media))
-        if isinstance(plain[-1]["content"], list):
-            media += sum("media" in part for part in plain[-1]["content"])
-    return tuple(plain)
-
-
-def media_of(messages: Sequence[Message], defaults: VideoDefaults) -> tuple[MediaSource, ...]:
-    """Return where the media of messages come from, in the order of the request.
+def plain_messages(
+    messages: Sequence[Message], defaults: VideoDefaults
+) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
+    """Return messages as a worker takes them, and where their media come from: the number of each
+    is its place there.
 
     Raises :class:`RequestError` (400) for a part that names no content, or says it twice.
     """
-    return tuple(
-        source_of(part, path, defaults)
-        for index, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for path, part in _media_parts(message.content, f"messages[{index}].content")
-    )
+    plain: list[dict[str, Any]] = []
+    media: list[MediaSource] = []
+    for index, message in enumerate(messages):
+        plain.append(message.plain(len(media)))
+        if isinstance(message.content, list) and isinstance(plain[-1]["content"], list):
+            for path, part in _media_parts(message.content, f"messages[{index}].content"):
+                media.append(source_of(part, path, defaults))
+    return tuple(plain), tuple(media)
 
 
 def _media_parts(

@@ -18,12 +18,7 @@ from lmx.router.schema.requests.completions import (
 )
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
 from lmx.router.schema.requests.media import VideoDefaults, refuse_media
-from lmx.router.schema.requests.messages import (
-    Messages,
-    check_messages,
-    media_of,
-    plain_messages,
-)
+from lmx.router.schema.requests.messages import Messages, check_messages, plain_messages
 from lmx.router.schema.requests.tools import ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import refuse_unsupported
 from lmx.router.schema.validation import (
@@ -278,7 +273,8 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
             pieces=bool(request.return_token_strs),
         )
     check_messages(request.messages)
-    refuse_media(media_of(request.messages, VideoDefaults()), "/tokenize")
+    messages, media = plain_messages(request.messages, VideoDefaults())
+    refuse_media(media, "/tokenize")
     if request.add_special_tokens:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
@@ -289,7 +285,7 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
         0,
         "",
         TOKENIZE_DEADLINE_S,
-        messages=plain_messages(request.messages),
+        messages=messages,
         add_generation_prompt=request.add_generation_prompt is not False,
         template_kwargs=request.chat_template_kwargs,
         tool_use=tool_use_of(request),
