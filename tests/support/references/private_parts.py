@@ -40,7 +40,9 @@ BOTH_WAYS = "worker/mlx/media/both_ways.py"
 ENCODING = "worker/mlx/media/encoding.py"
 MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
+GEMMA3N = "worker/mlx/model/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
+NEEDS = "worker/mlx/model/media_needs.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
 HUB = "supervisor/fetch/hub.py"
@@ -114,6 +116,18 @@ PARTS: dict[str, Sequence[Part]] = {
             ("self", "mm_token_type_ids"),
         ),
         Part(
+            "mlx_vlm.models.gemma3n.gemma3n:Model.get_input_embeddings",
+            (GEMMA3N,),
+            "multiplying the embeddings of a text as those of an answer are",
+            ("self", "input_ids"),
+        ),
+        Part(
+            "mlx_vlm.models.gemma3n.language:Gemma3nAttention.__call__",
+            (GEMMA3N,),
+            "turning the queries of layers that read another one's keys by the tokens' own places",
+            ("self", "x", "mask", "cache"),
+        ),
+        Part(
             "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features",
             (ENCODING,),
             "telling the classes whose eyes return features for deep layers too",
@@ -128,6 +142,17 @@ PARTS: dict[str, Sequence[Part]] = {
             (MARKERS,),
             "the same",
             ("self", "prompt", "num_images", "num_audios"),
+        ),
+        Part(
+            "mlx_vlm.prompt_utils:SINGLE_IMAGE_ONLY_MODELS",
+            (NEEDS,),
+            "which models take one picture in a request",
+        ),
+        Part(
+            "mlx_vlm.utils:processor_video_sampling",
+            (NEEDS,),
+            "how many frames of a video a processor takes",
+            ("processor",),
         ),
         Part(
             "mlx_vlm.utils:prepare_inputs",
