@@ -13,7 +13,9 @@ from engine_rig import spec_of
 from media_check import MediaModel, picture, sound, video
 from media_families import FAMILIES
 from media_models import make_media_model
+from mlx_vlm.models.qwen3_vl import Model
 from seeing_rig import Seeing
+from tiny_adapters import make_adapter
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
@@ -165,3 +167,37 @@ def test_more_features_than_places_are_an_error_and_so_are_fewer(tmp_path: Path)
         with pytest.raises(FeatureMismatchError, match=f"{count} features"):
             own = places.astype(np.int32)
             model.forward.encode(replace(span, tokens=tokens, token_places=own))
+
+
+def test_a_model_with_cross_attention_is_served_without_pictures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Model.get_input_embeddings
+
+    def crossed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self, *args, **kwargs)
+        found.cross_attention_states = found.inputs_embeds
+        return found
+
+    monkeypatch.setattr(Model, "get_input_embeddings", crossed)
+    # This class is asked for features of deep layers in another way.
+    monkeypatch.delattr(Model, "_merge_deepstack_features")
+    engine = Seeing(spec_of(folder))
+    assert engine.facts.media is None
+
+
+def test_rows_with_adapters_see_as_alone(folder: Path, tmp_path: Path) -> None:
+    keys = ("self_attn.q_proj", "self_attn.v_proj")
+    adapter = make_adapter(tmp_path / "adapter", folder, keys=keys)
+    engine = Seeing(spec_of(folder, prefix_cache=MEMORY, adapters={"x": adapter}))
+    assert engine.facts.adapters == {"x": None}
+    prompt = engine.prompt(WHAT, picture(7))
+    alone = []
+    for name in ("", "x"):
+        row = engine.ask(prompt, 6, adapter=name)
+        engine.finish()
+        alone.append(engine.tokens[row])
+    assert alone[0] != alone[1]
+    rows = [engine.ask(prompt, 6, adapter=name, cache_salt="y") for name in ("", "x")]
+    engine.finish()
+    assert [engine.tokens[row] for row in rows] == alone

@@ -38,6 +38,23 @@ def folder(tmp_path: Path) -> Path:
 # Plain caches.
 
 
+def test_what_is_found_never_ends_inside_of_a_part_that_is_computed_in_one_go() -> None:
+    cache = PrefixCache(PLAIN.make_cache, AMPLE, "n")
+    keep(cache, PLAIN, prompt(1, 100), "s")
+    asked = prompt(1, 70) + prompt(2, 30)
+    for uncut, found in (
+        ([(20, 90)], 20),
+        ([(20, 70)], 70),
+        ([(70, 90)], 70),
+        ([(20, 60), (65, 80)], 65),
+        ([(20, 66), (65, 80)], 20),
+        ([(5, 90)], 0),
+    ):
+        warm = cache.lookup(asked, "s", uncut)
+        assert (warm.cached_tokens if warm else 0) == found
+        assert cache.found(asked, "s", uncut) == found
+
+
 def test_a_plain_cache_is_cut_where_two_prompts_part() -> None:
     cache = PrefixCache(PLAIN.make_cache, AMPLE, "n")
     system = prompt(1, 700)
