@@ -54,6 +54,20 @@ def test_the_node_sdk(scripted_client: OpenAI, packages: Path) -> None:
     assert found["timedOut"] is True
 
 
+def test_the_node_sdk_on_responses(scripted_client: OpenAI, packages: Path) -> None:
+    url, key = str(scripted_client.base_url), scripted_client.api_key
+    found = json.loads(run_node(packages, "responses.mjs", url, key, json.dumps(SCRIPTS)))
+    assert found["whole"] == found["streamed"] == SENTENCE
+    assert found["last"] == ["response.completed", SENTENCE]
+    name, whole, streamed = found["call"]
+    assert (name, json.loads(whole), whole) == ("Weather", {"city": "Oslo"}, streamed)
+    assert found["after"] == found["referring"] == RAIN
+    assert found["parsed"] == {"city": "Oslo"}
+    assert found["followed"] == [SENTENCE, True]
+    assert found["items"] == ["message", "function_call", "function_call_output"]
+    assert found["errors"] == [[404, "not_found_error"], [400, "previous_response_not_found"]]
+
+
 def test_anthropic_s_sdk(scripted_client: OpenAI, packages: Path) -> None:
     url = str(scripted_client.base_url).rstrip("/").removesuffix("/v1")
     rain = json.dumps({"pieces": [RAIN]})
