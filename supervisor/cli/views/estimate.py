@@ -63,7 +63,8 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
         )
     plan = plan_of(chosen, kind, files, draft, estimate, Measured.peek(home.measured))
     if as_json:
-        told = {"model": chosen.id, "path": path, "kind": kind.value}
+        media = [each.value for each in found.facts.media or ()]
+        told = {"model": chosen.id, "path": path, "kind": kind.value, "media": media}
         click.echo(json_text(told | as_dict(estimate, plan, budget)))
     else:
         show(make_console(), chosen, estimate, plan, budget)

@@ -42,7 +42,7 @@ def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     found = printed(capsys, config, tmp_path, "s")
     names = ("weights", "draft", "process", "kv_cache", "prefix_cache", "activation", "buffers")
     assert sum(found[f"{name}_bytes"] for name in names) == found["estimated_bytes"]
-    assert (found["media_bytes"], found["image_tokens"]) == (0, None)
+    assert (found["media"], found["media_bytes"], found["image_tokens"]) == ([], 0, None)
     assert found["reserve_bytes"] == found["estimated_bytes"]
     assert (found["model"], found["kind"], found["fits"]) == ("small", "chat", True)
     assert printed(capsys, config, tmp_path, str(tmp_path / "m"))["weights_bytes"] == 4000
@@ -56,6 +56,7 @@ def test_what_seeing_takes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     found = printed(capsys, config, tmp_path, "s")
     assert found["weights_bytes"] == 4000 + 5 * MIB
     assert found["media_weights_bytes"] == 5 * MIB
+    assert found["media"] == ["image"]
     assert found["image_tokens"] == 768
     without = estimated(write_model(tmp_path / "w", model_type="qwen3_vl", vision_config=eyes))
     assert found["estimated_bytes"] == without + found["media_bytes"] + 5 * MIB
