@@ -4,8 +4,8 @@ The meaning, range and default of a field of a request stand on the field
 (:mod:`lmx.router.schema.requests`), those of a key of the configuration on the key
 (:mod:`lmx.supervisor.config.schema`). From there come:
 
-- in ``docs/parameters.md`` and ``docs/configuration.md`` the tables between marks. A mark names
-  what comes below it, ``<!-- fields of ChatRequest: model stream -->`` or
+- in ``docs/parameters.md``, ``docs/audio.md`` and ``docs/configuration.md`` the tables between
+  marks. A mark names what comes below it, ``<!-- fields of ChatRequest: model stream -->`` or
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
@@ -41,6 +41,7 @@ from lmx.supervisor.config.values import Section
 
 ROOT: Final = Path(__file__).parents[1]
 PARAMETERS: Final = ROOT / "docs" / "parameters.md"
+AUDIO: Final = ROOT / "docs" / "audio.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 EXAMPLE: Final = ROOT / "deploy" / "lmx.example.yaml"
 SCHEMA: Final = ROOT / "deploy" / "lmx.schema.json"
@@ -69,6 +70,7 @@ def documents() -> dict[Path, str]:
     """Return each document as it is to be."""
     return {
         PARAMETERS: _with_tables(PARAMETERS.read_text(), _request_table),
+        AUDIO: _with_tables(AUDIO.read_text(), _request_table),
         CONFIGURATION: _with_tables(CONFIGURATION.read_text(), lambda _: _all_keys()),
         EXAMPLE: example(),
         SCHEMA: json.dumps(configuration_schema(), indent=2) + "\n",

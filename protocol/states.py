@@ -161,6 +161,7 @@ class ModelKind(StrEnum):
     CHAT = "chat"
     EMBEDDING = "embedding"
     RERANK = "rerank"
+    TRANSCRIPTION = "transcription"
 
 
 class DeltaKind(StrEnum):

@@ -1,33 +1,35 @@
 """What a worker needs of an engine: the interfaces, and the values that cross them.
 
 An engine is always loaded: a *factory*, named by a worker's spec, loads a model and returns an
-:class:`Engine`, which says what can be asked of it. There are three interfaces:
+:class:`Engine`, which says what can be asked of it. There are four interfaces:
 
 - :class:`Resident`: every engine. It is in memory, and can give some of that back.
 - :class:`TaskEngine`: every engine. It answers requests that are no generation.
 - :class:`Generator`: an engine of a model that writes. It decodes a batch of rows.
+- :class:`Transcriber`: an engine of a model that writes down what it hears.
 
 Two threads call an engine. An engine needs no lock as long as the calls of one thread touch nothing
 that the calls of the other write:
 
-- The *prompt thread* calls ``Generator.encode``, ``Generator.constrain`` and ``TaskEngine.plan``,
-  even while a step runs.
+- The *prompt thread* calls ``Generator.encode``, ``Generator.constrain``, ``TaskEngine.plan``
+  and ``Transcriber.transcribe``, even while a step runs.
 - The *engine thread* calls the factory and everything else, one call after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Structure, Thinking, ToolUse
 from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Task, TaskPart, TaskReply
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import LoadPhase, ModelKind
-from lmx.worker.media.values import MediaNeeds
+from lmx.worker.media.values import MediaNeeds, Sound
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,12 +101,14 @@ def capabilities(facts: ModelFacts) -> tuple[str, ...]:
 
 
 _WRONG_KIND: Final[Mapping[ModelKind, str]] = {
-    ModelKind.CHAT: "This model writes answers; it makes no embeddings and ranks no documents: "
-    "name an embedding or a rerank model.",
+    ModelKind.CHAT: "This model writes answers; it makes no embeddings, ranks no documents and "
+    "writes down no speech: name a model of the kind that does.",
     ModelKind.EMBEDDING: "This model only makes vectors: use /v1/embeddings, or name another model "
     "here.",
     ModelKind.RERANK: "This model only ranks documents: use /v1/rerank, or name another model "
     "here.",
+    ModelKind.TRANSCRIPTION: "This model only writes down what it hears: use "
+    "/v1/audio/transcriptions, or name another model here.",
 }
 
 
@@ -408,8 +412,9 @@ class StepOutput:
 # --- Tasks ----------------------------------------------------------------------------------------
 
 
-TaskPiece = Callable[[], TaskPart]
-"""A part of a task: returns the message that it makes. Engine thread, between two steps.
+TaskPiece = Callable[[], TaskPart | None]
+"""A part of a task: returns the message that it makes; None if it is not done and is to be called
+again, before any other piece. Engine thread, between two steps.
 
 It blocks for as long as some thousand tokens take. An exception concerns only its task.
 """
@@ -421,8 +426,11 @@ class TaskPlan:
 
     prompt_tokens: int
     """How many tokens the task's inputs have in all."""
-    pieces: Sequence[TaskPiece]
-    """They are called one after the other, and the result of each is sent."""
+    pieces: Iterable[TaskPiece]
+    """They are called one after the other, and the result of each is sent. The next one is asked
+    for when the one before is done, on the event loop: so it may follow from that one."""
+    held_bytes: int = 0
+    """What the decoded media take that it keeps until its end."""
 
 
 # --- Engines --------------------------------------------------------------------------------------
@@ -519,6 +527,18 @@ class TaskEngine(Protocol):
         """
 
 
+class Transcriber(Protocol):
+    """A model that writes down what it hears."""
+
+    def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:
+        """Check a task, and cut it into pieces. ``sound`` has the rate that the model's facts ask
+        for. Prompt thread.
+
+        Raises ``RequestError`` for a task that this model can't do. Any other exception concerns
+        only the task.
+        """
+
+
 class Resident(Protocol):
     """A model in memory. Engine thread.
 
@@ -547,13 +567,15 @@ class Resident(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A model that is loaded and warm, with its interfaces. One object may be all three."""
+    """A model that is loaded and warm, with its interfaces. One object may be several."""
 
     facts: ModelFacts
     resident: Resident
     tasks: TaskEngine
     generator: Generator | None = None
     """None for a model that doesn't write: it never has a row."""
+    transcriber: Transcriber | None = None
+    """None for a model that doesn't transcribe."""
 
 
 LoadReporter = Callable[[LoadPhase, float | None, str], None]

@@ -1,9 +1,10 @@
 """Messages for the work of a model that is not a generation: one question, one answer, no credit.
 
-Router to worker: Embed, Rerank, Tokenize, Detokenize, DescribeTokenizer, and Cancel. Worker to
-router: Refused if there is no answer; else one or more Vectors or Scores and then TaskFinished, or
-one Tokenized, Detokenized or TokenizerDescribed. Cancel and Refused are those of
-:mod:`lmx.protocol.messages.data`. The tasks and streams of one router are numbered together.
+Router to worker: Embed, Rerank, Transcribe, Tokenize, Detokenize, DescribeTokenizer, and Cancel.
+Worker to router: Refused if there is no answer; else one or more Vectors, Scores or Transcripts and
+then TaskFinished, or one Tokenized, Detokenized or TokenizerDescribed. Cancel and Refused are those
+of :mod:`lmx.protocol.messages.data`. The tasks and streams of one router are numbered together. A
+task whose worker failed after some parts were sent is refused all the same.
 
 Some fields mean the same in every task. ``owner`` and ``keep_alive_s`` are those of ``Generate``.
 When ``deadline_s`` has passed since its arrival, a task is dropped and refused.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.messages.data import Thinking, ToolUse
+from lmx.protocol.messages.speech import Transcribe, Transcript
 from lmx.protocol.wire.codec import message
 
 
@@ -101,7 +103,7 @@ class DescribeTokenizer:
     owner: str = ""
 
 
-Task = Embed | Rerank | Tokenize | Detokenize | DescribeTokenizer
+Task = Embed | Rerank | Transcribe | Tokenize | Detokenize | DescribeTokenizer
 
 
 @message
@@ -137,7 +139,7 @@ class Scores:
 @message
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """All vectors of an Embed, or all scores of a Rerank, have been sent."""
+    """All vectors of an Embed, all scores of a Rerank, or all of a transcript have been sent."""
 
     stream_id: int
     prompt_tokens: int
@@ -174,7 +176,7 @@ class TokenizerDescribed:
     """A JSON object, as text."""
 
 
-TaskPart = Vectors | Scores
+TaskPart = Vectors | Scores | Transcript
 """The parts of an answer that comes in several messages, before its TaskFinished."""
 
 TaskReply = Tokenized | Detokenized | TokenizerDescribed

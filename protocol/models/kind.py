@@ -24,7 +24,11 @@ _ENCODERS: Final = frozenset(
 )
 """Model types that see a text from both sides, so that they can't generate one."""
 
+_TRANSCRIBERS: Final = frozenset({"whisper"})
+"""Model types that write down what they hear."""
+
 _CARDS: Final = {
+    "automatic-speech-recognition": ModelKind.TRANSCRIPTION,
     "feature-extraction": ModelKind.EMBEDDING,
     "sentence-similarity": ModelKind.EMBEDDING,
     "text-ranking": ModelKind.RERANK,
@@ -38,16 +42,18 @@ _PIPELINE: Final = re.compile(r"^pipeline_tag:\s*[\"']?([a-z-]+)", re.MULTILINE)
 def read_kind(folder: Path) -> ModelKind:
     """Return the kind of a model folder; CHAT if nothing says otherwise.
 
-    These decide, in this order: the architecture of a classifier, the files of
-    sentence-transformers, the model type of an encoder, the model card. Qwen3-Embedding and
-    Qwen3-Reranker have the config.json of a chat model, so that only the files beside it show what
-    they are. Files that are missing or broken are ignored here; loading the model reports what is
-    wrong with them.
+    These decide, in this order: the model type of Whisper, the architecture of a classifier, the
+    files of sentence-transformers, the model type of an encoder, the model card. Qwen3-Embedding
+    and Qwen3-Reranker have the config.json of a chat model, so that only the files beside it show
+    what they are. Files that are missing or broken are ignored here; loading the model reports
+    what is wrong with them.
     """
     try:
         config = read_checkpoint_config(folder)
     except OperationError:
         config = None
+    if config is not None and config.model_type in _TRANSCRIBERS:
+        return ModelKind.TRANSCRIPTION
     if config is not None and is_classifier(config):
         return ModelKind.RERANK
     if (kind := _sentence_transformers_kind(folder)) is not None:

@@ -41,6 +41,8 @@ class Endpoint:
     summary: str
     request: type[BaseModel] | None = None
     """The model that the body is validated by."""
+    form: type[BaseModel] | None = None
+    """The model of the body where that is a form (``multipart/form-data``)."""
     query: type[BaseModel] | None = None
     """The model that the query is validated by."""
     answer: Any = None
@@ -69,7 +71,8 @@ class Endpoint:
     @property
     def is_inference(self) -> bool:
         """Whether a model works for it: such requests are limited and counted."""
-        return self.access is Access.INFERENCE and self.request is not None
+        takes_work = self.request is not None or self.form is not None
+        return self.access is Access.INFERENCE and takes_work
 
 
 ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])

@@ -75,6 +75,8 @@ class Outcome:
     cached_tokens: int | None = None
     """How many of the prompt's tokens the worker did not have to compute."""
     completion_tokens: int | None = None
+    audio_s: float | None = None
+    """The length of the sound that was written down."""
     load_s: float | None = None
     """How long the request waited for its model."""
     queue_s: float | None = None

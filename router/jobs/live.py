@@ -25,6 +25,7 @@ class RequestKind(StrEnum):
     COMPLETION = "completion"
     EMBEDDING = "embedding"
     RERANK = "rerank"
+    TRANSCRIPTION = "transcription"
 
 
 class LiveState(StrEnum):
@@ -158,7 +159,7 @@ class LiveRequests:
         if place is not None:
             return LiveState.WAITING, place
         # The task was sent to the worker. A worker does not report when a task begins.
-        is_task = live.kind in (RequestKind.EMBEDDING, RequestKind.RERANK)
+        is_task = live.kind not in (RequestKind.CHAT, RequestKind.COMPLETION)
         return (LiveState.RUNNING if is_task else LiveState.QUEUED), None
 
     async def perform(self, live: LiveRequest, work: Coroutine[Any, Any, _T]) -> _T:

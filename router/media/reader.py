@@ -13,7 +13,7 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import MediaLimits
-from lmx.protocol.states import MediaForm
+from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.fetch import Fetcher
 from lmx.router.media.inline import decoded
 from lmx.router.media.room import MediaRoom, MediaShare
@@ -98,6 +98,17 @@ class MediaReader:
             )
             del read, tasks
             yield held
+
+    @asynccontextmanager
+    async def hold(self, content: bytes, kind: MediaKind, param: str) -> AsyncIterator[HeldMedia]:
+        """Hold one item within the block whose bytes came with the request itself, as a file of a
+        form. Raises :class:`RequestError` that names ``param``, and QUEUE_FULL."""
+        with self._room.one() as share:
+            share.grow(len(content))
+            form = told_form(content, kind, param)
+            digest = await _sha256(content)
+            item = MediaItem(kind, form, param, len(content), digest)
+            yield HeldMedia((item,), (content,), share)
 
     async def _one(
         self, source: MediaSource, share: MediaShare, turns: asyncio.Semaphore, owner: str

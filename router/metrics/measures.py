@@ -24,6 +24,13 @@ _TOKENS: Final = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0,
     20000.0, 50000.0, 100000.0, 200000.0,
 )  # fmt: skip
+_AUDIO_S: Final = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
+    14400.0,
+)  # fmt: skip
+_REAL_TIME: Final = (
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,18 @@ MEASURES: Final = (
         "Tokens that a request was answered with.",
         _TOKENS,
         lambda outcome, _: outcome.completion_tokens,
+    ),
+    Measure(
+        "request_audio_seconds",
+        "The length of the sound that a request had written down.",
+        _AUDIO_S,
+        lambda outcome, _: outcome.audio_s,
+    ),
+    Measure(
+        "request_audio_real_time_factor",
+        "How long a transcript took, for each second of its sound.",
+        _REAL_TIME,
+        lambda outcome, duration_s: duration_s / outcome.audio_s if outcome.audio_s else None,
     ),
 )
 """Each gets one value from a request, at the request's end."""

@@ -41,6 +41,7 @@ _TYPES: Final = {
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
+    "file_type": "a file",
     "text_or_list": "a string or an array",
     "text_or_object": "a string or an object",
     "prompt_type": "a string, an array of strings, an array of tokens or an array of such arrays",

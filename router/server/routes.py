@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.endpoint import Access, Endpoint
+from lmx.router.inference.audio import transcriptions, translations
 from lmx.router.inference.chat import chat_completions
 from lmx.router.inference.completions import completions
 from lmx.router.inference.embeddings import embeddings
@@ -64,6 +65,12 @@ from lmx.router.schema.answers.admin import (
     StatusAnswer,
     UnloadAnswer,
 )
+from lmx.router.schema.answers.audio import (
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    VerboseTranscription,
+)
 from lmx.router.schema.answers.chat import ChatCompletion, ChatCompletionChunk
 from lmx.router.schema.answers.completions import TextCompletion, TextCompletionChunk
 from lmx.router.schema.answers.engines import (
@@ -97,6 +104,7 @@ from lmx.router.schema.answers.operation import (
 )
 from lmx.router.schema.answers.tasks import EmbeddingList, Ranking, ScoreList, Tokens, TokensText
 from lmx.router.schema.openapi.document import openapi_document
+from lmx.router.schema.requests.audio import TranscriptionRequest, TranslationRequest
 from lmx.router.schema.requests.chat import ChatRequest
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.operators import (
@@ -242,6 +250,16 @@ def _inference() -> Iterator[Endpoint]:
     yield Endpoint(
         "GET", "/v1/chat/models", list_chat_models, use, "Models", "List the models that chat",
         answer=list[CapabilityModelSpec],
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/v1/audio/transcriptions", transcriptions, use, "Audio", "Write down speech",
+        form=TranscriptionRequest, answer=Transcription | VerboseTranscription, also="text/plain",
+        streams=True, event=TranscriptDelta | TranscriptDone,
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/v1/audio/translations", translations, use, "Audio",
+        "Write down speech in English", form=TranslationRequest,
+        answer=Transcription | VerboseTranscription, also="text/plain",
     )  # fmt: skip
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         yield Endpoint(

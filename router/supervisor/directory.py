@@ -143,6 +143,7 @@ _USES: Final[dict[ModelKind, tuple[str, str]]] = {
     ModelKind.CHAT: ("a language model", "/v1/chat/completions or /v1/completions"),
     ModelKind.EMBEDDING: ("an embedding model", "/v1/embeddings"),
     ModelKind.RERANK: ("a reranking model", "/v1/rerank"),
+    ModelKind.TRANSCRIPTION: ("a transcription model", "/v1/audio/transcriptions"),
 }
 
 

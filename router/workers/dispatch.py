@@ -20,6 +20,7 @@ import structlog
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.data import Accepted, Generate
 from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Embed, Rerank, Task
 from lmx.router.supervisor.directory import ready_instance
 from lmx.router.supervisor.waiting_room import WaitingRoom
@@ -90,7 +91,7 @@ async def on_worker(
             late = time.monotonic() - arrived_s >= room.load_wait_s
             if error.code in once_more_after and once_more and not error.final:
                 once_more = False
-            elif error.code is not ErrorCode.MODEL_UNLOADED:
+            elif error.code is not ErrorCode.MODEL_UNLOADED or error.final:
                 raise
             if pause_s is None or late:
                 raise
@@ -240,30 +241,49 @@ class TaskDispatcher:
         self._room = room
         self._workers = workers
 
-    async def perform(self, model: ModelView, task: Task) -> TaskAnswer:
+    async def perform(
+        self,
+        model: ModelView,
+        task: Task,
+        blobs: Sequence[bytes] = (),
+        take: Callable[[Transcript], None] | None = None,
+    ) -> TaskAnswer:
         """Have ``task`` done by a worker of ``model``, and cancel it when nobody waits any more.
 
-        Raises the error with which it is refused. A task whose worker is draining or gone is sent
-        again, through the waiting room.
+        ``blobs`` are the bytes of its media. ``take`` is called with each part of a transcript as
+        it comes. Raises the error with which it is refused. A task whose worker is draining or gone
+        is sent again, through the waiting room, unless ``take`` was called.
         """
         answer, _ = await on_worker(
             self._room,
             model,
             task.request_id,
             task.owner,
-            lambda instance: self._perform(instance, task),
+            lambda instance: self._perform(instance, task, blobs, take),
             "task.retried",
             # An attempt is the whole task: the task itself may have ended its worker.
             RETRY_IF_LOST,
         )
         return answer
 
-    async def _perform(self, instance: str, task: Task) -> TaskAnswer:
+    async def _perform(
+        self,
+        instance: str,
+        task: Task,
+        blobs: Sequence[bytes],
+        take: Callable[[Transcript], None] | None,
+    ) -> TaskAnswer:
         link = self._workers.link_to(instance)
-        pending = link.submit_task(lambda number: replace(task, stream_id=number), _inputs(task))
+        pending = link.submit_task(
+            lambda number: replace(task, stream_id=number), _inputs(task), blobs, take
+        )
         try:
             return await _answer(pending, task.deadline_s)
         except LmxError as error:
+            if pending.told:
+                raise GenerationError(
+                    error.code, error.message, param=error.param, final=True
+                ) from error
             raise blamed(error, preparing=pending.preparing) from error
         finally:
             link.close_task(pending)

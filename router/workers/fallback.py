@@ -11,6 +11,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import Task
 from lmx.router.workers.dispatch import TaskDispatcher
 from lmx.router.workers.task import TaskAnswer
@@ -51,7 +52,7 @@ async def first_loaded(
         try:
             return await attempt(model)
         except LmxError as error:
-            if error.code not in NOT_LOADED:
+            if error.code not in NOT_LOADED or error.final:
                 raise
             first = first or error
             _log.info("route.passed_over", model=model.model_id, reason=error.message)
@@ -82,12 +83,15 @@ async def perform_on_first(
     models: Sequence[ModelView],
     task: Task,
     on_choice: Callable[[ModelView], None],
+    blobs: Sequence[bytes] = (),
+    take: Callable[[Transcript], None] | None = None,
 ) -> tuple[ModelView, TaskAnswer]:
     """Return the model that did ``task``, and its answer. ``on_choice`` is called with each model
-    before it is tried, so its last call names the one that answers."""
+    before it is tried, so its last call names the one that answers. For ``blobs`` and ``take`` see
+    :meth:`TaskDispatcher.perform`."""
 
     async def attempt(model: ModelView) -> tuple[ModelView, TaskAnswer]:
         on_choice(model)
-        return model, await tasks.perform(model, task)
+        return model, await tasks.perform(model, task, blobs, take)
 
     return await first_loaded(models, attempt)

@@ -28,6 +28,7 @@ from lmx.protocol.messages.data import (
     Pulse,
     Refused,
 )
+from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import (
     Detokenized,
     Scores,
@@ -105,14 +106,20 @@ class WorkerLink:
         self._streams[stream.stream_id] = stream
         return stream
 
-    def submit_task(self, numbered: Callable[[int], Task], inputs: int) -> WorkerTask:
-        """Send the task that ``numbered`` makes of an id of this link. The task has ``inputs``
-        inputs.
+    def submit_task(
+        self,
+        numbered: Callable[[int], Task],
+        inputs: int,
+        blobs: Sequence[bytes] = (),
+        take: Callable[[Transcript], None] | None = None,
+    ) -> WorkerTask:
+        """Send the task that ``numbered`` makes of an id of this link, and the bytes of its media.
+        The task has ``inputs`` inputs; ``take`` is called with each part of a transcript.
 
         It must be given to :meth:`close_task` in the end; the rest is as in :meth:`submit`.
         """
-        task = WorkerTask(next(self._ids), inputs)
-        self._ask(numbered(task.stream_id))
+        task = WorkerTask(next(self._ids), inputs, take)
+        self._ask(numbered(task.stream_id), blobs)
         self._pending[task.stream_id] = task
         return task
 
@@ -203,6 +210,7 @@ class WorkerLink:
             case (
                 Vectors()
                 | Scores()
+                | Transcript()
                 | TaskFinished()
                 | Tokenized()
                 | Detokenized()

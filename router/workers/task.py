@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
+from lmx.protocol.messages.speech import Transcript
 from lmx.protocol.messages.tasks import (
     Detokenized,
     Scores,
@@ -15,7 +17,7 @@ from lmx.protocol.messages.tasks import (
     Vectors,
 )
 
-Part = Vectors | Scores
+Part = Vectors | Scores | Transcript
 Last = TaskFinished | Tokenized | Detokenized | TokenizerDescribed
 
 
@@ -24,18 +26,25 @@ class TaskAnswer:
     """All that a worker answered."""
 
     parts: tuple[Part, ...]
-    """The parts of each input, in any order."""
+    """The parts of each input, in any order; those of a transcript in theirs."""
     last: Last
     """The last message."""
 
 
 class WorkerTask:
     """Collects one task's answer. It makes sure that each of ``inputs`` comes exactly once, so it
-    never holds more than was asked for. It knows nothing of sockets."""
+    never holds more than was asked for. ``take`` is called with each part of a transcript, at once.
+    It knows nothing of sockets."""
 
-    def __init__(self, stream_id: int, inputs: int) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        inputs: int,
+        take: Callable[[Transcript], None] | None = None,
+    ) -> None:
         self.stream_id = stream_id
         self._missing = set(range(inputs))
+        self._take = take
         self._parts: list[Part] = []
         self._last: Last | None = None
         self._error: LmxError | None = None
@@ -50,7 +59,11 @@ class WorkerTask:
 
     def feed(self, message: Part | Last) -> None:
         """Take a message of the worker."""
-        if isinstance(message, Vectors | Scores):
+        if isinstance(message, Transcript):
+            self._parts.append(message)
+            if self._take is not None:
+                self._take(message)
+        elif isinstance(message, Vectors | Scores):
             indexes = set(message.indexes)
             if len(indexes) < len(message.indexes) or not indexes <= self._missing:
                 self._fail_of_protocol("sent what was not asked for")
@@ -80,11 +93,16 @@ class WorkerTask:
         assert self._last is not None
         return TaskAnswer(tuple(self._parts), self._last)
 
+    @property
+    def told(self) -> bool:
+        """Whether a part of the answer was passed on."""
+        return self._take is not None and bool(self._parts)
+
     def _fail_of_protocol(self, what: str) -> None:
         self.fail(GenerationError(ErrorCode.PROTOCOL_ERROR, f"The worker {what}."))
 
 
-def _is_whole(part: Part) -> bool:
+def _is_whole(part: Vectors | Scores) -> bool:
     if isinstance(part, Scores):
         return len(part.scores) == len(part.indexes)
     return part.dimensions > 0 and len(part.data) == 4 * part.dimensions * len(part.indexes)

@@ -40,5 +40,9 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
             from lmx.worker.mlx.encoders.rerank import load_reranker
 
             return load_reranker(spec, advanced)
+        case ModelKind.TRANSCRIPTION:
+            from lmx.worker.mlx.speech.transcriber import load_transcriber
+
+            return load_transcriber(spec, advanced)
         case _:
             assert_never(spec.kind)

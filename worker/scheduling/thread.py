@@ -74,7 +74,7 @@ class RunPiece:
 
 @dataclass(frozen=True, slots=True)
 class DropPiece:
-    """The order to forget the piece of a task that still waits."""
+    """The order to forget the piece of a task that still waits, or that is not done."""
 
     task_id: int
 
@@ -177,6 +177,8 @@ class EngineThread:
         # Only the engine thread uses these.
         self._batch = Batch(limits)
         self._pieces: FairQueue[RunPiece] = FairQueue()
+        self._begun: RunPiece | None = None
+        """The piece that is not done yet: no other one is computed before its end."""
         self._memory_read_s = 0.0
         self._stopping = False
         self._closing = threading.Event()
@@ -195,14 +197,14 @@ class EngineThread:
         self._inbox.put(Cancel(job_id, self.steps))
 
     def submit_piece(self, task_id: int, piece: TaskPiece, owner: str) -> None:
-        """Queue a piece of a task. One piece is computed between two steps, and owners take turns.
-        Its result comes through ``computed``."""
+        """Queue a piece of a task. One piece, or a part of one, is computed between two steps, and
+        owners take turns. Its result comes through ``computed``."""
         self.clock.begin(time.monotonic())
         self._inbox.put(RunPiece(task_id, piece, owner))
 
     def drop_piece(self, task_id: int) -> None:
-        """Forget the piece of a task that still waits; its result is None. A piece that runs is
-        left alone."""
+        """Forget the piece of a task that still waits, or that is not done; its result is None. A
+        call that runs is left alone."""
         self._inbox.put(DropPiece(task_id))
 
     def press(self, level: MemoryPressure) -> None:
@@ -265,8 +267,8 @@ class EngineThread:
             self._take_inbox(engine)
             if self._stopping:
                 return
-            if self._pieces:
-                self._compute(engine.resident, self._pieces.pop())
+            if self._begun is not None or self._pieces:
+                self._compute(engine.resident, self._begun or self._pieces.pop())
             if engine.generator is not None:
                 self._advance(engine.generator, engine.resident)
 
@@ -290,7 +292,7 @@ class EngineThread:
     def _take_inbox(self, engine: Engine) -> None:
         rested = False
         while not self._stopping:
-            busy = self._batch.busy or bool(self._pieces)
+            busy = self._batch.busy or bool(self._pieces) or self._begun is not None
             try:
                 if busy:
                     item = self._inbox.get_nowait()
@@ -345,14 +347,19 @@ class EngineThread:
         now = time.monotonic()
         self.clock.advance(now)
         self._read_memory(resident, now)
-        self._outbox.call(lambda: self._computed(order.task_id, result))
+        self._begun = order if result is None else None
+        if result is not None:
+            self._outbox.call(lambda: self._computed(order.task_id, result))
 
     def _computed(self, task_id: int, result: PieceResult) -> None:
         self.clock.end()
         self._events.computed(task_id, result)
 
     def _drop_piece(self, task_id: int) -> None:
-        if self._pieces.take_out(lambda order: order.task_id == task_id):
+        begun = self._begun is not None and self._begun.task_id == task_id
+        if begun:
+            self._begun = None
+        if begun or self._pieces.take_out(lambda order: order.task_id == task_id):
             # Code that waits for the thread to be idle must learn of this end too.
             self._outbox.call(lambda: self._computed(task_id, None))
 

@@ -46,10 +46,11 @@ class Serving:
         became_idle: Callable[[], None],
     ) -> None:
         self._open = OpenRequests(spec, prompts, media, in_flight, send, became_idle)
+        decoder = MediaDecoder()
         self._generations = Generations(
-            spec, engine, thread, self._open, MediaDecoder(), counts, idle_clock
+            spec, engine, thread, self._open, decoder, counts, idle_clock
         )
-        self._tasks = Tasks(engine.tasks, thread, self._open, counts, idle_clock)
+        self._tasks = Tasks(engine, thread, self._open, decoder, counts, idle_clock)
         idle_clock.loaded(time.monotonic())
 
     def take(self, router: bytes, message: RouterMessage, blobs: Sequence[bytes] = ()) -> None:
@@ -62,7 +63,7 @@ class Serving:
             case Cancel(stream_id):
                 self._open.cancel(router, stream_id)
             case _:
-                self._tasks.take(router, message)
+                self._tasks.take(router, message, blobs)
 
     def deliver(self, outputs: list[JobOutput]) -> None:
         """Send final output of generations."""

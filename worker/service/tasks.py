@@ -5,20 +5,38 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskFinished, TaskPart, TaskReply
-from lmx.worker.engine import TaskEngine, TaskPiece, TaskPlan
+from lmx.worker.engine import Engine, TaskPiece, TaskPlan
+from lmx.worker.media.check import check_media
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.values import Sound
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.thread import EngineThread, PieceResult
-from lmx.worker.service.admission import IdleClock, LifetimeCounts
+from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
 
 log = structlog.get_logger()
+
+_MOST_BLOB_BYTES: Final = 512 << 20
+"""How many bytes of media wait to be decoded, for all tasks together."""
+
+_MOST_HELD_BYTES: Final = 512 << 20
+"""How much decoded media of all tasks take before no further ones are decoded: more than two hours
+of sound."""
+
+_TOO_MUCH: Final = Refusal(
+    ErrorCode.QUEUE_FULL,
+    f"The sounds that wait for this model take {_MOST_BLOB_BYTES >> 20} MiB: try again later.",
+    2.0,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,13 +47,19 @@ class OpenTask(OpenRequest):
     tasks: Tasks
     task_id: int
     deadline: asyncio.TimerHandle
-    pieces: deque[TaskPiece] = field(default_factory=deque)
+    pieces: Iterator[TaskPiece] = field(default_factory=lambda: iter(()))
     """The pieces that were not given to the engine thread yet."""
     prompt_tokens: int = 0
     planned: bool = False
     """Whether the model was found to be able to do it."""
     computing: bool = False
     """Whether a piece of it is on the engine thread."""
+    blobs: Sequence[bytes] = ()
+    """The bytes of its media, until they are decoded."""
+    sound: Sound | None = None
+    """What it hears, from its decoding to its plan."""
+    held_bytes: int = 0
+    """What its plan keeps of its media."""
 
     def release(self) -> None:
         """Compute no further piece of it; a piece that runs is left alone."""
@@ -59,13 +83,17 @@ class Tasks:
 
     def __init__(
         self,
-        engine: TaskEngine,
+        engine: Engine,
         thread: EngineThread,
         open_requests: OpenRequests,
+        decoder: MediaDecoder,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
     ) -> None:
         self._engine = engine
+        self._decoder = decoder
+        self._blob_bytes = 0
+        self._held_bytes = 0
         self._thread = thread
         self._open = open_requests
         self._counts = counts
@@ -73,17 +101,28 @@ class Tasks:
         self._by_id: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
 
-    def take(self, router: bytes, request: Task) -> None:
-        """Begin a task, or refuse it."""
+    def take(self, router: bytes, request: Task, blobs: Sequence[bytes] = ()) -> None:
+        """Begin a task, or refuse it. ``blobs`` are the bytes of its media."""
         if not self._open.admits(router, request, self._thread.rows):
+            return
+        blob_bytes = sum(map(len, blobs))
+        if blob_bytes and self._blob_bytes + blob_bytes > _MOST_BLOB_BYTES:
+            self._open.send(router, _TOO_MUCH.message_for(request.stream_id))
             return
         task_id = next(self._ids)
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(max(0.0, request.deadline_s), self._expire, task_id)
         task = self._by_id[task_id] = OpenTask(router, request, self, task_id, deadline)
         self._counts.requests += 1
+        self._blob_bytes += blob_bytes
+        task.blobs = blobs
+        transcriber = self._engine.transcriber
+        transcribes = transcriber is not None and isinstance(request, Transcribe)
         self._open.begin(
-            task, lambda: self._engine.plan(request), lambda future: self._planned(task, future)
+            task,
+            lambda: self._plan(task),
+            lambda future: self._planned(task, future),
+            (lambda: self._decode(task)) if transcribes else None,
         )
 
     def computed(self, task_id: int, result: PieceResult) -> None:
@@ -102,7 +141,9 @@ class Tasks:
         """Free a task's resources; a piece that is being computed is not waited for."""
         task.deadline.cancel()
         del self._by_id[task.task_id]
-        task.pieces.clear()
+        task.pieces = iter(())
+        self._drop_blobs(task)
+        self._count_held(task, 0)
         if task.planned:
             self._note_use(task.request)
         if task.computing:
@@ -112,13 +153,44 @@ class Tasks:
         """Refuse a task, however far it has come."""
         self._open.refuse(task, code, message)
 
+    def _decode(self, task: OpenTask) -> None:
+        # This runs on the media thread.
+        assert isinstance(task.request, Transcribe)
+        needs = self._engine.facts.media
+        assert needs is not None, "a model that transcribes needs sounds"
+        check_media(task.request.media, needs)
+        (sound,) = self._decoder.decode(task.request.media, task.blobs, needs)
+        assert isinstance(sound, Sound), "and nothing else"
+        task.sound = sound
+
+    def _plan(self, task: OpenTask) -> TaskPlan | TaskReply:
+        # This runs on the prompt thread.
+        sound, task.sound = task.sound, None
+        if sound is None:
+            return self._engine.tasks.plan(task.request)
+        assert isinstance(task.request, Transcribe)
+        assert self._engine.transcriber is not None
+        return self._engine.transcriber.transcribe(task.request, sound)
+
+    def _drop_blobs(self, task: OpenTask) -> None:
+        self._blob_bytes -= sum(map(len, task.blobs))
+        task.blobs = ()
+
+    def _count_held(self, task: OpenTask, size_bytes: int) -> None:
+        if size_bytes != task.held_bytes:
+            self._held_bytes += size_bytes - task.held_bytes
+            task.held_bytes = size_bytes
+            self._open.hold_media(self._held_bytes >= _MOST_HELD_BYTES)
+
     def _planned(self, task: OpenTask, future: asyncio.Future[TaskPlan | TaskReply | None]) -> None:
         error = future.exception()
         if not task.gone:
             if error is None and (plan := future.result()) is not None:
                 task.planned = True
                 if isinstance(plan, TaskPlan):
-                    task.pieces, task.prompt_tokens = deque(plan.pieces), plan.prompt_tokens
+                    task.pieces, task.prompt_tokens = iter(plan.pieces), plan.prompt_tokens
+                    self._drop_blobs(task)
+                    self._count_held(task, plan.held_bytes)
                     self._advance(task)
                 else:
                     self._end(task, plan)
@@ -129,11 +201,12 @@ class Tasks:
     def _advance(self, task: OpenTask) -> None:
         if task.gone:
             return  # Its router could not be reached with what came of the last piece.
-        if not task.pieces:
+        piece = next(task.pieces, None)
+        if piece is None:
             self._end(task, TaskFinished(task.request.stream_id, task.prompt_tokens))
             return
         task.computing = True
-        self._thread.submit_piece(task.task_id, task.pieces.popleft(), task.request.owner)
+        self._thread.submit_piece(task.task_id, piece, task.request.owner)
 
     def _end(self, task: OpenTask, message: TaskReply | TaskFinished) -> None:
         self._open.forget(task)
@@ -175,7 +248,7 @@ class Tasks:
 
     def _note_use(self, request: Task) -> None:
         now = time.monotonic()
-        if isinstance(request, Embed | Rerank):
+        if isinstance(request, Embed | Rerank | Transcribe):
             self._idle_clock.ended(request.keep_alive_s, now)
         else:
             self._idle_clock.served(now)

@@ -95,7 +95,13 @@ def describe_api(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
 def _types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
     yield from ERROR_BODIES.values()
     for endpoint in endpoints:
-        for one in (endpoint.request, endpoint.query, endpoint.answer, endpoint.event):
+        for one in (
+            endpoint.request,
+            endpoint.form,
+            endpoint.query,
+            endpoint.answer,
+            endpoint.event,
+        ):
             if one is not None:
                 yield one
 
@@ -126,6 +132,11 @@ def _operation(endpoint: Endpoint, path: str, schemas: Schemas) -> dict[str, Any
         described["requestBody"] = {
             "required": True,
             "content": {"application/json": _body(endpoint.request, schemas)},
+        }
+    if endpoint.form is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": schemas.of(endpoint.form)}},
         }
     return described
 
@@ -181,7 +192,7 @@ def _answer(endpoint: Endpoint, status: int, schemas: Schemas) -> dict[str, Any]
             stream["x-event-data"] = schemas.of(endpoint.event)
         content[endpoint.family.stream_type.partition(";")[0]] = stream
     names = [_REQUEST_ID]
-    if endpoint.access is Access.INFERENCE and endpoint.request is not None:
+    if endpoint.access is Access.INFERENCE and (endpoint.request or endpoint.form) is not None:
         names.append(_IGNORED)
     if ErrorCode.SYNC_TIMEOUT in error_codes(endpoint):
         names.append(_JOB_ID)

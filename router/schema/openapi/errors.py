@@ -78,11 +78,11 @@ def error_codes(endpoint: Endpoint) -> frozenset[ErrorCode]:
         codes.add(ErrorCode.QUEUE_FULL)
     if endpoint.access in (Access.ADMIN, Access.INFERENCE):
         codes.update((ErrorCode.SUPERVISOR_UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED))
-    if endpoint.request is not None:
+    if endpoint.request is not None or endpoint.form is not None:
         codes.update((*_BODY, *_VALUES))
         if endpoint.access is Access.INFERENCE:
             codes.update(_WORK)
-            if endpoint.streams:
+            if endpoint.streams and endpoint.request is not None:
                 codes.update(_GENERATION)
     if endpoint.query is not None:
         codes.update(_VALUES)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 API: Final = (
-    "Language, embedding and reranking models on this machine, one process for each: OpenAI's "
-    "API, and what kiapi, Kolosal, OpenVINO Model Server, vLLM, Jina and Cohere add to it.\n\n"
+    "Language, embedding, reranking and transcription models on this machine, one process for "
+    "each: OpenAI's API, and what kiapi, Kolosal, OpenVINO Model Server, vLLM, Jina and Cohere add "
+    "to it.\n\n"
     "- A field that is left out, or null, has its default. One that is not known is ignored. A "
     "known one of a wrong type or out of range is a 400, whose `param` is the field's path.\n"
     '- An error is always `{"error": {message, type, param, code}}`, also within a stream, and '
@@ -26,6 +27,7 @@ TAGS: Final[dict[str, str]] = {
     "Completions": "Texts that are gone on with",
     "Embeddings": "Texts as vectors",
     "Rerank": "Documents in the order of how well they answer",
+    "Audio": "Speech as text",
     "Tokens": "What a model's tokenizer makes of text",
     "Models": "What can be asked for",
     "Jobs": "Every generation has a record, which outlives its connection",

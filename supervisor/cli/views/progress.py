@@ -134,16 +134,19 @@ def print_welcome(console: Console, status: SystemStatus) -> None:
     if shown:
         # The first that chats; a kind that is not known yet most likely does.
         chats = [model for model in shown if model.kind in (None, ModelKind.CHAT)]
-        path, body = _example((chats or shown)[0])
         console.print("\ntry it:\n")
-        console.print(
-            f"  curl {url}/{path} -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
-            markup=False,
-        )
+        console.print(f"  curl {url}/{_example((chats or shown)[0])}\n", markup=False)
 
 
-def _example(model: ModelStatus) -> tuple[str, str]:
-    """Return the path and the body of a request that a model of its kind can answer."""
+def _example(model: ModelStatus) -> str:
+    """Return the path and the options of a request that a model of its kind can answer."""
+    if model.kind is ModelKind.TRANSCRIPTION:
+        return f"audio/transcriptions \\\n    -F model={model.model} -F file=@speech.wav"
+    path, body = _json_example(model)
+    return f"{path} -H 'Content-Type: application/json' \\\n    -d '{body}'"
+
+
+def _json_example(model: ModelStatus) -> tuple[str, str]:
     body: dict[str, Any] = {"model": model.model}
     if model.kind is ModelKind.EMBEDDING:
         return "embeddings", json.dumps(body | {"input": "The capital of France is Paris."})

@@ -188,8 +188,9 @@ def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
     texts = tuple("x" * (1 + index % 40) for index in range(100))
     plan = planned(engine, *texts)
     assert plan.prompt_tokens == sum(len(text) + 2 for text in texts)
-    assert len(plan.pieces) > 1
-    rows: list[Any] = [cast("partial[Any]", piece).args[0].rows for piece in plan.pieces]
+    pieces = list(plan.pieces)
+    assert len(pieces) > 1
+    rows: list[Any] = [cast("partial[Any]", piece).args[0].rows for piece in pieces]
     for some in rows:
         assert len(some) * max(map(len, some)) <= CPU_PIECE_TOKENS
     vectors = embed(engine, *texts)

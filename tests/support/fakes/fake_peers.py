@@ -48,6 +48,7 @@ from lmx.protocol.messages.data import (
     Usage,
 )
 from lmx.protocol.messages.snapshot import GetSnapshot, ModelView, Route, Snapshot
+from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import DescribeTokenizer, Detokenize, Embed, Rerank, Task, Tokenize
 from lmx.protocol.states import ExitCause, FinishReason, SlotState, WorkerState
 from lmx.protocol.wire.codec import decode, encode
@@ -314,8 +315,8 @@ class FakeStream:
 
 class FakeWorker:
     """Binds ``w-<instance>`` and runs ``script`` for every Generate that comes. A task gets the
-    messages that ``task_script`` makes of it; ``tasks`` has them all, and ``cancelled_tasks`` the
-    numbers of those that were cancelled.
+    messages that ``task_script`` makes of it; ``tasks`` has them all, ``task_blobs`` the bytes of
+    those with media, and ``cancelled_tasks`` the numbers of those that were cancelled.
 
     Sends pulses while ``pulses`` is true. ``streams`` holds every stream ever asked for.
     """
@@ -332,6 +333,7 @@ class FakeWorker:
         self.pulses = True
         self.streams: list[FakeStream] = []
         self.tasks: list[Task] = []
+        self.task_blobs: list[tuple[bytes, ...]] = []
         self.cancelled_tasks: list[int] = []
         self.task_script: Callable[[Any], Iterable[Any]] = lambda _: ()
         self._by_key: dict[tuple[bytes, int], FakeStream] = {}
@@ -378,6 +380,11 @@ class FakeWorker:
                     self._by_key[identity, cancel.stream_id].cancelled = True
                 case Cancel(stream_id):
                     self.cancelled_tasks.append(stream_id)
+                case Transcribe() as task:
+                    self.tasks.append(task)
+                    self.task_blobs.append(tuple(blobs))
+                    for reply in self.task_script(task):
+                        await self.send(identity, reply)
                 case Embed() | Rerank() | Tokenize() | Detokenize() | DescribeTokenizer() as task:
                     self.tasks.append(task)
                     for reply in self.task_script(task):

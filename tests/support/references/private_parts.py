@@ -54,6 +54,8 @@ API_PAGE = "router/operators/pages/api_page.py"
 GRAMMAR = "worker/constraints/grammar.py"
 REGISTRY = "worker/formats/registry.py"
 VOCABULARY = "worker/constraints/vocabulary.py"
+SPEECH = "worker/mlx/speech/decoder.py"
+SPEECH_LOAD = "worker/mlx/speech/load.py"
 
 _BLOCK = (
     *("self", "last_bonus", "hidden", "cache", "block_size", "sampler"),
@@ -394,6 +396,20 @@ PARTS: dict[str, Sequence[Part]] = {
             ("items", "allow_patterns"),
         ),
     ),
+    "mlx-audio": (
+        Part(
+            "mlx_audio.stt.models.whisper.audio:log_mel_spectrogram",
+            (SPEECH,),
+            "what a Whisper hears of a window",
+            ("audio", "n_mels"),
+        ),
+        Part(
+            "mlx_audio.stt.models.whisper.whisper:Model.sanitize",
+            (SPEECH_LOAD,),
+            "reading the names of weights in either form",
+            ("self", "weights"),
+        ),
+    ),
     "aiohttp": (
         Part(
             "aiohttp.web_protocol:RequestPayloadError",
@@ -409,6 +425,10 @@ PARTS: dict[str, Sequence[Part]] = {
 }
 
 FIELDS: dict[str, Sequence[tuple[str, str, str]]] = {
+    "mlx-audio": (
+        ("_mask", SPEECH, "what a token of a Whisper sees of those before it"),
+        ("_positional_embedding", SPEECH, "where a window's parts are in time"),
+    ),
     "mlx-vlm": (("_idx", STATE, "where a row's tokens end in the cache of a batch"),),
 }
 """Private fields of a library's objects, the file that reads them, and what for. They exist only in

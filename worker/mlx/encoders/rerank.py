@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_vlm.reranker_loader import load_sequence_classification_model
 
 from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Task, TaskReply
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import is_classifier
@@ -104,7 +105,7 @@ class MlxReranker:
         match task:
             case Rerank():
                 return self._plan_rerank(task)
-            case Embed():
+            case Embed() | Transcribe():
                 raise wrong_kind(ModelKind.RERANK)
             case _:
                 return self._inputs.reply(task)

@@ -16,7 +16,8 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.drafters import heard_layers
 from lmx.worker.mlx.memory.kv import kv_layers
 from lmx.worker.mlx.memory.media import media_memory
-from lmx.worker.mlx.memory.weights import read_weights
+from lmx.worker.mlx.memory.speech import speech_activations, speech_weights_bytes
+from lmx.worker.mlx.memory.weights import Weights, read_weights
 
 _MIB: Final = 1024**2
 
@@ -24,8 +25,10 @@ _PROCESS_BYTES: Final = {
     ModelKind.CHAT: 88 * _MIB,
     ModelKind.EMBEDDING: 76 * _MIB,
     ModelKind.RERANK: 76 * _MIB,
+    ModelKind.TRANSCRIPTION: 80 * _MIB,
 }
-"""Python, mlx, mlx-vlm and transformers in memory once a model is loaded, without its tokenizer."""
+"""Python, mlx, its libraries of models and transformers in memory once a model is loaded, without
+its tokenizer."""
 
 _TOKEN_BYTES: Final = 1650
 """What each token of the vocabulary takes in each of a worker's two tokenizers: byte pair encodings
@@ -70,6 +73,8 @@ def estimate(
     model has.
     """
     weights = read_weights(folder, kind)
+    if kind is ModelKind.TRANSCRIPTION:
+        return _speech(config, weights, platform)
     try:
         layers, layers_8bit, layers_4bit = (
             kv_layers(config, weights.element_bytes, bits) if kind is ModelKind.CHAT else ()
@@ -93,6 +98,19 @@ def estimate(
             weights.element_bytes,
             fused_attention=platform == "darwin",
         ),
+    )
+
+
+def _speech(config: CheckpointConfig, weights: Weights, platform: str) -> MemoryModel:
+    weights_bytes = speech_weights_bytes(
+        config, weights.total_bytes, weights.element_bytes, platform
+    )
+    return MemoryModel(
+        weights_bytes=weights_bytes,
+        process_bytes=process_bytes(config, ModelKind.TRANSCRIPTION),
+        buffers_bytes=buffers_bytes(weights_bytes),
+        kv_layers=(),
+        activations=speech_activations(config, platform),
     )
 
 

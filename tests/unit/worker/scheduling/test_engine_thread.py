@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -557,6 +558,41 @@ async def test_tasks_run_between_steps_and_fail_alone(start: Start) -> None:
     assert isinstance(recorder.results[1], ValueError)
     assert isinstance(await recorder.end(job), JobFinished)
     assert recorder.thread.clock.in_flight == 0
+
+
+async def test_a_piece_is_called_until_it_is_done_and_no_other_one_before(start: Start) -> None:
+    recorder = await start()
+    job = recorder.submit(tokens=50, step_s=0.002)
+    calls: list[int] = []
+
+    def in_parts(task_id: int, parts: int) -> Callable[[], Vectors | None]:
+        def piece() -> Vectors | None:
+            calls.append(task_id)
+            return ONE if calls.count(task_id) == parts else None
+
+        return piece
+
+    for task_id in (1, 2):
+        recorder.thread.submit_piece(task_id, in_parts(task_id, 3), "")
+    await recorder.until(lambda: len(recorder.results) == 2)
+    assert calls == [1, 1, 1, 2, 2, 2]
+    assert not recorder.ends(job), "steps are made between the parts"
+    assert isinstance(await recorder.end(job), JobFinished)
+
+
+async def test_a_piece_that_is_not_done_can_be_dropped(start: Start) -> None:
+    recorder = await start()
+    called = threading.Event()
+
+    def endless() -> None:
+        called.set()
+
+    recorder.thread.submit_piece(1, endless, "")
+    recorder.thread.submit_piece(2, lambda: TWO, "")
+    await recorder.until(called.is_set)
+    recorder.thread.drop_piece(1)
+    await recorder.until(lambda: recorder.thread.clock.in_flight == 0)
+    assert recorder.results == {1: None, 2: TWO}
 
 
 async def test_a_cancelled_task_is_not_computed(start: Start) -> None:

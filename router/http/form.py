@@ -1,0 +1,130 @@
+"""Reads a request's form (``multipart/form-data``) within limits of size, time and amount. What is
+uploaded stays in memory: nothing is written to a disk."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import BodyPartReader, MultipartReader, hdrs, web
+from aiohttp.web_protocol import RequestPayloadError
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.http.body import BODY_ROOM, READ_DEADLINE_S
+from lmx.router.http.body_room import BodyShare
+
+_MOST_PARTS: Final = 64
+_MOST_FIELD_BYTES: Final = 64 * 1024
+"""The longest value of a field that is no file."""
+
+_OVERHEAD_BYTES: Final = 64 * 1024
+"""The room for names and boundaries in a body, beside the values."""
+
+_PIECE_BYTES: Final = 256 * 1024
+_TYPE: Final = "multipart/form-data"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """A file in a form."""
+
+    content: bytes
+
+
+FormField = str | Upload
+
+
+async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[FormField]]:
+    """Return the fields of a form by name, each with its values in order. A list's name ends with
+    ``[]``.
+
+    A file may have ``limit_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while other bodies
+    take too much memory.
+    """
+    if request.content_type != _TYPE:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            f"The body must be a form: send it with Content-Type: {_TYPE}, not "
+            f"{request.content_type[:80]!r}.",
+        )
+    most_bytes = limit_bytes + _MOST_PARTS * _MOST_FIELD_BYTES + _OVERHEAD_BYTES
+    if request.content_length is not None and request.content_length > most_bytes:
+        raise _too_large("The form", limit_bytes)
+    try:
+        with request.app[BODY_ROOM].one() as share:
+            async with asyncio.timeout(READ_DEADLINE_S):
+                return await _read(request, limit_bytes, share)
+    except TimeoutError as error:
+        raise RequestError(
+            ErrorCode.REQUEST_TIMEOUT,
+            f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
+        ) from error
+    except (ValueError, AssertionError, web.PayloadAccessError, RequestPayloadError) as error:
+        raise RequestError(
+            ErrorCode.INVALID_JSON,
+            "The request body is not a valid form: check its boundary, and that it is complete.",
+        ) from error
+
+
+async def _read(
+    request: web.Request, limit_bytes: int, share: BodyShare
+) -> dict[str, list[FormField]]:
+    fields: dict[str, list[FormField]] = {}
+    held_bytes = 0
+    reader = await request.multipart()
+    for _ in range(_MOST_PARTS + 1):
+        part = await reader.next()
+        if part is None:
+            return fields
+        if isinstance(part, MultipartReader) or not part.name:
+            raise ValueError("a part of a form has a name, and no further parts")
+        value = await _value(part, limit_bytes, share, held_bytes)
+        held_bytes += len(value.content) if isinstance(value, Upload) else len(value)
+        fields.setdefault(part.name, []).append(value)
+    raise RequestError(
+        ErrorCode.INVALID_VALUE, f"A form may have at most {_MOST_PARTS} fields: send fewer."
+    )
+
+
+async def _value(
+    part: BodyPartReader, limit_bytes: int, share: BodyShare, held_bytes: int
+) -> FormField:
+    is_file = part.filename is not None
+    most_bytes = limit_bytes if is_file else _MOST_FIELD_BYTES
+    name = str(part.name)
+    if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in (
+        "binary",
+        "8bit",
+        "7bit",
+    ):
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            f"`{name[:80]}` must be sent as it is, without a Content-Transfer-Encoding.",
+            param=name[:80],
+        )
+    pieces: list[bytes] = []
+    size_bytes = 0
+    while piece := await part.read_chunk(_PIECE_BYTES):
+        size_bytes += len(piece)
+        if size_bytes > most_bytes:
+            raise _too_large(f"`{name[:80]}`", most_bytes, name[:80])
+        share.grow(held_bytes + size_bytes)
+        pieces.append(piece)
+    content = b"".join(pieces)
+    if is_file:
+        return Upload(content)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE, f"`{name[:80]}` is not UTF-8.", param=name[:80]
+        ) from error
+
+
+def _too_large(what: str, limit_bytes: int, param: str | None = None) -> RequestError:
+    return RequestError(
+        ErrorCode.REQUEST_TOO_LARGE,
+        f"{what} is larger than the limit of {limit_bytes} bytes.",
+        param=param,
+    )

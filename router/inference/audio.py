@@ -1,0 +1,203 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from aiohttp import web
+
+from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.speech import Transcribe, Transcript
+from lmx.protocol.messages.tasks import TaskFinished
+from lmx.protocol.states import MediaKind, ModelKind
+from lmx.router.http.endpoint import family_of
+from lmx.router.http.form import read_form
+from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored
+from lmx.router.http.sse import EventStream
+from lmx.router.inference.answering import with_wait_comments
+from lmx.router.inference.model_choice import models_of_kind
+from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.media.reader import HeldMedia
+from lmx.router.rendering.transcripts import (
+    FORMATS,
+    JSON,
+    VERBOSE,
+    TranscriptEvents,
+    WholeTranscript,
+    verbose_transcript,
+    whole_transcript,
+)
+from lmx.router.schema.requests.audio import (
+    TranscriptionRequest,
+    TranslationRequest,
+    ignored_form_fields,
+    parse_transcription,
+    parse_translation,
+)
+from lmx.router.services import SERVICES
+from lmx.router.workers.fallback import perform_on_first
+
+
+async def transcriptions(request: web.Request) -> web.StreamResponse:
+    """Write down what is said, in the language that is spoken."""
+    form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
+    wanted, task = parse_transcription(form)
+    note_ignored(request, ignored_form_fields(form, TranscriptionRequest))
+    models = await models_of_kind(
+        request, wanted.model, ModelKind.TRANSCRIPTION, stream=bool(wanted.stream)
+    )
+    async with _held(request, wanted) as held:
+        work = _Transcription(request, models, task, held)
+        if wanted.stream:
+            return await work.stream()
+        whole = await work.whole()
+    if wanted.response_format == VERBOSE:
+        text = verbose_transcript(
+            whole, translated=False, segments=wanted.segments, words=wanted.words
+        )
+        return _response(text, JSON)
+    media, write = FORMATS[wanted.response_format or "json"]
+    return _response(write(whole), media)
+
+
+async def translations(request: web.Request) -> web.StreamResponse:
+    """Write down in English what is said."""
+    form = await read_form(request, request.app[SERVICES].spec.media.max_item_bytes)
+    wanted, task = parse_translation(form)
+    note_ignored(request, ignored_form_fields(form, TranslationRequest))
+    models = await models_of_kind(request, wanted.model, ModelKind.TRANSCRIPTION, stream=False)
+    async with _held(request, wanted) as held:
+        whole = await _Transcription(request, models, task, held).whole()
+    if wanted.response_format == VERBOSE:
+        text = verbose_transcript(whole, translated=True, segments=True, words=False)
+        return _response(text, JSON)
+    media, write = FORMATS[wanted.response_format or "json"]
+    return _response(write(whole), media)
+
+
+def _held(
+    request: web.Request, wanted: TranslationRequest
+) -> AbstractAsyncContextManager[HeldMedia]:
+    media = request.app[SERVICES].media
+    return media.hold(wanted.sound, MediaKind.AUDIO, "file")
+
+
+class _Transcription:
+    """One sound that is being written down."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        models: Sequence[ModelView],
+        task: Transcribe,
+        held: HeldMedia,
+    ) -> None:
+        context = request[CONTEXT]
+        self._request = request
+        self._services = request.app[SERVICES]
+        self._models = models
+        self._task = replace(
+            task, request_id=context.request_id, owner=context.asker, media=held.items
+        )
+        self._blobs = held.blobs
+        self._live = LiveRequest(
+            f"transcr-{secrets.token_hex(12)}",
+            context,
+            RequestKind.TRANSCRIPTION,
+            request.remote,
+            models[0].model_id,
+        )
+        self._whole: WholeTranscript | None = None
+        follow_outcome(request, self._outcome)
+
+    async def whole(self, take: Callable[[Transcript], None] | None = None) -> WholeTranscript:
+        """Return the whole transcript; ``take`` is called with each part as it comes. Raises the
+        error of its refusal, or REQUEST_CANCELLED."""
+        work = perform_on_first(
+            self._services.tasks, self._models, self._task, self._choose, self._blobs, take
+        )
+        _, answer = await self._services.live.perform(self._live, work)
+        assert isinstance(answer.last, TaskFinished)
+        parts = [part for part in answer.parts if isinstance(part, Transcript)]
+        self._whole = whole_transcript(parts, answer.last.prompt_tokens)
+        return self._whole
+
+    async def stream(self) -> web.StreamResponse:
+        """Send the text as it is written. Errors before the stream's headers are sent are raised;
+        later ones end the stream with an error event."""
+        self._live.stream = True
+        events = EventStream(self._request, self._services.spec.stall_timeout_s)
+        # There are no more parts than the sound has windows.
+        parts: asyncio.Queue[Transcript | None] = asyncio.Queue()
+        work = asyncio.create_task(self.whole(parts.put_nowait), name=self._live.id)
+        work.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            await self._relay(events, parts, work)
+        except LmxError as error:
+            if not events.is_open:
+                raise
+            code = error.code
+            follow_outcome(self._request, lambda: replace(self._outcome(), error=code.value))
+            if code is not ErrorCode.CLIENT_STALLED:
+                await events.send(family_of(self._request).error_event(error))
+                await events.end()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()  # It is known, or its client has left.
+        return events.response
+
+    async def _relay(
+        self,
+        events: EventStream,
+        parts: asyncio.Queue[Transcript | None],
+        work: asyncio.Task[WholeTranscript],
+    ) -> None:
+        services, writer = self._services, TranscriptEvents()
+        ping_interval_s = services.spec.ping_interval_s
+        async with with_wait_comments(
+            events, lambda: services.room.news(self._live.model_id), ping_interval_s
+        ):
+            first = await parts.get()
+        if first is not None:
+            if not events.is_open:
+                await events.open()
+            if beginning := writer.delta(first):
+                await events.send(beginning)
+
+            async def take(wait_s: float) -> bytes | None:
+                try:
+                    async with asyncio.timeout(wait_s):
+                        part = await parts.get()
+                except TimeoutError:
+                    return b""
+                return None if part is None else writer.delta(part)
+
+            await events.send_all(take, ping_interval_s)
+        await events.send(writer.done(await work))
+        await events.end()
+
+    def _choose(self, model: ModelView) -> None:
+        self._live.model_id = model.model_id
+
+    def _outcome(self) -> Outcome:
+        known = Outcome(model=self._live.model_id, stream=self._live.stream)
+        if self._whole is None:
+            return known
+        return replace(
+            known,
+            prompt_tokens=self._whole.input_tokens,
+            completion_tokens=self._whole.output_tokens,
+            audio_s=self._whole.duration_s,
+        )
+
+
+def _response(text: bytes, media: str) -> web.Response:
+    charset = None if media == JSON else "utf-8"
+    return web.Response(body=text, content_type=media, charset=charset)

@@ -1,0 +1,175 @@
+"""The fields of the forms that are sent with speech."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.speech import Transcribe
+from lmx.router.http.form import FormField, Upload
+from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
+from lmx.router.schema.validation import validated
+
+TRANSCRIBE_DEADLINE_S: Final = 3600.0
+"""For hours of speech, or for others' hours before it. A worker that is stuck is found sooner, by
+its progress."""
+
+_NUMBERS: Final = frozenset({"temperature", "ttl"})
+_LISTS: Final = frozenset({"timestamp_granularities"})
+_BOOLEANS: Final = {"true": True, "false": False, "1": True, "0": False}
+
+
+def _file(value: object) -> Upload:
+    if not isinstance(value, Upload):
+        raise PydanticCustomError("file_type", "a file")
+    return value
+
+
+# Any, because pydantic would describe the class in the API's description.
+_File = Annotated[
+    Any,
+    AfterValidator(_file),
+    WithJsonSchema({"type": "string", "contentMediaType": "application/octet-stream"}),
+]
+
+
+class TranslationRequest(ResidencyFields):
+    """The form of POST /v1/audio/translations."""
+
+    file: _File
+    """The sound, as a file: flac, mp3, m4a, mp4, mov, mkv, ogg, wav, webm or aac."""
+    model: str | None = None
+    """The id, an alias or the source of a transcription model. Default: the configured one."""
+    prompt: Annotated[str, Field(max_length=8192)] | None = None
+    """What was said before, or a text in the style and with the names that the transcript is to
+    have. The model reads its end of 200 words or so."""
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    """The form of the answer: JSON with the text, the text alone, subtitles, or JSON with all that
+    is known. Default: json."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How freely the words are drawn. 0 takes the likeliest ones, and draws again at higher
+    temperatures where these make no good text. Default: 0."""
+
+    @property
+    def sound(self) -> bytes:
+        """The content of the file."""
+        content: bytes = self.file.content
+        return content
+
+
+class TranscriptionRequest(TranslationRequest):
+    """The form of POST /v1/audio/transcriptions."""
+
+    language: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """The language that is spoken, as ISO 639-1 or by its English name. Default: the model finds
+    out."""
+    timestamp_granularities: (
+        Annotated[list[Literal["word", "segment"]], Field(max_length=2)] | None
+    ) = None
+    """Whether the answer has the times of segments, of words, or both; only with `verbose_json`. A
+    form names it `timestamp_granularities[]`. Default: segment."""
+    stream: bool | None = None
+    """Whether the text is sent as it is written, as server-sent events; only with json and text.
+    Default: false."""
+
+    @property
+    def words(self) -> bool:
+        """Whether the times of words are wanted."""
+        return "word" in (self.timestamp_granularities or ())
+
+    @property
+    def segments(self) -> bool:
+        """Whether the times of segments are wanted."""
+        return "segment" in (self.timestamp_granularities or ("segment",))
+
+
+def parse_transcription(
+    form: Mapping[str, Sequence[FormField]],
+) -> tuple[TranscriptionRequest, Transcribe]:
+    """Return the checked request, and the request to a worker, without its id and its sound.
+    Raises :class:`RequestError` (400) for the first fault."""
+    request = validated(TranscriptionRequest, _body(form))
+    wanted = request.response_format or "json"
+    if request.timestamp_granularities and wanted != "verbose_json":
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`timestamp_granularities` is for the `response_format` verbose_json, got {wanted!r}.",
+            param="timestamp_granularities",
+        )
+    if request.stream and wanted not in ("json", "text"):
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`stream` is for the `response_format` json and text, got {wanted!r}.",
+            param="stream",
+        )
+    return request, _task(request, False, request.language, words=request.words)
+
+
+def parse_translation(
+    form: Mapping[str, Sequence[FormField]],
+) -> tuple[TranslationRequest, Transcribe]:
+    """Return the same for a translation."""
+    request = validated(TranslationRequest, _body(form))
+    return request, _task(request, True, None, words=False)
+
+
+def ignored_form_fields(
+    form: Mapping[str, Sequence[FormField]], schema: type[TranslationRequest]
+) -> list[str]:
+    """Return the fields of a form that change nothing."""
+    return [name for name in form if name.removesuffix("[]") not in schema.model_fields]
+
+
+def _task(
+    request: TranslationRequest, translate: bool, language: str | None, *, words: bool
+) -> Transcribe:
+    return Transcribe(
+        0,
+        "",
+        TRANSCRIBE_DEADLINE_S,
+        (),
+        translate,
+        language,
+        request.prompt or "",
+        request.temperature or None,
+        words,
+        keep_alive_of(request),
+    )
+
+
+def _body(form: Mapping[str, Sequence[FormField]]) -> dict[str, Any]:
+    """Return a form as the object that its fields describe. A field that is there twice is
+    refused; one that is empty counts as absent."""
+    body: dict[str, Any] = {}
+    for full_name, values in form.items():
+        name = full_name.removesuffix("[]")
+        if name in _LISTS:
+            body.setdefault(name, []).extend(values)
+        elif len(values) > 1:
+            raise RequestError(
+                ErrorCode.INVALID_VALUE,
+                f"`{name[:80]}` is there {len(values)} times: send it once.",
+                param=name[:80],
+            )
+        elif values[0] != "":
+            body[name] = _value(name, values[0])
+    return body
+
+
+def _value(name: str, given: FormField) -> Any:
+    """Return what a field's text stands for; the text itself where it stands for nothing."""
+    if not isinstance(given, str):
+        return given
+    if name == "stream":
+        return _BOOLEANS.get(given.lower(), given)
+    if name in _NUMBERS:
+        try:
+            number = float(given)
+        except ValueError:
+            return given
+        return int(number) if name == "ttl" and number.is_integer() else number
+    return given

@@ -1,0 +1,124 @@
+"""A real Whisper through real processes, with the official SDK, beside a model that chats."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import wave
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from rig import Rig, Stream, ask, http, rig
+from speech_samples import word_errors
+from tiny_models import make_tiny_model
+from whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
+
+# The first test also fetches, converts and loads the models.
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.process,
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
+    config = {
+        "models": [
+            {"id": "tiny", "source": str(tiny)},
+            {
+                "id": "whisper",
+                "source": str(obtain_whisper_tiny_en()),
+                "aliases": ["whisper-1"],
+                "preload": False,
+            },
+        ],
+        "timing": {
+            "beat_timeout_s": 6.0,
+            "stall_timeout_s": 60.0,
+            "load_stall_timeout_s": 120.0,
+            "start_timeout_s": 60.0,
+            "shutdown_grace_s": 1.0,
+        },
+    }
+    with rig(config) as lmx:
+        lmx.wait_state("tiny", "ready", deadline_s=120)
+        yield lmx
+
+
+def many_clips(clip: Path, times: int) -> bytes:
+    """Return a WAV file with a clip again and again."""
+    made = BytesIO()
+    with wave.open(str(clip)) as one, wave.open(made, "wb") as many:
+        many.setparams(one.getparams())
+        many.writeframes(one.readframes(one.getnframes()) * times)
+    return made.getvalue()
+
+
+def test_a_real_clip_is_written_down_whole_and_streamed(speaking: Rig) -> None:
+    with OpenAI(base_url=speaking.url, api_key="-", max_retries=0, timeout=120) as client:
+        clip = obtain_clip()
+        whole = client.audio.transcriptions.create(
+            model="whisper-1", file=clip, response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )  # fmt: skip
+        assert word_errors(whole.text, CLIP_TEXT) == 0
+        assert (whole.language, whole.duration) == ("english", 9.96)
+        assert whole.segments is not None and whole.words is not None
+        assert [word.word for word in whole.words][:2] == ["Ever", "tried,"]
+        assert speaking.worker("whisper")["kind"] == "transcription"
+        events = list(client.audio.transcriptions.create(model="whisper", file=clip, stream=True))
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == whole.text
+        with pytest.raises(openai.BadRequestError, match="hears English only") as refused:
+            client.audio.translations.create(model="whisper", file=clip)
+        assert refused.value.param == "model"
+        with pytest.raises(openai.BadRequestError) as broken:
+            client.audio.transcriptions.create(model="whisper", file=clip.read_bytes()[:40])
+        assert broken.value.param == "file"
+
+
+async def test_a_worker_that_is_killed_ends_its_transcript_alone(speaking: Rig) -> None:
+    url = speaking.url
+    clip = obtain_clip()
+    async with http() as session, AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=7000, ignore_eos=True))
+        await chat.has_text(5, 60)
+        stream = await client.audio.transcriptions.create(
+            model="whisper", file=("long.wav", many_clips(clip, 30)), stream=True
+        )
+        told = [await anext(stream)]
+        pid = speaking.wait_state("whisper", "ready")["pid"]
+        before = len(chat.text)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="crashed"):
+            told.extend([event async for event in stream])
+        assert {event.type for event in told} == {"transcript.text.delta"}
+        again = await client.audio.transcriptions.create(model="whisper", file=clip)
+        assert word_errors(again.text, CLIP_TEXT) == 0
+        assert len(chat.text) > before, "the other model's stream has gone on"
+        assert chat.errors == []
+        await chat.hang_up()
+    assert speaking.wait_state("whisper", "ready")["pid"] != pid
+
+
+async def test_a_client_that_leaves_ends_the_work(speaking: Rig) -> None:
+    seen = len(speaking.log_events("worker-whisper", "task.cancelled"))
+    async with AsyncOpenAI(base_url=speaking.url, api_key="-", max_retries=0) as client:
+        stream = await client.audio.transcriptions.create(
+            model="whisper", file=("long.wav", many_clips(obtain_clip(), 30)), stream=True
+        )
+        await anext(stream)
+        await stream.close()
+    for _ in range(600):
+        if len(speaking.log_events("worker-whisper", "task.cancelled")) > seen:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the worker was not told")

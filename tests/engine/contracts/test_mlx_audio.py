@@ -1,0 +1,40 @@
+"""What lmx uses of mlx-audio that it promises nobody."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from private_parts import FIELDS, PARTS, Part, find, said
+from whisper_models import make_tiny_whisper
+
+from lmx.worker.mlx.speech.load import load_network
+
+LIBRARY = "mlx-audio"
+
+
+@pytest.mark.parametrize("part", PARTS[LIBRARY], ids=lambda part: part.where)
+def test_it_is_there(part: Part) -> None:
+    find(LIBRARY, part)
+
+
+def test_a_whisper_is_made_of_layers_that_can_be_called_alone(tmp_path: Path) -> None:
+    network, _ = load_network(make_tiny_whisper(tmp_path / "m"), lambda *_: None)
+    model = network.model
+    for name, file, use in FIELDS[LIBRARY]:
+        holder = model.decoder if name == "_mask" else model.encoder
+        assert hasattr(holder, name), said(LIBRARY, name, (file,), use) + "it is gone"
+    block = model.decoder.blocks[0]
+    assert list(inspect.signature(block.__call__).parameters) == ["x", "xa", "mask", "kv_cache"]
+    mel = mx.random.normal((1, 3000, model.dims.n_mels))
+    tokens = mx.array([[256, 257, 258]])
+    whole = model(mel, tokens)
+    features = model.encoder(mel)
+    hidden = model.decoder.token_embedding(tokens) + model.decoder.positional_embedding[:3]
+    for each in model.decoder.blocks:
+        hidden, _, scores = each(hidden, features, mask=model.decoder._mask, kv_cache=None)
+    assert scores.shape == (1, model.dims.n_text_head, 3, 1500)
+    logits = model.decoder.token_embedding.as_linear(model.decoder.ln(hidden))
+    assert mx.allclose(whole, logits, atol=1e-4)

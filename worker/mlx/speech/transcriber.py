@@ -1,0 +1,130 @@
+"""The engine of models that write down what they hear."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final, NoReturn
+
+import mlx.core as mx
+import numpy as np
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.specs import WorkerSpec
+from lmx.protocol.messages.speech import Transcribe
+from lmx.protocol.messages.tasks import Task, TaskReply
+from lmx.protocol.states import LoadPhase, MediaKind, ModelKind
+from lmx.worker.engine import (
+    Engine,
+    LoadReporter,
+    ModelFacts,
+    PromptSource,
+    TaskPlan,
+    wrong_kind,
+)
+from lmx.worker.media.values import MediaNeeds, Sound
+from lmx.worker.mlx.encoders.encoder import EncoderMemory
+from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
+from lmx.worker.mlx.speech.decoder import SpeechNetwork
+from lmx.worker.mlx.speech.load import load_network
+from lmx.worker.mlx.speech.rules import STAMPS_PER_SECOND
+from lmx.worker.mlx.speech.transcription import Transcription
+from lmx.worker.mlx.speech.vocabulary import ENGLISH, SpeechVocabulary, language_code
+
+SAMPLE_RATE_HZ: Final = 16_000
+
+
+def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
+    """Load a Whisper, and let it hear a second, so that a model that can't be served fails here.
+    See :class:`lmx.worker.engine.EngineFactory`."""
+    advanced(LoadPhase.WEIGHTS, 0.0, "")
+    network, tokenizer = load_network(Path(spec.model_path), advanced)
+    advanced(LoadPhase.WARMUP, None, "")
+    _warm_up(network)
+    dimensions = network.model.dims
+    facts = ModelFacts(
+        context_tokens=int(dimensions.n_text_ctx),
+        eos_token_ids=frozenset({network.vocabulary.end}),
+        vocabulary_size=int(dimensions.n_vocab),
+        media=MediaNeeds(frozenset({MediaKind.AUDIO}), SAMPLE_RATE_HZ, {MediaKind.AUDIO: 1}),
+    )
+    token_tasks = TokenTasks(
+        tokenizer, facts.vocabulary_size, facts.context_tokens, _refuse_messages
+    )
+    transcriber = MlxTranscriber(network, token_tasks)
+    return Engine(facts, EncoderMemory(), tasks=transcriber, transcriber=transcriber)
+
+
+class MlxTranscriber:
+    """A :class:`lmx.worker.engine.TaskEngine` and a :class:`lmx.worker.engine.Transcriber`. Each
+    window of a sound is a piece."""
+
+    def __init__(self, network: SpeechNetwork, token_tasks: TokenTasks) -> None:
+        self._network = network
+        self._token_tasks = token_tasks
+
+    def plan(self, task: Task) -> TaskReply:
+        """Answer tasks about tokens; refuse all others."""
+        if isinstance(task, TokenTask):
+            return self._token_tasks.reply(task)
+        raise wrong_kind(ModelKind.TRANSCRIPTION)
+
+    def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:
+        """Check the language and tokenize the prompt; the windows follow from what is heard."""
+        vocabulary = self._network.vocabulary
+        language = _language(vocabulary, task)
+        prompt = vocabulary.encode(" " + task.prompt.strip()) if task.prompt.strip() else []
+        heard_tokens = int(sound.duration_s * STAMPS_PER_SECOND)
+        pieces = Transcription(self._network, task, sound, language, prompt)
+        return TaskPlan(heard_tokens + len(prompt), pieces, sound.samples.nbytes)
+
+
+def _language(vocabulary: SpeechVocabulary, task: Transcribe) -> str | None:
+    """Return the code of the language that is spoken; None if the model is to find out."""
+    if not vocabulary.languages and task.translate:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "This model hears English only, so that it has nothing to translate: name a Whisper "
+            "that knows other languages.",
+            param="model",
+        )
+    code = None if task.language is None else language_code(task.language)
+    if task.language is not None and code is None:
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`language` is {task.language[:40]!r}, which is no language that Whisper knows: give "
+            "a code like 'en', or leave it out.",
+            param="language",
+        )
+    known = vocabulary.languages or (ENGLISH,)
+    if code is not None and code not in known:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`language` is {code!r}, and this model knows "
+            f"{'English only' if not vocabulary.languages else 'other languages'}: name another "
+            "model, or leave it out.",
+            param="language",
+        )
+    return code if vocabulary.languages else ENGLISH
+
+
+def _warm_up(network: SpeechNetwork) -> None:
+    work = _first_tokens(network)
+    for _ in work:
+        pass
+    mx.clear_cache()
+
+
+def _first_tokens(network: SpeechNetwork) -> Generator[None, None, None]:
+    heard = yield from network.hear(np.zeros(SAMPLE_RATE_HZ, np.float32))
+    language = next(iter(network.vocabulary.languages), ENGLISH)
+    begin = network.vocabulary.begin(language, translate=False)
+    next(heard.write(begin, (), 0.0, 0), None)
+
+
+def _refuse_messages(source: PromptSource) -> NoReturn:
+    raise RequestError(
+        ErrorCode.UNSUPPORTED_VALUE,
+        "This model has no chat template: send `prompt` instead of `messages`.",
+        param="messages",
+    )
