@@ -150,6 +150,7 @@ class Accumulator:
     def _fold(self) -> None:
         # Nearly every delta is plain text of an answer: handling it here takes half the time.
         choices, logprobs, tokens = self._choices, self._logprobs, 0
+        open_index, choice = -1, choices[0]
         for delta in self._deltas:
             tokens += delta.tokens
             if (
@@ -158,11 +159,15 @@ class Accumulator:
                 and not delta.token_ids
                 and not (logprobs and delta.logprobs)
             ):
-                choice = choices[delta.index]
-                if choice.last is not _CONTENT and delta.text:
-                    choice.begin(_CONTENT, len(choice.content))
+                if delta.index != open_index:
+                    choice = choices[delta.index]
+                    if choice.last is not _CONTENT and delta.text:
+                        choice.begin(_CONTENT, len(choice.content))
+                    # While its stretch of text goes on, nothing is looked up.
+                    open_index = delta.index if choice.last is _CONTENT else -1
                 choice.content.append(delta.text)
             else:
                 choices[delta.index].add(delta)
+                open_index = -1
         self._tokens += tokens
         self._deltas.clear()
