@@ -7,14 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from media_check import MAKERS, MediaModel, check_media, check_together, sound, video
+from media_check import MAKERS, check_media, check_together
 from media_families import FAMILIES
 from media_models import make_media_model, tiny_towers
 
 from lmx.protocol.states import MediaKind
-from lmx.worker.media.values import Video
 
 pytestmark = pytest.mark.engine
 
@@ -62,19 +60,3 @@ def test_kinds_in_one_prompt(tmp_path: Path, family: str) -> None:
     with tiny_towers():
         folder = make_media_model(tmp_path, family)
         check_together(folder, media, by_library=family not in MIXED_WRONG)
-
-
-@pytest.mark.parametrize("family", ["gemma4", "qwen3_omni_moe"])
-def test_the_sound_of_a_video_is_heard(tmp_path: Path, family: str) -> None:
-    silent = video(1)
-    spoken, other = (
-        Video(silent.frames, silent.times_s, silent.duration_s, sound(seed)) for seed in (1, 2)
-    )
-    with tiny_towers():
-        model = MediaModel(make_media_model(tmp_path, family))
-    prompt = model.encode("ab", spoken, "cd")
-    apart = model.encode("ab", silent, sound(1), "cd")
-    assert list(prompt.tokens) == list(apart.tokens)
-    heard = model.logits(prompt)
-    assert np.array_equal(heard, model.logits(apart))
-    assert np.abs(model.logits(model.encode("ab", other, "cd")) - heard).max() > heard.std() / 10

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Thinking
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource
 from lmx.worker.formats.families.table import family_of
-from lmx.worker.media.sound_tracks import with_sound_tracks
 from lmx.worker.mlx.media.prompt import MediaPrompts
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.hermes import with_tools_in_words
@@ -78,8 +76,7 @@ class PromptEncoder:
         too long by a little.
         """
         if source.messages is not None:
-            messages, media = with_sound_tracks(source.messages, source.media)
-            return self._encode_messages(replace(source, media=media), messages)
+            return self._encode_messages(source, source.messages)
         if source.tokens is not None:
             return EncodedPrompt(self._checked(source.tokens))
         return EncodedPrompt(self._encode_text(source.text or ""))
