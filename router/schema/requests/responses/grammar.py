@@ -8,7 +8,6 @@ deepest ones of the grammar can't be written.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,8 @@ _MOST_NODES: Final = 20_000
 _MOST_PATTERN_CHARS: Final = 32_768
 
 _SIGNS: Final = re.compile(r"[\\^$.|?*+()\[\]{}/\n\r\t-]")
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))")
+_LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 _CONTROLS: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 _COMMON: Final = {
@@ -99,6 +100,13 @@ def input_pattern(syntax: str, definition: str, param: str) -> str:
     """
     if syntax == "regex":
         return f"^(?:{_unanchored(definition)})$"
+    try:
+        return _lark_pattern(definition, param)
+    except RecursionError as error:
+        raise _refusal(param, "it is nested too deeply") from error
+
+
+def _lark_pattern(definition: str, param: str) -> str:
     reader = _Reader(_tokens(definition, param), param)
     reader.read()
     if "start" not in reader.rules:
@@ -342,10 +350,7 @@ class _Reader:
 
     def _literal(self, quoted: str) -> str:
         """Return the regular expression of a text in quotes."""
-        try:
-            text = ast.literal_eval(quoted.removesuffix("i"))
-        except (SyntaxError, ValueError):
-            _refuse(self._param, f"it is not Lark at {short(quoted)}")
+        text = _ESCAPE.sub(_character, quoted.removesuffix("i")[1:-1])
         return _SIGNS.sub(_escaped, text)
 
     def _regex(self, quoted: str) -> str:
@@ -355,6 +360,14 @@ class _Reader:
         body = body.replace("\\/", "/")
         flags = flags.replace("u", "")
         return f"(?{flags}:{body})" if flags else f"(?:{body})"
+
+
+def _character(found: re.Match[str]) -> str:
+    number, letter = found[1] or found[2], found[3]
+    if not number:
+        return _LETTERS.get(letter, letter)
+    # Half of a pair is no character.
+    return chr(int(number, 16)).encode("utf-8", "replace").decode()
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from codex_request import PATCH_GRAMMAR as PATCH
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Thinking
@@ -334,6 +336,7 @@ ADD: "+" | "-"
         ('start: "a" B "c"i\nB: "b".."d"~2..3\n%ignore /[ ]+/', "a bcd C", "a b c"),
         ('start: [WORD] (";" WORD)*\n%import common (WORD, WS)', "a;b", "a;"),
         ('start: "*" /a\\/b/ "\\n" // end\n', "*a/b\n", "*a/b"),
+        (r'start: "\u00e9\x41\ud800\"\\"', '\u00e9A?"\\', "x"),
     ],
 )
 def test_a_grammar_as_a_regular_expression(grammar: str, good: str, bad: str) -> None:
@@ -345,6 +348,7 @@ def test_a_grammar_as_a_regular_expression(grammar: str, good: str, bad: str) ->
     "grammar",
     [
         "start: a", "b: /x/", "start: start", 'start: "a', 'start: "a" &', "start: <x>",
+        "start: " + "(" * 20_000,
         "%declare A\nstart: A", "%import other.A\nstart: A", 'start{x}: "a"',
         "start: a\n" + "".join(
             f"{one}: {' '.join([other] * 9)}\n" for one, other in itertools.pairwise("abcdefgh")
@@ -355,6 +359,19 @@ def test_a_grammar_that_can_t_be_enforced(grammar: str) -> None:
     with pytest.raises(RequestError) as caught:
         input_pattern("lark", grammar, "tools[0].format.definition")
     assert caught.value.param == "tools[0].format.definition"
+
+
+@given(st.lists(st.sampled_from([
+    "start", "a", "B", ":", "|", "(", ")", "[", "]", "?", "*", "+", "~", "2", "..", '"x"', '"y"i',
+    "/z/", "->", "\n", "%ignore", "%import", "common", ".", "WS", " ", "\\", '"\\', "{", "// c",
+]), max_size=14))  # fmt: skip
+def test_any_grammar_is_written_or_refused(pieces: list[str]) -> None:
+    try:
+        pattern = input_pattern("lark", "start: " + " ".join(pieces), "p")
+    except RequestError as error:
+        assert error.param == "p"
+    else:
+        re.compile(pattern)
 
 
 def test_a_regular_expression_holds_for_all_of_the_input() -> None:
