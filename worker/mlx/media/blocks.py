@@ -81,7 +81,9 @@ def _blocks(module: Any) -> Iterator[Any]:
             continue
         if isinstance(child, list):
             modules = [each for each in child if isinstance(each, nn.Module)]
-            if len(modules) > 1 and len({type(each) for each in modules}) == 1:
+            alike = len(modules) > 1 and len({type(each) for each in modules}) == 1
+            # A block is no single layer: what changes layers looks at their classes.
+            if alike and all(each.children() for each in modules):
                 yield from modules
             else:
                 for each in modules:
