@@ -10,6 +10,7 @@ import pytest
 from mlx_vlm.utils import load
 from tiny_models import CONFIGS, make_tiny_model
 
+from lmx.worker.mlx.model import early_start
 from lmx.worker.mlx.model.early_start import start_early
 from lmx.worker.mlx.model.forward import Forward
 
@@ -30,10 +31,12 @@ def forward(folder: Path) -> Forward:
     return Forward(load(str(folder))[0])
 
 
-def test_of_several_rows_each_layer_but_the_last_is_handed_over(
-    forward: Forward, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("thin_bytes", "least_rows"), [(1 << 20, 16), (0, 1)])
+def test_each_layer_but_the_last_is_handed_over_where_the_device_is_slower(
+    forward: Forward, monkeypatch: pytest.MonkeyPatch, thin_bytes: int, least_rows: int
 ) -> None:
-    tokens = mx.array([[5], [6]])
+    monkeypatch.setattr(early_start, "_THIN_LAYER_BYTES", thin_bytes)
+    tokens = mx.array([[5 + row] for row in range(least_rows)])
     plain = forward.decode(tokens, forward.new_cache(), None)
     start_early(forward)
     handed: list[mx.array] = []
@@ -41,7 +44,8 @@ def test_of_several_rows_each_layer_but_the_last_is_handed_over(
     early = forward.decode(tokens, forward.new_cache(), None)
     assert len(handed) == LAYERS - 1
     assert mx.array_equal(early, plain)
-    forward.decode(tokens[:1], forward.new_cache(), None)
+    if least_rows > 1:
+        forward.decode(tokens[1:], forward.new_cache(), None)
     prompt = mx.array([[1, 2, 3]])
     forward.prompt(prompt, forward.new_cache(), forward.embed(prompt))
     assert len(handed) == LAYERS - 1
