@@ -89,23 +89,24 @@ async def test_a_worker_that_is_killed_ends_its_transcript_alone(speaking: Rig) 
     url = speaking.url
     clip = obtain_clip()
     async with http() as session, AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
-        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=7000, ignore_eos=True))
-        await chat.has_text(5, 60)
         stream = await client.audio.transcriptions.create(
             model="whisper", file=("long.wav", many_clips(clip, 30)), stream=True
         )
         told = [await anext(stream)]
         pid = speaking.wait_state("whisper", "ready")["pid"]
+        chat = Stream(session, url, ask("tiny", "Go on.", max_tokens=2000, ignore_eos=True))
+        await chat.has_text(5, 60)
         before = len(chat.text)
+        assert not chat.done
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="crashed"):
             told.extend([event async for event in stream])
         assert {event.type for event in told} == {"transcript.text.delta"}
+        await chat.ended(120)
+        assert (chat.errors, chat.done) == ([], True)
+        assert len(chat.text) > before, "the other model's stream has gone on"
         again = await client.audio.transcriptions.create(model="whisper", file=clip)
         assert word_errors(again.text, CLIP_TEXT) == 0
-        assert len(chat.text) > before, "the other model's stream has gone on"
-        assert chat.errors == []
-        await chat.hang_up()
     assert speaking.wait_state("whisper", "ready")["pid"] != pid
 
 
