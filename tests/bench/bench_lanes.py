@@ -89,18 +89,17 @@ class _Rows:
 
     def turn(self) -> tuple[float, float, int]:
         """Step until the last row has made its tokens of a turn. Returns how long that took, how
-        much of this the steps took in which the first row made a token alone, and how many it
+        much of this the steps took in which the first row alone made a token, and how many it
         made."""
         first, last = self._row_ids[0], self._runner.tokens[self._row_ids[-1]]
         until, took_s, first_s, first_tokens = len(last) + STEPS, 0.0, 0.0, 0
         while len(last) < until:
             began_s = time.perf_counter()
-            made = self._runner.step().tokens
+            made = {token.row_id for token in self._runner.step().tokens}
             step_s = time.perf_counter() - began_s
             took_s += step_s
-            if {token.row_id for token in made} == {first}:
-                first_s += step_s
-                first_tokens += 1
+            first_tokens += first in made
+            first_s += step_s * (made == {first})
         return took_s, first_s, first_tokens
 
 
