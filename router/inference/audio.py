@@ -15,8 +15,8 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcribe, Transcript
 from lmx.protocol.messages.tasks import TaskFinished
 from lmx.protocol.states import MediaKind, ModelKind
+from lmx.router.http.bodies.form import read_form
 from lmx.router.http.endpoint import family_of
-from lmx.router.http.form import read_form
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored
 from lmx.router.http.sse import EventStream
 from lmx.router.inference.answering import with_wait_comments

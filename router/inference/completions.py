@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import answer, is_ovms
 from lmx.router.inference.model_choice import models_of_kind

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import json_text
 from lmx.router.inference.model_choice import models_of_kind

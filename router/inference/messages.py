@@ -7,7 +7,7 @@ from aiohttp import web
 from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer

@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.model_choice import models_for

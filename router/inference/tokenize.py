@@ -10,7 +10,7 @@ from lmx.protocol.messages.tasks import (
     Tokenized,
     TokenizerDescribed,
 )
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import json_text, json_value
 from lmx.router.inference.model_choice import models_for

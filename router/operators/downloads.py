@@ -25,7 +25,7 @@ from lmx.protocol.messages.inventory import (
 )
 from lmx.protocol.states import DownloadStatus
 from lmx.router.http.api_family import OPENAI
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import rejection
 from lmx.router.http.responses import json_answer, json_array

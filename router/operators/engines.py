@@ -16,7 +16,7 @@ from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import ModelState
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_mb
 from lmx.router.operators.models import gone, loaded

@@ -17,7 +17,7 @@ from lmx.protocol.messages.inventory import Deleted, DeleteModel
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import ReturnedMemory
 from lmx.protocol.states import DOWN
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, Outcome, set_outcome
 from lmx.router.http.responses import json_answer, to_gb
 from lmx.router.operators.status import machine_memory

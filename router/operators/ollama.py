@@ -10,7 +10,7 @@ from aiohttp import web
 
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.responses import json_answer
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.body_limits import no_collection
+from lmx.router.http.bodies.limits import no_collection
 
 _GIVEN_LIMIT: Final = 60
 """How many characters of an offending value an error repeats."""

@@ -9,13 +9,6 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.inference.kept_responses import (
-    cancel_response,
-    compact_response,
-    delete_response,
-    get_response,
-    input_items,
-)
 from lmx.router.inference.messages import count_tokens, messages
 from lmx.router.inference.ollama import (
     ollama_chat,
@@ -23,7 +16,14 @@ from lmx.router.inference.ollama import (
     ollama_embeddings,
     ollama_generate,
 )
-from lmx.router.inference.responses import input_tokens, responses
+from lmx.router.inference.responses.creation import input_tokens, responses
+from lmx.router.inference.responses.kept import (
+    cancel_response,
+    compact_response,
+    delete_response,
+    get_response,
+    input_items,
+)
 from lmx.router.operators.ollama import ollama_ps, ollama_show, ollama_tags, ollama_version
 from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent, TokenCount
 from lmx.router.schema.answers.front import Version

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.speech import Transcribe
-from lmx.router.http.form import FormField, Upload
+from lmx.router.http.bodies.form import FormField, Upload
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
 from lmx.router.schema.validation import validated
 

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Search
-from lmx.router.http.body_limits import MAX_NUMBERS
+from lmx.router.http.bodies.limits import MAX_NUMBERS
 from lmx.router.schema.requests.generation import (
     GenerationFields,
     Limit,

@@ -12,7 +12,7 @@ from pydantic import Field
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure
 from lmx.protocol.states import StructureKind
-from lmx.router.http.body import MAX_DEPTH, too_deep
+from lmx.router.http.bodies.json_body import MAX_DEPTH, too_deep
 from lmx.router.schema.validation import FreeObject, NonEmpty, Strict, TextOrObject
 
 MAX_CHOICES: Final = 10_000

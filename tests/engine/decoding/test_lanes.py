@@ -13,7 +13,7 @@ from engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.mlx.decoding import lane_turns, lanes
+from lmx.worker.mlx.decoding.lanes import lanes, turns
 
 pytestmark = pytest.mark.engine
 
@@ -92,7 +92,7 @@ def test_a_prompt_is_read_though_the_longer_rows_are_always_due(
 ) -> None:
     """Where a step of the long row costs less than half of one of the short rows, it is due after
     each of those: prompts and longer rows take turns."""
-    monkeypatch.setattr(lane_turns, "_SHARE", 1e9)
+    monkeypatch.setattr(turns, "_SHARE", 1e9)
     runner = EngineRunner(spec_of(make_tiny_model(tmp_path / "model", "llama")))
     long = runner.admit(LONG, GREEDY, 1000)
     while not runner.tokens[long]:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from lmx.worker.engine import Hypothesis, RowDrafts, RowRequest, RowStarted, RowToken, StepOutput
 from lmx.worker.mlx.decoding.beam import BeamGroup
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
-from lmx.worker.mlx.decoding.lanes import DecodeLanes
+from lmx.worker.mlx.decoding.lanes.lanes import DecodeLanes
 from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue

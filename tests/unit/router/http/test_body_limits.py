@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from router_rig import MODEL, Rig, answer, chat_body, joined_text, router_rig
 
 from lmx.protocol.errors import RequestError
-from lmx.router.http import body_limits
-from lmx.router.http.body import BODY_ROOM
-from lmx.router.http.body_limits import MAX_NUMBERS, MAX_VALUES, check_amounts
-from lmx.router.http.body_room import ALWAYS_BYTES
+from lmx.router.http.bodies import limits as body_limits
+from lmx.router.http.bodies.json_body import BODY_ROOM
+from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES, check_amounts
+from lmx.router.http.bodies.room import ALWAYS_BYTES
 from lmx.router.schema.validation import MAX_FREE_VALUES
 from lmx.router.server import app
 

@@ -16,7 +16,7 @@ from router_rig import MODEL, Rig, chat_body, router_rig
 from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.wire.codec import decode, encode
-from lmx.router.http.body import parse_object
+from lmx.router.http.bodies.json_body import parse_object
 from lmx.router.schema.requests.anthropic.messages import (
     CountTokensRequest,
     MessagesRequest,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.body import MAX_DEPTH, parse_object
+from lmx.router.http.bodies.json_body import MAX_DEPTH, parse_object
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.media import KINDS
 from lmx.router.schema.requests.unsupported import CHAT

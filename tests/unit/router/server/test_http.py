@@ -99,7 +99,7 @@ async def test_a_compressed_body_is_limited_by_what_it_expands_to() -> None:
 async def test_a_trickling_body_holds_only_its_own_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lmx.router.http.body.READ_DEADLINE_S", 0.2)
+    monkeypatch.setattr("lmx.router.http.bodies.json_body.READ_DEADLINE_S", 0.2)
     async with router_rig() as rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
         writer.write(

@@ -20,7 +20,7 @@ from lmx.protocol.messages.data import ChoiceEnded, Delta
 from lmx.protocol.states import DeltaKind, ModelKind, SlotState
 from lmx.router.http.access import own_request
 from lmx.router.http.api_family import comment_line
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.endpoint import Access, Endpoint
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.inference import answering

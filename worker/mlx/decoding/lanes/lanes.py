@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from lmx.worker.mlx.decoding.decode import DecodeBatch, DecodeRow, DecodeStep, Joining
-from lmx.worker.mlx.decoding.lane_turns import LaneTurns
+from lmx.worker.mlx.decoding.lanes.turns import LaneTurns
 from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler

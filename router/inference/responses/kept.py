@@ -17,7 +17,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import json_text, json_value
-from lmx.router.inference.background import follow_events
+from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.cancelling import cancel_job
 from lmx.router.jobs.live import LiveState
 from lmx.router.jobs.records import JobState, KeptResponse

@@ -11,8 +11,8 @@ from aiohttp import BodyPartReader, MultipartReader, hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.body import BODY_ROOM, READ_DEADLINE_S
-from lmx.router.http.body_room import BodyShare
+from lmx.router.http.bodies.json_body import BODY_ROOM, READ_DEADLINE_S
+from lmx.router.http.bodies.room import BodyShare
 
 _MOST_PARTS: Final = 64
 _MOST_FIELD_BYTES: Final = 64 * 1024

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.body_limits import SMALL_BYTES, check_amounts, no_collection
-from lmx.router.http.body_room import BodyRoom, BodyShare
+from lmx.router.http.bodies.limits import SMALL_BYTES, check_amounts, no_collection
+from lmx.router.http.bodies.room import BodyRoom, BodyShare
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.token_estimate import estimate_in_steps, estimated_tokens
 
@@ -109,7 +109,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
     Parsing runs on the event loop, whatever the size: no parser releases the interpreter's lock, so
     a thread would hold the loop up as well. 1 KB takes 1 us, 16 MB in one string 2 ms, and the most
-    that :mod:`lmx.router.http.body_limits` lets through, a million numbers or 150,000 names, 40 ms.
+    that :mod:`lmx.router.http.bodies.limits` lets through, a million numbers or 150,000 names,
+    40 ms.
     """
     try:
         with no_collection():

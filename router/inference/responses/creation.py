@@ -1,6 +1,6 @@
 """POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API.
 
-The routes of responses that are kept are in :mod:`lmx.router.inference.kept_responses`.
+The routes of responses that are kept are in :mod:`lmx.router.inference.responses.kept`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
-from lmx.router.http.body import read_object
+from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import json_value
 from lmx.router.inference.answering import answer
-from lmx.router.inference.background import begin_answer, follow_events
-from lmx.router.inference.kept_responses import earlier_items, referenced_items
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.responses.background import begin_answer, follow_events
+from lmx.router.inference.responses.kept import earlier_items, referenced_items
 from lmx.router.inference.tasks import ask_tokenizer
 from lmx.router.jobs.job import KeptInput
 from lmx.router.jobs.live import RequestKind

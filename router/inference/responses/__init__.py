@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: the routes that make responses, and those of responses that are kept."""

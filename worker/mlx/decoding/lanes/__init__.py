@@ -1,0 +1,1 @@
+"""Rows of unlike length, decoded in lanes that take turns."""
