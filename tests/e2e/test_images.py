@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import ollama
 import openai
 import pytest
+from client_packages import run_python
 from hostile_server import HostileServer, answer, hostile_server, redirect
 from openai import OpenAI
 from PIL import Image
@@ -186,3 +188,32 @@ def test_a_model_of_text_alone_says_so_and_which_one_sees(seeing: Rig) -> None:
     with urllib.request.urlopen(f"{seeing.url}/models") as response:
         told = {one["id"]: one["modalities"] for one in json.load(response)["data"]}
     assert told == {"shapes": ["text", "image"], "tiny": ["text"]}
+
+
+def test_other_clients_forms_of_an_image(seeing: Rig, packages: Path) -> None:
+    blue = in_base64(picture("blue"))
+    origin = seeing.url.removesuffix("/v1")
+    printed = run_python(packages, "image_clients.py", seeing.url, "none", "shapes", blue)
+    found = json.loads(printed.splitlines()[-1])
+    # Open WebUI's: the text first, and the image as a data URL without more.
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{blue}"}}
+    found["Open WebUI"] = asked(seeing, WHAT, url).choices[0].message.content
+    with OpenAI(base_url=seeing.url, api_key="none", max_retries=0, timeout=120) as client:
+        parts: list[Any] = [
+            {"type": "input_image", "image_url": f"data:image/png;base64,{blue}", "detail": "auto"},
+            {"type": "input_text", "text": "What is in the image?"},
+        ]
+        made = client.responses.create(
+            model="shapes",
+            temperature=0,
+            max_output_tokens=16,
+            input=[{"role": "user", "content": parts}],
+        )
+        found["responses"] = made.output_text
+    turn = {"role": "user", "content": "What is in the image?", "images": [blue]}
+    told = ollama.Client(host=origin, timeout=120).chat(
+        "shapes", [turn], options={"temperature": 0, "num_predict": 16}
+    )
+    found["ollama"] = told.message.content
+    for name, text in found.items():
+        assert "blue" in text, name
