@@ -210,7 +210,7 @@ MANY_WORDS = {
         ("structured_outputs.regex", {"extra_body": {"structured_outputs": {"regex": "(a"}}}),
         ("structured_outputs.grammar", {"extra_body": {"structured_outputs": {"grammar": "%%"}}}),
         ("logit_bias", {"logit_bias": {"9999999": 1}}),
-        ("max_tokens", {"max_tokens": -1}),
+        ("max_tokens", {"max_tokens": -2}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

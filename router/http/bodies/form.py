@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -20,6 +21,9 @@ _MOST_FIELD_BYTES: Final = 64 * 1024
 
 _OVERHEAD_BYTES: Final = 64 * 1024
 """The room for names and boundaries in a body, beside the values."""
+
+_MALFORMED: Final = (ValueError, AssertionError, HttpProcessingError)
+"""What aiohttp raises for a form that is none. The headers of a part are read as a request's."""
 
 _PIECE_BYTES: Final = 256 * 1024
 _TYPE: Final = "multipart/form-data"
@@ -60,7 +64,7 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
             ErrorCode.REQUEST_TIMEOUT,
             f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
         ) from error
-    except (ValueError, AssertionError, web.PayloadAccessError, RequestPayloadError) as error:
+    except (*_MALFORMED, web.PayloadAccessError, RequestPayloadError) as error:
         raise RequestError(
             ErrorCode.INVALID_JSON,
             "The request body is not a valid form: check its boundary, and that it is complete.",

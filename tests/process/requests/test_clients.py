@@ -83,7 +83,7 @@ async def test_bad_requests_disturb_nobody(server: Rig) -> None:
         ({**good, "messages": "hi"}, 400, "invalid_type", "messages"),
         ({**good, "temperature": "hot"}, 400, "invalid_type", "temperature"),
         ({**good, "model": "nobody"}, 404, "model_not_found", "model"),
-        ({**good, "user": "x" * 20_000_000}, 413, "request_too_large", None),
+        ({**good, "user": "x" * 40_000_000}, 413, "request_too_large", None),
     ]
     async with http() as session:
         stream = Stream(session, server.url, ask("alpha", LONG))

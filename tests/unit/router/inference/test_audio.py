@@ -308,3 +308,16 @@ async def test_operators_see_and_cancel_it() -> None:
         status, answer, _ = await sent
         assert answer["error"]["code"] == ErrorCode.REQUEST_CANCELLED, status
         await until(lambda: rig.worker.cancelled_tasks)
+
+
+@pytest.mark.parametrize("name", ["a\x18b", "\xbd\x17", ""])
+async def test_a_form_whose_parts_have_no_proper_heads_is_refused(name: str) -> None:
+    head = f'Content-Disposition: form-data; name="{name}"'.encode()
+    data = b"--B\r\n" + head + b"\r\n\r\nv\r\n--B--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    async with (
+        router_rig() as rig,
+        rig.http.post(f"{rig.url}/v1/audio/transcriptions", data=data, headers=headers) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] == "invalid_json"

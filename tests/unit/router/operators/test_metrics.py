@@ -330,6 +330,7 @@ def full_text() -> str:
             ttft_s=0.6, gaps_s=[0.01, 0.02, 500.0],
         )  # fmt: skip
         metrics.request_ended(outcome, CHAT, 200, 1.0)
+    metrics.request_ended(Outcome(model=MODEL, audio_s=10.0), CHAT, 200, 1.0)
     for code in ErrorCode:
         metrics.request_ended(Outcome(model=MODEL, error=code.value), CHAT, 500, 1.0)
     metrics.request_ended(Outcome(), CHAT, 404, 1.0)
