@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -18,9 +18,6 @@ from lmx.worker.mlx.media.encoding import encode
 from lmx.worker.mlx.media.spans import MediaSpan
 from lmx.worker.mlx.model.hidden import HiddenTap
 from lmx.worker.mlx.model.quantized_cache import KvQuantization
-
-if TYPE_CHECKING:
-    from lmx.worker.mlx.model.early_start import EarlyStart
 
 PromptCache = list[Any]
 """One entry for each layer: mlx-vlm's caches, of a single row or of a batch."""
@@ -49,8 +46,6 @@ class Forward:
         """How keys and values are stored. None: as the model computes them."""
         self.tap: HiddenTap | None = None
         """Where hidden states are heard, if somebody wants them."""
-        self.early_start: EarlyStart | None = None
-        """Is entered while a decode step is described, if there is one and the rows gain by it."""
         self._blocks = BlockTap(model)
         self.whole_spans = sees_both_ways(self.language_model)
         """Whether the tokens of a picture must be processed in one forward pass."""
@@ -119,10 +114,7 @@ class Forward:
         """Return the logits after each of ``tokens`` [rows, tokens]."""
         self.active.adapter_id = self.adapter
         arguments = {} if rope_deltas is None else {"rope_deltas": rope_deltas}
-        if self.early_start is None or tokens.shape[0] < self.early_start.least_rows:
-            return _logits(self.language_model(tokens, cache=cache, **arguments))
-        with self.early_start:
-            return _logits(self.language_model(tokens, cache=cache, **arguments))
+        return _logits(self.language_model(tokens, cache=cache, **arguments))
 
     def listen(self, run: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
         """Return what ``run`` returns, and the hidden states [rows, tokens, width] of the forward

@@ -20,7 +20,6 @@ from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
 from lmx.worker.mlx.memory.estimate import buffers_bytes
-from lmx.worker.mlx.model.early_start import start_early
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
@@ -104,7 +103,6 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:
         quantize_kv(forward, spec.kv_bits)
-    start_early(forward)
     facts = ModelFacts(
         context_tokens=context_tokens,
         eos_token_ids=checkpoint.end_ids,
