@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import struct
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import orjson
@@ -37,35 +37,38 @@ async def embeddings(request: web.Request) -> web.Response:
     models = await models_of_kind(request, wanted.model, ModelKind.EMBEDDING)
     answer_id = f"embd-{secrets.token_hex(12)}"
     computed = await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)
-    data = await _data(computed, as_base64=wanted.encoding_format == "base64")
+    write = _in_base64 if wanted.encoding_format == "base64" else _as_object
+    data = await written_vectors(computed, write)
     rest = orjson.dumps({"model": computed.model_id, "usage": computed.usage})
     whole = b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
     return json_text(whole)
 
 
-async def vectors_of(computed: Computed) -> list[tuple[float, ...]]:
-    """Return the vectors of the texts, in the texts' order."""
-    vectors: dict[int, tuple[float, ...]] = {}
+async def written_vectors(computed: Computed, write: Callable[[int, bytes], bytes]) -> list[bytes]:
+    """Return the vectors of the texts, in the texts' order, each as ``write`` writes it out. That
+    gets the text's index, and the vector as 32-bit floats."""
+    texts: dict[int, bytes] = {}
     for part in computed.parts:
         assert isinstance(part, Vectors)
         for index, vector in _split(part):
-            vectors[index] = _floats(vector)
-        await asyncio.sleep(0)
-    return [vectors[index] for index in range(len(vectors))]
-
-
-async def _data(computed: Computed, *, as_base64: bool) -> list[bytes]:
-    objects: dict[int, bytes] = {}
-    for part in computed.parts:
-        assert isinstance(part, Vectors)
-        for index, vector in _split(part):
-            shown = b64encode(vector).decode() if as_base64 else _floats(vector)
-            objects[index] = orjson.dumps(
-                {"object": "embedding", "index": index, "embedding": shown}
-            )
-            if len(objects) % _AT_ONCE == 0:
+            texts[index] = write(index, vector)
+            if len(texts) % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-    return [objects[index] for index in range(len(objects))]
+    return [texts[index] for index in range(len(texts))]
+
+
+def _as_object(index: int, vector: bytes) -> bytes:
+    return orjson.dumps({"object": "embedding", "index": index, "embedding": _floats(vector)})
+
+
+def _in_base64(index: int, vector: bytes) -> bytes:
+    shown = b64encode(vector).decode()
+    return orjson.dumps({"object": "embedding", "index": index, "embedding": shown})
+
+
+def as_array(_index: int, vector: bytes) -> bytes:
+    """Write a vector out as an array of numbers."""
+    return orjson.dumps(_floats(vector))
 
 
 def _split(part: Vectors) -> Iterator[tuple[int, bytes]]:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
+import orjson
 from aiohttp import web
 
 from lmx.protocol.messages.data import Generate
@@ -15,15 +16,15 @@ from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import json_value
+from lmx.router.http.responses import json_text
 from lmx.router.inference.answering import answer
-from lmx.router.inference.embeddings import vectors_of
+from lmx.router.inference.embeddings import as_array, written_vectors
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.tasks import Computed, compute
 from lmx.router.jobs.live import RequestKind
 from lmx.router.media.source import MediaSource
-from lmx.router.rendering.ollama import OllamaAnswer
+from lmx.router.rendering.ollama import OllamaAnswer, nanoseconds
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest, parse_ollama_chat
 from lmx.router.schema.requests.ollama.common import ignored_options
 from lmx.router.schema.requests.ollama.embed import (
@@ -39,8 +40,6 @@ from lmx.router.schema.requests.ollama.generate import (
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.routing import untagged
-
-_NANOSECONDS = 1e9
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -67,15 +66,16 @@ async def ollama_embed(request: web.Request) -> web.Response:
     wanted, embed = parse_ollama_embed(body)
     note_ignored(request, ignored_fields(body, OllamaEmbedRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
-    return json_value(
+    vectors = await written_vectors(computed, as_array)
+    rest = orjson.dumps(
         {
             "model": wanted.model,
-            "embeddings": await vectors_of(computed),
             "prompt_eval_count": computed.prompt_tokens,
-            "total_duration": int((time.monotonic() - started_s) * _NANOSECONDS),
+            "total_duration": nanoseconds(time.monotonic() - started_s),
             "load_duration": 0,
         }
     )
+    return json_text(b'{"embeddings":[' + b",".join(vectors) + b"]," + rest[1:])
 
 
 async def ollama_embeddings(request: web.Request) -> web.Response:
@@ -84,8 +84,8 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
     wanted, embed = parse_ollama_embeddings(body)
     note_ignored(request, ignored_fields(body, OllamaEmbeddingsRequest, {}))
     computed = await _embedded(request, wanted.model, embed)
-    (vector,) = await vectors_of(computed)
-    return json_value({"embedding": vector})
+    (vector,) = await written_vectors(computed, as_array)
+    return json_text(b'{"embedding":' + vector + b"}")
 
 
 async def _answer(

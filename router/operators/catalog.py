@@ -6,7 +6,6 @@ Anthropic's clients and OpenAI's ask on the same path. Anthropic's say so in a h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from aiohttp import web
@@ -14,6 +13,7 @@ from aiohttp import web
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import ModelKind
 from lmx.router.http.responses import json_answer, json_array
+from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.answers.models import (
     AnthropicModel,
     AnthropicModelList,
@@ -141,12 +141,11 @@ def anthropic_list(models: Sequence[ModelView]) -> AnthropicModelList:
 
 def anthropic_model(model: ModelView) -> AnthropicModel:
     """Return a model in the form of Anthropic's clients."""
-    created = datetime.fromtimestamp(model.created_s, UTC)
     return AnthropicModel(
         type="model",
         id=model.model_id,
         display_name=model.model_id,
-        created_at=created.isoformat().replace("+00:00", "Z"),
+        created_at=utc_text(model.created_s),
         lifecycle="active",
         max_input_tokens=model.context_length,
         max_tokens=model.context_length,

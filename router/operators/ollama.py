@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -12,6 +11,7 @@ from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.responses import json_answer
+from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (
     OllamaDetails,
@@ -21,10 +21,9 @@ from lmx.router.schema.answers.ollama import (
     OllamaModelDetails,
     OllamaModels,
 )
-from lmx.router.schema.requests.ollama.common import tagged_name
 from lmx.router.schema.requests.ollama.show import parse_ollama_show
 from lmx.router.services import SERVICES
-from lmx.router.supervisor.routing import candidates, untagged
+from lmx.router.supervisor.routing import candidates, tagged, untagged
 
 SPOKEN_VERSION: Final = "0.12.0"
 """The version of Ollama whose API is followed. Clients refuse a server that is too old."""
@@ -68,7 +67,7 @@ async def ollama_show(request: web.Request) -> web.Response:
             details=_details(model),
             model_info=_info(model),
             capabilities=capabilities_of(model),
-            modified_at=_time(model.created_s),
+            modified_at=utc_text(model.created_s),
         )
     )
 
@@ -79,11 +78,11 @@ async def ollama_version(request: web.Request) -> web.Response:
 
 
 def _listed(model: ModelView) -> OllamaModel:
-    name = tagged_name(model.model_id)
+    name = tagged(model.model_id)
     return OllamaModel(
         name=name,
         model=name,
-        modified_at=_time(model.created_s),
+        modified_at=utc_text(model.created_s),
         size=model.needed_bytes or model.memory_bytes,
         digest=_digest(model),
         details=_details(model),
@@ -91,7 +90,7 @@ def _listed(model: ModelView) -> OllamaModel:
 
 
 def _loaded(model: ModelView) -> OllamaLoadedModel:
-    name = tagged_name(model.model_id)
+    name = tagged(model.model_id)
     return OllamaLoadedModel(
         name=name,
         model=name,
@@ -135,7 +134,3 @@ def capabilities_of(model: ModelView) -> list[_Capability]:
 
 def _digest(model: ModelView) -> str:
     return hashlib.sha256(model.source.encode()).hexdigest()
-
-
-def _time(at_s: int) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from lmx.protocol.messages.data import ChoiceEnded, Finished, Usage
@@ -56,6 +57,11 @@ class Form:
     """Whether a call is a ``function_call``, as OpenAI's API had it before tools."""
     prompt_logprobs: bool = False
     """Whether the answer has the logprobs of the prompt's tokens."""
+
+
+def utc_text(at_s: int) -> str:
+    """Return a Unix time as RFC 3339 has it, in UTC: ``2026-01-31T08:30:00Z``."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def fingerprint(version: str, model_id: str, source: str) -> str:

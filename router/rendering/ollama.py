@@ -6,7 +6,6 @@ Source: Ollama's documentation of its API ("Generate a chat message", "Generate 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
@@ -18,7 +17,7 @@ from lmx.router.http.api_family import OLLAMA
 from lmx.router.rendering.accumulator import AccumulatedChoice, GatheredCall
 from lmx.router.rendering.answer_format import Beginning, Ending
 from lmx.router.rendering.call_arguments import arguments_object
-from lmx.router.rendering.envelope import Identity
+from lmx.router.rendering.envelope import Identity, utc_text
 
 _DONE_REASONS: Final = {
     FinishReason.STOP: "stop",
@@ -27,6 +26,11 @@ _DONE_REASONS: Final = {
 }
 
 _NANOSECONDS: Final = 1e9
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a time in the unit of Ollama's durations."""
+    return int(seconds * _NANOSECONDS)
 
 
 class OllamaAnswer:
@@ -73,8 +77,7 @@ class OllamaAnswer:
         return {**answer, **_end_object(ends[0], ending, self._loaded)}
 
     def _head(self, identity: Identity) -> dict[str, Any]:
-        created = datetime.fromtimestamp(identity.created_s, UTC)
-        return {"model": self._name, "created_at": created.isoformat().replace("+00:00", "Z")}
+        return {"model": self._name, "created_at": utc_text(identity.created_s)}
 
     def _said(self, text: str) -> dict[str, Any]:
         if self._chat:
@@ -174,5 +177,5 @@ def _end_object(ended: ChoiceEnded, ending: Ending, loaded: str | None) -> dict[
         "done_reason": _DONE_REASONS[ended.reason],
         "prompt_eval_count": finished.usage.prompt_tokens,
         "eval_count": finished.usage.completion_tokens,
-        **{name: int(seconds * _NANOSECONDS) for name, seconds in times.items()},
+        **{name: nanoseconds(seconds) for name, seconds in times.items()},
     }

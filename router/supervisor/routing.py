@@ -54,6 +54,11 @@ def candidates(
 _LATEST: Final = ":latest"
 
 
+def tagged(name: str) -> str:
+    """Return a name as clients of Ollama know names: with a tag."""
+    return name if ":" in name else name + _LATEST
+
+
 def untagged(directory: Directory, name: str) -> str:
     """Return a name from a client of Ollama, where every name has a tag, as lmx knows it:
     ``:latest`` at its end changes nothing, unless it is part of a model's own name."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from client_packages import python_packages
 from openai import OpenAI
-from rig import Rig, rig, scripted
+from rig import PATIENT, Rig, rig, scripted
 from tiny_models import make_tiny_model
 
 
@@ -22,14 +22,7 @@ def server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             {"id": "smollm2", "source": str(smollm2_dir), "aliases": ["small"]},
             {"id": "tiny", "source": str(tiny)},
         ],
-        # Real weights on a busy machine: patience, except for the beats of a stopped process.
-        "timing": {
-            "beat_timeout_s": 6.0,
-            "stall_timeout_s": 60.0,
-            "load_stall_timeout_s": 120.0,
-            "start_timeout_s": 60.0,
-            "shutdown_grace_s": 1.0,
-        },
+        "timing": PATIENT | {"shutdown_grace_s": 1.0},
     }
     with rig(config) as lmx:
         for model in ("smollm2", "tiny"):

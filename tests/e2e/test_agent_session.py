@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from rig import Rig, rig
+from rig import PATIENT, Rig, rig
 from tiny_models import make_tiny_model, make_tokenizer
 from tokenizers import pre_tokenizers
 
@@ -189,12 +189,7 @@ def served(
     make_tokenizer(TEMPLATE).save_pretrained(folder)
     config = {
         "models": [{"id": "agent", "source": str(folder), "concurrency": 4}],
-        "timing": {
-            "beat_timeout_s": 20.0,
-            "stall_timeout_s": 60.0,
-            "load_stall_timeout_s": 120.0,
-            "start_timeout_s": 60.0,
-        },
+        "timing": PATIENT | {"beat_timeout_s": 20.0},
     }
     with rig(config) as lmx:
         lmx.wait_state("agent", "ready", deadline_s=120)

@@ -22,7 +22,7 @@ from client_packages import run_python
 from hostile_server import HostileServer, answer, hostile_server, redirect
 from openai import OpenAI
 from PIL import Image
-from rig import Rig, rig
+from rig import PATIENT, Rig, rig
 from tiny_models import make_tiny_model
 
 pytestmark = [
@@ -64,13 +64,7 @@ def seeing(shapes_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             {"id": "tiny", "source": str(tiny)},
         ],
         "media": {"allowed_networks": ["127.0.0.1"]},
-        "timing": {
-            "beat_timeout_s": 6.0,
-            "stall_timeout_s": 60.0,
-            "load_stall_timeout_s": 120.0,
-            "start_timeout_s": 60.0,
-            "shutdown_grace_s": 1.0,
-        },
+        "timing": PATIENT | {"shutdown_grace_s": 1.0},
     }
     with rig(config) as lmx:
         for model in ("shapes", "tiny"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from rig import Rig, Stream, ask, http, rig
+from rig import PATIENT, Rig, Stream, ask, http, rig
 from speech_samples import word_errors
 from tiny_models import make_tiny_model
 from whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
@@ -40,13 +40,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
                 "preload": False,
             },
         ],
-        "timing": {
-            "beat_timeout_s": 6.0,
-            "stall_timeout_s": 60.0,
-            "load_stall_timeout_s": 120.0,
-            "start_timeout_s": 60.0,
-            "shutdown_grace_s": 1.0,
-        },
+        "timing": PATIENT | {"shutdown_grace_s": 1.0},
     }
     with rig(config) as lmx:
         lmx.wait_state("tiny", "ready", deadline_s=120)

@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 from openai import OpenAI
-from rig import Rig, rig, wait_until
+from rig import PATIENT, Rig, rig, wait_until
 from tiny_encoders import PlainBert, make_bert
 
 # The first test also fetches, converts and loads the models.
@@ -40,12 +40,7 @@ def server(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             {"id": "minilm", "source": str(minilm_dir), "max_queue": 20},
             {"id": "ranker", "source": str(reranker), "preload": False},
         ],
-        "timing": {
-            "beat_timeout_s": 6.0,
-            "stall_timeout_s": 60.0,
-            "load_stall_timeout_s": 120.0,
-            "start_timeout_s": 60.0,
-        },
+        "timing": PATIENT,
     }
     with rig(config) as lmx:
         lmx.wait_state("minilm", "ready", deadline_s=120)

@@ -3,7 +3,6 @@ uploaded stays in memory: nothing is written to a disk."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.router.http.bodies.json_body import BODY_ROOM, READ_DEADLINE_S
+from lmx.router.http.bodies.json_body import BODY_ROOM, arriving_in_time
 from lmx.router.http.bodies.room import BodyShare
 
 _MOST_PARTS: Final = 64
@@ -57,13 +56,8 @@ async def read_form(request: web.Request, limit_bytes: int) -> dict[str, list[Fo
         raise _too_large("The form", limit_bytes)
     try:
         with request.app[BODY_ROOM].one() as share:
-            async with asyncio.timeout(READ_DEADLINE_S):
+            async with arriving_in_time():
                 return await _read(request, limit_bytes, share)
-    except TimeoutError as error:
-        raise RequestError(
-            ErrorCode.REQUEST_TIMEOUT,
-            f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
-        ) from error
     except (*_MALFORMED, web.PayloadAccessError, RequestPayloadError) as error:
         raise RequestError(
             ErrorCode.INVALID_JSON,

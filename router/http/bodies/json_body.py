@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import jiter
@@ -61,15 +63,24 @@ async def read_object(request: web.Request, limit_bytes: int) -> dict[str, Any]:
     return parsed
 
 
-async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
+@asynccontextmanager
+async def arriving_in_time() -> AsyncIterator[None]:
+    """Bound the time in which a body is read. Raises :class:`RequestError` (408) when it is
+    over."""
     try:
         async with asyncio.timeout(READ_DEADLINE_S):
-            return await _read(request, limit_bytes, share)
+            yield
     except TimeoutError as error:
         raise RequestError(
             ErrorCode.REQUEST_TIMEOUT,
             f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
         ) from error
+
+
+async def _read_in_time(request: web.Request, limit_bytes: int, share: BodyShare) -> bytes:
+    try:
+        async with arriving_in_time():
+            return await _read(request, limit_bytes, share)
     except (web.PayloadAccessError, RequestPayloadError) as error:
         raise RequestError(
             ErrorCode.INVALID_JSON, "The request body could not be decoded: check its encoding."

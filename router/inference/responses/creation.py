@@ -95,6 +95,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         ItemForm(asked.tools.called, wanted.summarizes, key if wanted.seals_reasoning else None),
         logprobs=wanted.logprobs is not None,
     )
+    begin = generation(services, generate, asked.media)
     kept = None
     if wanted.is_stored:
         kept = KeptInput(json_of(own, "input"), wanted.previous_response_id)
@@ -103,7 +104,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         job = await begin_answer(
             request,
             models,
-            generation(services, generate, asked.media),
+            begin,
             form,
             RequestKind.CHAT,
             id_prefix=RESPONSE,
@@ -117,7 +118,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     return await answer(
         request,
         models,
-        generation(services, generate, asked.media),
+        begin,
         form,
         RequestKind.CHAT,
         id_prefix=RESPONSE,

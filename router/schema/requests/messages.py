@@ -178,26 +178,31 @@ def _media_parts(
             yield f"{path}[{index}]", part
 
 
-def _bounded(messages: object) -> object:
-    """Refuse too many parts and calls before any of them is checked."""
-    if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:
-        return messages  # The next check refuses it without looking at any.
-    items = 0
-    for message in messages:
-        if isinstance(message, dict):
-            lists = (message.get("content"), message.get("tool_calls"))
-            items += sum(len(one) for one in lists if isinstance(one, list))
-    if items > MAX_ITEMS:
-        raise PydanticCustomError(
-            "too_many_items", "too many items", {"items": items, "max_items": MAX_ITEMS}
-        )
-    return messages
+def bounded(most: int, names: Sequence[str]) -> BeforeValidator:
+    """Refuse too many parts and calls before any of them is checked, which would hold up the event
+    loop. They are in the lists ``names`` of objects, of which there may be ``most``."""
+
+    def check(held: object) -> object:
+        if not isinstance(held, list) or len(held) > most:
+            return held  # The next check refuses it without looking at any.
+        items = 0
+        for one in held:
+            if isinstance(one, dict):
+                lists = (one.get(name) for name in names)
+                items += sum(len(each) for each in lists if isinstance(each, list))
+        if items > MAX_ITEMS:
+            raise PydanticCustomError(
+                "too_many_items", "too many items", {"items": items, "max_items": MAX_ITEMS}
+            )
+        return held
+
+    return BeforeValidator(check)
 
 
 Messages = Annotated[
     list[Message],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-    BeforeValidator(_bounded),
+    bounded(MAX_MESSAGES, ("content", "tool_calls")),
 ]
 
 

@@ -21,12 +21,15 @@ QUICKLY = {"tokens": 3}
 HANG_S = 1.0
 """After so long without progress the model "hangs" is taken for hung; others have an hour."""
 
+AT = 20
+"""The token at which a request's worker ends: late enough that the client has seen the first."""
+
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "aborts": ({"abort_at": 3}, "crash", "worker_crashed"),
-    "is_killed": ({"crash_at": 3}, "signal", "worker_crashed"),
-    "hangs": ({"hang_at": 3}, "hang", "worker_hung"),
-    "has_no_memory": ({"memory_error_at": 3}, "out_of_memory", "worker_out_of_memory"),
-    "breaks": ({"step_raise_at": 3}, "crash", "engine_error"),
+    "aborts": ({"abort_at": AT}, "crash", "worker_crashed"),
+    "is_killed": ({"crash_at": AT}, "signal", "worker_crashed"),
+    "hangs": ({"hang_at": AT}, "hang", "worker_hung"),
+    "has_no_memory": ({"memory_error_at": AT}, "out_of_memory", "worker_out_of_memory"),
+    "breaks": ({"step_raise_at": AT}, "crash", "engine_error"),
 }
 """Model: what its request does, the cause of its worker's exit, the code that its client gets."""
 
@@ -81,10 +84,14 @@ async def test_each_end_has_its_cause_and_its_code(server: Rig, model: str) -> N
     directive, cause, code = CASES[model]
     before = server.worker(model)
     async with http() as session:
-        stream = Stream(session, server.url, ask(model, {"tokens": 50, **directive}))
+        stream = Stream(
+            session, server.url, ask(model, {"tokens": 50, "step_s": 0.05, **directive})
+        )
+        # An end before anything has left is an HTTP error instead of an event.
+        await stream.has_text(5)
         await stream.ended()
         # A process that ends at once may take its last words along.
-        assert ("word " * 3).startswith(stream.text)
+        assert ("word " * AT).startswith(stream.text)
         assert [error["code"] for error in stream.errors] == [code]
         assert not stream.done
         await asyncio.to_thread(

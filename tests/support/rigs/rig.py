@@ -45,6 +45,13 @@ QUICK = {
     "shutdown_grace_s": 3.0,
 }
 """Short deadlines: a test waits for each of them."""
+PATIENT = {
+    "beat_timeout_s": 6.0,
+    "stall_timeout_s": 60.0,
+    "load_stall_timeout_s": 120.0,
+    "start_timeout_s": 60.0,
+}
+"""For real weights on a busy machine: patience, except for the beats of a stopped process."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 45.0) -> Any:

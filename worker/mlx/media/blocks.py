@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from lmx.worker.mlx.media.encoding import Features
+from lmx.worker.mlx.module_calls import wrap_call
 
 _OTHERS: Final = frozenset({"language_model", "talker", "code2wav", "lm_head"})
 """The parts of a model that neither see nor hear."""
@@ -28,7 +29,7 @@ class BlockTap:
     def __init__(self, model: Any) -> None:
         self._noted: list[mx.array] | None = None
         for block in _blocks(model):
-            _wrap(block, self._note)
+            wrap_call(block, self._note)
 
     @contextmanager
     def noting(self) -> Iterator[list[mx.array]]:
@@ -90,15 +91,3 @@ def _blocks(module: Any) -> Iterator[Any]:
                     yield from _blocks(each)
         elif isinstance(child, nn.Module):
             yield from _blocks(child)
-
-
-def _wrap(module: Any, note: Callable[[Any], None]) -> None:
-    plain = type(module)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = plain.__call__(self, *args, **kwargs)
-        note(output)
-        return output
-
-    # Python looks a call up in the class. Attributes and weights stay as they are.
-    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
+from lmx.worker.mlx.module_calls import wrap_call
+
 _TRUNKS: Final = ("model", "backbone", "transformer")
 _NORMS: Final = ("norm", "norm_f", "final_layernorm", "ln_f")
 
@@ -81,23 +83,6 @@ def _trunk(language_model: Any) -> Any:
         if trunk is not None and hasattr(trunk, "layers"):
             return trunk
     raise ValueError(f"the model's layers are not in {', '.join(_TRUNKS)}")
-
-
-def wrap_call(module: Any, hear: Callable[[Any], None]) -> Callable[[], None]:
-    """Let ``hear`` be called with all that a module returns; return the function that ends this."""
-    plain = type(module)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = plain.__call__(self, *args, **kwargs)
-        hear(output)
-        return output
-
-    def end() -> None:
-        module.__class__ = plain
-
-    # Python looks a call up in the class. Attributes and weights stay as they are.
-    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-    return end
 
 
 def _joined(outputs: Sequence[mx.array]) -> mx.array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field, Tag
@@ -21,13 +21,6 @@ from lmx.router.schema.validation import (
     FreeObject,
     Strict,
 )
-
-_TAG: Final = ":latest"
-
-
-def tagged_name(name: str) -> str:
-    """Return a model's name as Ollama's clients know names: with a tag."""
-    return name if ":" in name else name + _TAG
 
 
 class Options(Strict):

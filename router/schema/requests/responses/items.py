@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import PydanticCustomError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
@@ -30,6 +28,7 @@ from lmx.router.schema.requests.media import (
     VideoDefaults,
     source_of,
 )
+from lmx.router.schema.requests.messages import MAX_ITEMS, bounded
 from lmx.router.schema.requests.responses.tools import Tools
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
@@ -41,7 +40,6 @@ from lmx.router.schema.validation import (
     TextOrObject,
 )
 
-MAX_ITEMS: Final = 20_000
 MAX_PARTS: Final = 1_000
 """The most parts in one item."""
 
@@ -271,24 +269,10 @@ Item = Annotated[
 ]
 
 
-def _bounded(items: object) -> object:
-    """Refuse too many parts before any of them is checked, which would hold up the event loop."""
-    if not isinstance(items, list) or len(items) > MAX_ITEMS:
-        return items  # The next check refuses it without looking at any.
-    held = 0
-    for item in items:
-        if isinstance(item, dict):
-            parts = (item.get(name) for name in ("content", "summary", "output"))
-            held += sum(len(one) for one in parts if isinstance(one, list))
-    if held > MAX_ITEMS:
-        raise PydanticCustomError(
-            "too_many_items", "too many items", {"items": held, "max_items": MAX_ITEMS}
-        )
-    return items
-
-
 Items = Annotated[
-    list[Item], Field(max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_bounded)
+    list[Item],
+    Field(max_length=MAX_ITEMS, fail_fast=True),
+    bounded(MAX_ITEMS, ("content", "summary", "output")),
 ]
 
 _ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(Items)
