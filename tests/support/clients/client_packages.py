@@ -18,14 +18,14 @@ from typing import Final
 
 from minilm import demo_script
 
-_E2E: Final = Path(__file__).resolve().parents[2] / "e2e"
-_NODE: Final = _E2E / "clients" / "node"
+_PROGRAMS: Final = Path(__file__).resolve().parents[2] / "e2e" / "clients" / "programs"
+_NODE: Final = _PROGRAMS / "node"
 _FETCH_TIMEOUT_S: Final = 300
 
 
 def python_packages(listed: str = "requirements.txt") -> Path:
-    """Return a folder with the packages that a file in clients/ lists, for PYTHONPATH."""
-    requirements = _E2E / "clients" / listed
+    """Return a folder with the packages that a file in programs/ lists, for PYTHONPATH."""
+    requirements = _PROGRAMS / listed
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
     def make(folder: Path) -> None:
@@ -57,8 +57,8 @@ def node(packages: Path) -> Path:
 
 
 def run_python(packages: Path, script: str, *arguments: str) -> str:
-    """Run a script of clients/ with its packages; returns what it prints."""
-    command = [sys.executable, str(_E2E / "clients" / script), *arguments]
+    """Run a script of programs/ with its packages; returns what it prints."""
+    command = [sys.executable, str(_PROGRAMS / script), *arguments]
     return _run(command, environment={**os.environ, "PYTHONPATH": str(packages)})
 
 
