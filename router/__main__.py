@@ -1,46 +1,10 @@
-"""``python -m lmx.router``: reads a RouterSpec from stdin, serves HTTP on the socket it names.
+"""``python -m lmx.router``: the supervisor starts it, with an encoded RouterSpec on stdin."""
 
-Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no
-RouterSpec, else 1. SIGABRT writes every thread's stack to the log and aborts; SIGUSR2 tells the
-clients of a loop that hangs before that.
-"""
-
-from __future__ import annotations
-
-import asyncio
-import faulthandler
 import sys
-from pathlib import Path
 
-from lmx.protocol.errors import ProtocolError
-from lmx.protocol.host.logs import LogFile, configure_logs
-from lmx.protocol.host.memory import map_large_blocks
-from lmx.protocol.messages.specs import RouterSpec
-from lmx.protocol.wire.codec import decode
-from lmx.router.jobs.farewell import block_signal
-from lmx.router.server.process import serve
-
-
-def main() -> int:
-    """Run the router; return the exit status."""
-    map_large_blocks()
-    block_signal()
-    try:
-        spec = decode(sys.stdin.buffer.read()).message
-    except ProtocolError as error:
-        sys.stderr.write(f"lmx.router: the spec on stdin can't be read: {error.message}\n")
-        return 2
-    if not isinstance(spec, RouterSpec):
-        sys.stderr.write(f"lmx.router: expected a RouterSpec, got {type(spec).__name__}\n")
-        return 2
-    log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
-    log_file.attach()
-    log_file.keep()
-    configure_logs("router", spec.log.level)
-    faulthandler.enable()
-    asyncio.run(serve(spec))
-    return 0
-
+from lmx.protocol.host.imports import quick_imports
 
 if __name__ == "__main__":
+    with quick_imports():
+        from lmx.router.process import main
     sys.exit(main())

@@ -62,8 +62,11 @@ def up(
     """
     from importlib.metadata import version
 
-    from lmx.supervisor.cli.foreground import run_foreground
-    from lmx.supervisor.processes.handover import Handover, Invocation, Successor
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.cli.foreground import run_foreground
+        from lmx.supervisor.processes.handover import Handover, Invocation, Successor
 
     handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
     successor = None if asker_id is None else Successor(asker_id, because)
