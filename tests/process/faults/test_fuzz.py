@@ -97,7 +97,7 @@ class Fuzz:
 
     def _garbage(self, path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as raw:
-            raw.settimeout(5)
+            raw.settimeout(30)
             try:
                 raw.connect(str(path))
                 raw.sendall(self.cases.garbage())

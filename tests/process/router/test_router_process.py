@@ -102,7 +102,7 @@ async def settled(started: Started, http: aiohttp.ClientSession) -> None:
         async with http.get(f"{started.url}/health") as response:
             return response.status == 200
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not await healthy():
             await asyncio.sleep(0.02)
 
@@ -161,7 +161,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones() -> None:
         # On the connection kept alive by that check, and on a new one.
         async with aiohttp.ClientSession() as another:
             for session in (http, another):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     refused = await started.post(session)
                     assert refused.status == 503
                     assert (await refused.json())["error"]["code"] == "shutting_down"
@@ -170,7 +170,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones() -> None:
         lines = data_lines(await response.read())
         assert lines[-1] == "[DONE]"
         assert joined_text(lines) == "so far and the end"
-        assert await asyncio.wait_for(started.process.wait(), 5) == 0
+        assert await asyncio.wait_for(started.process.wait(), 30) == 0
 
 
 async def test_streams_beyond_the_grace_end_with_an_error_event() -> None:
@@ -190,7 +190,7 @@ async def test_streams_beyond_the_grace_end_with_an_error_event() -> None:
         started.process.send_signal(signal.SIGTERM)
         lines = data_lines(await response.read())
         assert json.loads(lines[-1])["error"]["code"] == "shutting_down"
-        assert await asyncio.wait_for(started.process.wait(), 5) == 0
+        assert await asyncio.wait_for(started.process.wait(), 30) == 0
         await until(lambda: fake.cancelled)
 
 
@@ -211,7 +211,7 @@ async def test_sigint_is_ignored_and_sigabrt_leaves_stacks() -> None:
 HANGING = """
 import pathlib, sys
 from lmx.router.server import process
-from lmx.router.__main__ import main
+from lmx.router.process import main
 
 measure = process.Router._measure
 

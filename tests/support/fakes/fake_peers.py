@@ -183,7 +183,8 @@ class FakeSupervisor:
         )
 
     async def reply(self, index: int, message: Acquired | Denied) -> None:
-        """Answer the Acquire of that index."""
+        """Answer the Acquire of that index, once it has come."""
+        await until(lambda: len(self.acquires) > index)
         identity, correlation, _ = self.acquires[index]
         await self._control.send_multipart([identity, encode(message, correlation)])
 

@@ -57,7 +57,7 @@ def fake_supervisor(home: Home, answers: Answers) -> Iterator[list[Any]]:
         yield asked
     finally:
         over.set()
-        thread.join(5)
+        thread.join(30)
         context.destroy(linger=0)
         os.close(lock)
 

@@ -277,7 +277,7 @@ async def test_pings_while_nothing_comes() -> None:
     async with router_rig(slow, ping_interval_s=0.05) as rig, rig.chat(stream=True) as response:
         seen = b""
         while seen.count(b": ping\n\n") < 3:
-            seen += await asyncio.wait_for(response.content.readany(), 5)
+            seen += await asyncio.wait_for(response.content.readany(), 30)
         release.set()
         seen += await response.read()
     assert joined_text(data_lines(seen)) == "late"

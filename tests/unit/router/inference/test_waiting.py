@@ -57,8 +57,8 @@ async def test_a_hundred_requests_for_a_cold_model_share_one_acquire() -> None:
         assert (beat.waiting, beat.streams, beat.requests_total) == (100, 0, 0)
         question = rig.supervisor.acquires[0][2]
         assert question.model_id == "big"
-        assert rig.spec.load_wait_s - 1 < question.wait_s <= rig.spec.load_wait_s
-        assert 0 <= question.waited_s < 1
+        assert rig.spec.load_wait_s - 10 < question.wait_s <= rig.spec.load_wait_s
+        assert 0 <= question.waited_s < 10
         await rig.supervisor.reply(0, Acquired("big", LOADED))
         answers = await asyncio.gather(*requests)
         assert {status for status, _ in answers} == {200}
@@ -387,7 +387,7 @@ async def test_without_a_supervisor_warm_models_serve_on_and_cold_ones_are_503(
         await until(lambda: rig.supervisor.acquires)
         rig.supervisor.answers_beats = False
         # Told after five silent beats and the grace, before the load's own deadline.
-        status, body = await asyncio.wait_for(request, 3)
+        status, body = await asyncio.wait_for(request, 20)
         assert (status, body["error"]["code"]) == (503, "supervisor_unavailable")
         assert not rig.router.supervisor.alive
         async with rig.chat(model="big") as response:
@@ -420,7 +420,7 @@ async def test_who_waits_asks_the_next_supervisor() -> None:
 async def test_a_supervisor_that_never_replies_does_not_hold_a_request_for_ever() -> None:
     async with router_rig(load_wait_s=0.2) as rig:
         await publish(rig, cold("big"))
-        status, body = await asyncio.wait_for(rig.chat_json(model="big"), 3)
+        status, body = await asyncio.wait_for(rig.chat_json(model="big"), 20)
     assert (status, body["error"]["code"]) == (503, "model_loading")
 
 

@@ -361,7 +361,7 @@ async def test_a_job_that_begins_while_a_sweep_waits_for_the_thread_is_not_taken
 
     def slow(*_: object) -> None:
         busy.set()
-        go_on.wait(5)
+        go_on.wait(30)
 
     live: set[str] = set()
     with monkeypatch.context() as patch:
@@ -389,7 +389,7 @@ async def test_a_job_that_ends_during_a_sweep_is_not_taken_for_lost(
     def held_up(connection: sqlite3.Connection, token: str) -> frozenset[str]:
         found = under_way(connection, token)
         sweeps.set()
-        go_on.wait(5)
+        go_on.wait(30)
         return found
 
     monkeypatch.setattr(records, "under_way", held_up)

@@ -24,9 +24,9 @@ from lmx.router.media.room import MediaRoom
 LIMITS = MediaLimits(
     allowed_networks=("127.0.0.1",),
     max_item_bytes=1000,
-    connect_timeout_s=5.0,
-    read_timeout_s=5.0,
-    total_timeout_s=10.0,
+    connect_timeout_s=30.0,
+    read_timeout_s=30.0,
+    total_timeout_s=60.0,
 )
 BODY = b"some bytes"
 

@@ -96,7 +96,7 @@ class Restarting:
 
     async def ask(self) -> Any:
         self.commands.answer(ASKER, control.RestartSupervisor(), 0.0)
-        return await asyncio.wait_for(self.replies.get(), 5)
+        return await asyncio.wait_for(self.replies.get(), 30)
 
 
 async def test_the_supervisor_is_not_replaced_in_the_middle_of_a_change() -> None:
@@ -172,7 +172,7 @@ async def test_a_child_of_an_earlier_program_is_reaped_with_its_status() -> None
     ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     watch.watch(pid, None, ended.set_result)
     os.kill(pid, signal.SIGTERM)
-    assert await asyncio.wait_for(ended, 5) == -signal.SIGTERM
+    assert await asyncio.wait_for(ended, 30) == -signal.SIGTERM
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     watch.close()
@@ -186,7 +186,7 @@ async def test_a_pid_that_was_given_again_is_another_process() -> None:
     watch.watch(pid, None, lambda _: ends.put_nowait("first"))
     watch.watch(pid, None, lambda _: ends.put_nowait("second"))
     os.kill(pid, signal.SIGTERM)
-    seen = {await asyncio.wait_for(ends.get(), 5) for _ in range(2)}
+    seen = {await asyncio.wait_for(ends.get(), 30) for _ in range(2)}
     assert seen == {"first", "second"}
     watch.close()
 
@@ -239,7 +239,7 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
     await asyncio.sleep(0.1)
     assert restarting.replies.empty()
     guard.process, guard.successor = guard.successor, None
-    assert await asyncio.wait_for(restarting.replies.get(), 5) == control.Reloaded(
+    assert await asyncio.wait_for(restarting.replies.get(), 30) == control.Reloaded(
         ("security",), ("keys",)
     )
 
@@ -249,5 +249,5 @@ async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
     guard = Reloads(restarting).guard
     guard.process, guard.knows = SimpleNamespace(pid=1), lambda _pid: False
     restarting.commands.answer(ASKER, control.ReloadConfig(), 0.0)
-    reply = await asyncio.wait_for(restarting.replies.get(), 5)
+    reply = await asyncio.wait_for(restarting.replies.get(), 30)
     assert "the old one goes on" in reply.message

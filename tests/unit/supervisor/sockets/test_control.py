@@ -35,7 +35,7 @@ async def test_an_answer_can_still_be_read_when_the_supervisor_has_closed(tmp_pa
     try:
         asker.connect(home.run.control)
         asker.send(codec.encode(control.RestartSupervisor(), 7))
-        await asyncio.wait_for(answered.wait(), 5)
+        await asyncio.wait_for(answered.wait(), 30)
         serving.cancel()
         await server.close()
         await asyncio.sleep(_GONE_S)
