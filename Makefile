@@ -55,22 +55,24 @@ run: install ## serve MODELS (default: a small demo model) on PORT
 	fi; \
 	LMX_SERVER_PORT='$(PORT)' LMX_MODELS="$$models" exec $(BIN)/lmx-supervisor up
 
-# Two at a time: half of the tests wait for processes, half of them compute. What goes together, and
-# what comes first, is in tests/support/rigs/file_queue.py. The tests start a thousand processes,
-# which would each compile lmx anew: they write no compiled code.
-test: install ## run the tests, two files at a time (soak tests are left out)
+# Three at a time on two processors: half of the tests wait for processes, half of them compute. What
+# goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests start a
+# thousand processes, which would each compile lmx anew: they write no compiled code.
+test: install ## run the tests, three files at a time (soak tests are left out)
 	@$(BIN)/python -m compileall -q protocol router supervisor worker tests/support
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 3 --dist loadfile
 
-conformance: install ## every type of models against its library (some minutes)
-	@$(BIN)/pytest -q -m 'engine or conformance' tests/engine/model/test_conformance.py \
-	  tests/engine/media/test_families.py
+# All of two files, and what `make test` leaves out of the others.
+CONFORMANCE := tests/engine/model/test_conformance.py tests/engine/media/test_families.py
+conformance: install ## every type of models against its library, every combination of features (some minutes)
+	@$(BIN)/pytest -q -m 'engine or conformance' $(CONFORMANCE)
+	@$(BIN)/pytest -q -m conformance $(CONFORMANCE:%=--ignore=%) tests/engine
 
 models-page: install ## examine every type of models, and write docs/models.md
 	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/models_page.py
 
-fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx (minutes)
-	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py
+fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx; all hostile media (minutes)
+	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py
 
 chaos: install ## a bad day of 2,000 requests for eight models in the memory of three (two minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py

@@ -1,6 +1,7 @@
 """How the tests run; and models that several of them need, made once for each machine and kept
 outside the checkout."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,10 @@ DEMO_MODEL = ROOT / "deploy" / "demo_model.py"
 AMPLE_MEMORY_BYTES = 64 << 30
 SCARCE_MEMORY_BYTES = 1 << 30
 
+# The collector would walk again and again through what the tests' modules have, which stays until
+# the end: a million objects, and the engine collects after each load.
+gc.disable()
+
 # Before a test imports mlx, as in a worker.
 with capture_logs():
     prefer_openblas()
@@ -28,6 +33,13 @@ with capture_logs():
 # How long an example takes says how busy the machine is, and nothing about lmx.
 settings.register_profile("lmx", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lmx")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected alone from here on."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

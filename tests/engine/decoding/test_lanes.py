@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from matrices import combinations
 from tiny_models import make_tiny_model
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
@@ -21,21 +23,39 @@ LONG = [token % 200 + 1 for token in range(2600)]
 """Longer than any row that it could decode with."""
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_next"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), request.param)
+MODELS = ["llama", "gemma3", "qwen3_next"]
+WITH: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
+    "speculation": {"speculation": SpeculationSpec()},
+}
+everywhere = pytest.mark.parametrize(("model", "beside"), combinations(MODELS, list(WITH)))
 
 
-@pytest.fixture(params=["plain", "prefix cache", "speculation"])
-def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunner]:
-    kinds: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
-        "speculation": {"speculation": SpeculationSpec()},
-    }
-    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **kinds[request.param]))
+@pytest.fixture(scope="module")
+def runners(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], EngineRunner]:
+    """Makes an engine once for each model and what it has beside."""
+
+    @cache
+    def folder(model: str) -> Path:
+        return make_tiny_model(tmp_path_factory.mktemp("tiny"), model)
+
+    @cache
+    def made(model: str, beside: str) -> EngineRunner:
+        return EngineRunner(spec_of(folder(model), max_decode_stall_s=10, **WITH[beside]))
+
+    return made
 
 
+@pytest.fixture
+def runner(
+    model: str, beside: str, runners: Callable[[str, str], EngineRunner]
+) -> Iterator[EngineRunner]:
+    yield runners(model, beside)
+    runners(model, beside).clear()
+
+
+@everywhere
 def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> None:
     short = [[5, 6, 7], list(range(1, 40))]
     expected = [runner.alone(prompt, HOT, 30) for prompt in (LONG, *short)]
@@ -47,6 +67,7 @@ def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> No
     assert made == [expected[1], expected[0], expected[2]]
 
 
+@everywhere
 def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None:
     long = runner.admit(LONG, GREEDY, 400)
     while not runner.tokens[long]:

@@ -12,6 +12,8 @@ import pytest
 from rig import Rig, rig, wait_until
 from tiny_models import make_tiny_model
 
+from lmx.protocol.messages.control import LoadModel, UnloadModel
+
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(600)]
 
 MIB = 1024**2
@@ -38,7 +40,7 @@ def large_dir() -> Iterator[Path]:
 def used_bytes(lmx: Rig) -> int:
     """Return the machine's used memory without what programs that are not this lmx's own have
     to themselves: tests don't run alone. The median of a few, because those come and go."""
-    return int(statistics.median(_used_once(lmx) for _ in range(5)))
+    return int(statistics.median(_used_once(lmx) for _ in range(3)))
 
 
 def _used_once(lmx: Rig) -> int:
@@ -55,8 +57,8 @@ def _used_once(lmx: Rig) -> int:
 
 
 def load(lmx: Rig, model: str) -> None:
-    done = lmx.cli("load", model, timeout_s=LOAD_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    lmx.ask(LoadModel(model))
+    lmx.wait_state(model, "ready", deadline_s=LOAD_S)
 
 
 # A worker that stays is four times the tolerance; what grows slowly wants more rounds.
@@ -91,8 +93,8 @@ def test_evicted_and_loaded_again(rounds: int, large_dir: Path, minilm_dir: Path
                 lambda: used_bytes(lmx) <= small_bytes[0] + TOLERANCE_BYTES, "it is back", 30
             )
         assert supervisor_bytes[-1] <= supervisor_bytes[0] + SUPERVISOR_GROWTH_BYTES
-        done = lmx.cli("unload", "small", timeout_s=LOAD_S)
-        assert done.returncode == 0, done.stderr
+        lmx.ask(UnloadModel("small"))
+        lmx.wait_state("small", "cold")
         wait_until(
             # Pages of a process that has ended may come back a moment later.
             lambda: used_bytes(lmx) <= idle_bytes + TOLERANCE_BYTES, "memory is back", 30,

@@ -28,6 +28,13 @@ pytestmark = pytest.mark.process
 ONE = {"models": [scripted("alpha")]}
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[Rig]:
+    """One that the tests share which leave it running."""
+    with rig(ONE) as lmx:
+        yield lmx
+
+
 def kill_supervisor(lmx: Rig) -> None:
     """End the supervisor as a crash would."""
     assert lmx.supervisor is not None
@@ -39,10 +46,12 @@ BAD_CONFIGS = {"list": "[]", "torn": "{", "nested": '{"text_config": [1]}', "non
 
 
 @pytest.fixture(scope="module")
-def beside_bad_folders() -> Iterator[Rig]:
-    """A good model, and one for each of the bad folders."""
+def beside_bad_models() -> Iterator[Rig]:
+    """A good model, one for each of the bad folders, and one with an option that no message can
+    carry."""
     bad = [{"id": name, "source": f"./{name}", "preload": False} for name in BAD_CONFIGS]
-    lmx = Rig({"models": [scripted("alpha"), *bad]})
+    odd = scripted("odd", preload=False, options={"since": 2**70})
+    lmx = Rig({"models": [scripted("alpha"), odd, *bad]})
     try:
         for name, config in BAD_CONFIGS.items():
             folder = lmx.root / name
@@ -58,38 +67,35 @@ def beside_bad_folders() -> Iterator[Rig]:
 
 
 @pytest.mark.parametrize("name", BAD_CONFIGS)
-def test_a_bad_model_folder_harms_nobody_else(name: str, beside_bad_folders: Rig) -> None:
-    lmx = beside_bad_folders
+def test_a_bad_model_folder_harms_nobody_else(name: str, beside_bad_models: Rig) -> None:
+    lmx = beside_bad_models
     done = lmx.cli("load", name)
     assert (done.returncode, str(lmx.root / name) in done.stderr) == (1, True)
     assert lmx.worker("alpha")["state"] == "ready"
 
 
-def test_an_option_that_can_not_travel_is_the_models_own_problem() -> None:
-    models = [scripted("alpha"), scripted("odd", preload=False, options={"since": 2**70})]
-    with rig({"models": models}) as lmx:
-        lmx.wait_state("alpha", "ready")
-        assert lmx.cli("load", "odd").returncode == 1
-        assert lmx.worker("alpha")["state"] == "ready"
+def test_an_option_that_can_not_travel_is_the_models_own_problem(beside_bad_models: Rig) -> None:
+    assert beside_bad_models.cli("load", "odd").returncode == 1
+    assert beside_bad_models.worker("alpha")["state"] == "ready"
 
 
-def test_odd_messages_do_not_end_the_supervisor() -> None:
-    with rig(ONE) as lmx:
-        before = lmx.wait_state("alpha", "ready")
-        context = zmq.Context()
-        socket = open_socket(context, Role.CONTROL_CLIENT)
-        socket.connect(RunDirectory(lmx.home / "run").control)
-        assert socket.poll(5000, zmq.POLLOUT)
-        for pid in (-1, 0, 2**40, os.getpid()):
-            hello = WorkerHello("0badbad0", "alpha", pid, WorkerState.READY)
-            socket.send(encode(hello))
-        for frame in (b"", b"\x00" * 50, os.urandom(500), encode(hello)[:-3]):
-            socket.send(frame)
-        after = lmx.worker("alpha")
-        context.destroy(linger=0)
-        assert (after["state"], after["pid"]) == ("ready", before["pid"])
-        # They came over another connection than the question, which may be answered first.
-        wait_until(lambda: lmx.log_events("supervisor", "control.bad_frame"), "it is logged")
+def test_odd_messages_do_not_end_the_supervisor(running: Rig) -> None:
+    lmx = running
+    before = lmx.wait_state("alpha", "ready")
+    context = zmq.Context()
+    socket = open_socket(context, Role.CONTROL_CLIENT)
+    socket.connect(RunDirectory(lmx.home / "run").control)
+    assert socket.poll(30_000, zmq.POLLOUT)
+    for pid in (-1, 0, 2**40, os.getpid()):
+        hello = WorkerHello("0badbad0", "alpha", pid, WorkerState.READY)
+        socket.send(encode(hello))
+    for frame in (b"", b"\x00" * 50, os.urandom(500), encode(hello)[:-3]):
+        socket.send(frame)
+    after = lmx.worker("alpha")
+    context.destroy(linger=0)
+    assert (after["state"], after["pid"]) == ("ready", before["pid"])
+    # They came over another connection than the question, which may be answered first.
+    wait_until(lambda: lmx.log_events("supervisor", "control.bad_frame"), "it is logged")
 
 
 async def test_lost_records_are_made_up_for() -> None:
@@ -146,22 +152,22 @@ def test_an_output_that_nobody_reads_any_more_leaves_nothing_behind() -> None:
         lmx.close()
 
 
-async def test_unload_returns_though_requests_keep_coming() -> None:
-    with rig(ONE) as lmx:
-        first = lmx.wait_state("alpha", "ready")["pid"]
-        async with http() as session:
-            url = lmx.url
-            running = Stream(session, url, ask("alpha", {"tokens": 300, "step_s": 0.02}))
-            await running.has_text(20)
-            unloading = asyncio.create_task(asyncio.to_thread(lmx.cli, "unload", "alpha"))
-            await asyncio.to_thread(lmx.wait_state, "alpha", "draining")
-            late = Stream(session, url, ask("alpha", {"tokens": 3}))
-            done = await unloading
-            assert (done.returncode, f"pid {first} is gone" in done.stdout) == (0, True)
-            await asyncio.gather(running.ended(), late.ended())
-        assert (running.text, running.errors) == ("word " * 300, [])
-        assert (late.text, late.errors) == ("word " * 3, [])
-        assert lmx.wait_state("alpha", "ready")["pid"] != first
+async def test_unload_returns_though_requests_keep_coming(running: Rig) -> None:
+    lmx = running
+    first = lmx.wait_state("alpha", "ready")["pid"]
+    async with http() as session:
+        url = lmx.url
+        running = Stream(session, url, ask("alpha", {"tokens": 300, "step_s": 0.02}))
+        await running.has_text(20)
+        unloading = asyncio.create_task(asyncio.to_thread(lmx.cli, "unload", "alpha"))
+        await asyncio.to_thread(lmx.wait_state, "alpha", "draining")
+        late = Stream(session, url, ask("alpha", {"tokens": 3}))
+        done = await unloading
+        assert (done.returncode, f"pid {first} is gone" in done.stdout) == (0, True)
+        await asyncio.gather(running.ended(), late.ended())
+    assert (running.text, running.errors) == ("word " * 300, [])
+    assert (late.text, late.errors) == ("word " * 3, [])
+    assert lmx.wait_state("alpha", "ready")["pid"] != first
 
 
 async def test_unload_is_not_undone_by_a_request_that_waited() -> None:
@@ -225,15 +231,15 @@ def test_a_home_that_can_not_be_used_is_said_so() -> None:
         lmx.close()
 
 
-def test_a_habitual_hangup_signal_costs_nobody_a_stream() -> None:
-    with rig(ONE) as lmx:
-        before = lmx.wait_state("alpha", "ready")
-        router = lmx.status()["router"]["pid"]
-        for pid in (before["pid"], router):
-            os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
-        assert lmx.worker("alpha")["pid"] == before["pid"]
-        assert lmx.status()["router"]["pid"] == router
+def test_a_habitual_hangup_signal_costs_nobody_a_stream(running: Rig) -> None:
+    lmx = running
+    before = lmx.wait_state("alpha", "ready")
+    router = lmx.status()["router"]["pid"]
+    for pid in (before["pid"], router):
+        os.kill(pid, signal.SIGHUP)
+    wait_until(lambda: lmx.worker("alpha")["memory_bytes"] > 0, "a beat")
+    assert lmx.worker("alpha")["pid"] == before["pid"]
+    assert lmx.status()["router"]["pid"] == router
 
 
 def test_a_load_that_somebody_else_undoes_returns() -> None:

@@ -3,64 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
-from rig import Stream, ask, http, rig, scripted, wait_until
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until
+
+from lmx.protocol.messages.control import LoadModel
 
 pytestmark = pytest.mark.process
 
+STALL_S = 2.0
 
-def test_a_slow_load_with_progress_is_waited_for() -> None:
-    """Twice the stall limit in all, but never without progress for so long."""
+
+@pytest.fixture(scope="module")
+def lmx() -> Iterator[Rig]:
     config = {
-        "models": [scripted("slow", options={"load_s": 4.0})],
-        "timing": {"load_stall_timeout_s": 2.0},
-    }
-    with rig(config) as lmx:
-        fractions = set()
-
-        def loaded() -> bool:
-            line = lmx.worker("slow")
-            fractions.add(line["fraction"])
-            return bool(line["state"] == "ready")
-
-        wait_until(loaded, "slow is ready")
-        assert len(fractions - {None}) >= 3, "progress is shown"
-
-
-async def test_a_model_larger_than_the_budget_is_refused_with_figures() -> None:
-    config = {
-        "models": [scripted("small"), scripted("big", memory_bytes="3 GiB", preload=False)],
+        "models": [
+            scripted("alpha"),
+            scripted("slow", preload=False, options={"load_s": 2 * STALL_S}),
+            scripted("big", preload=False, memory_bytes="3 GiB"),
+        ],
         "memory": {"budget_bytes": "2 GiB"},
+        "timing": {"load_stall_timeout_s": STALL_S},
     }
-    with rig(config) as lmx:
-        lmx.wait_state("small", "ready")
-        done = lmx.cli("load", "big")
-        assert done.returncode == 1
-        assert "3.0 GiB" in done.stderr
-        assert "whole budget of 2.0 GiB" in done.stderr
-        async with http() as session:
-            url = f"{lmx.url}/chat/completions"
-            async with session.post(url, json=ask("big", "hi", stream=False)) as response:
-                error = (await response.json())["error"]
-                assert (response.status, error["code"]) == (503, "insufficient_memory")
-                # It never will fit: nothing is worth waiting for.
-                assert "Retry-After" not in response.headers
-                assert response.headers["X-Should-Retry"] == "false"
-        assert lmx.worker("small")["state"] == "ready"
+    with rig(config) as running:
+        yield running
 
 
-async def test_unload_lets_streams_end_and_gives_the_process_back() -> None:
-    with rig({"models": [scripted("alpha")]}) as lmx:
-        line = lmx.wait_state("alpha", "ready")
-        async with http() as session:
-            stream = Stream(session, lmx.url, ask("alpha", {"tokens": 60, "step_s": 0.02}))
-            await stream.has_text(20)
-            done = await asyncio.to_thread(lmx.cli, "unload", "alpha")
-            assert (done.returncode, f"pid {line['pid']} is gone" in done.stdout) == (0, True)
-            await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 60, [])
-            assert lmx.worker("alpha")["state"] == "cold"
-            again = Stream(session, lmx.url, ask("alpha", {"tokens": 3}))
-            await again.ended()
-            assert again.text == "word " * 3, "a request loads it again"
+def test_a_slow_load_with_progress_is_waited_for(lmx: Rig) -> None:
+    """Twice the stall limit in all, but never without progress for so long."""
+    lmx.ask(LoadModel("slow"))
+    fractions = set()
+
+    def loaded() -> bool:
+        line = lmx.worker("slow")
+        fractions.add(line["fraction"])
+        return bool(line["state"] == "ready")
+
+    wait_until(loaded, "slow is ready")
+    assert len(fractions - {None}) >= 3, "progress is shown"
+
+
+async def test_a_model_larger_than_the_budget_is_refused_with_figures(lmx: Rig) -> None:
+    lmx.wait_state("alpha", "ready")
+    done = lmx.cli("load", "big")
+    assert done.returncode == 1
+    assert "3.0 GiB" in done.stderr
+    assert "whole budget of 2.0 GiB" in done.stderr
+    async with http() as session:
+        url = f"{lmx.url}/chat/completions"
+        async with session.post(url, json=ask("big", "hi", stream=False)) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (503, "insufficient_memory")
+            # It never will fit: nothing is worth waiting for.
+            assert "Retry-After" not in response.headers
+            assert response.headers["X-Should-Retry"] == "false"
+    assert lmx.worker("alpha")["state"] == "ready"
+
+
+async def test_unload_lets_streams_end_and_gives_the_process_back(lmx: Rig) -> None:
+    line = lmx.wait_state("alpha", "ready")
+    async with http() as session:
+        stream = Stream(session, lmx.url, ask("alpha", {"tokens": 60, "step_s": 0.02}))
+        await stream.has_text(20)
+        done = await asyncio.to_thread(lmx.cli, "unload", "alpha")
+        assert (done.returncode, f"pid {line['pid']} is gone" in done.stdout) == (0, True)
+        await stream.ended()
+        assert (stream.text, stream.errors) == ("word " * 60, [])
+        assert lmx.worker("alpha")["state"] == "cold"
+        again = Stream(session, lmx.url, ask("alpha", {"tokens": 3}))
+        await again.ended()
+        assert again.text == "word " * 3, "a request loads it again"

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
-from rig import Stream, ask, http, rig, scripted, whole
+from rig import Rig, Stream, ask, http, rig, scripted, whole
 
 pytestmark = pytest.mark.process
 
@@ -95,42 +96,48 @@ class TestTwoThatDoNotFit:
             assert 2.9 < evicting.at_s - ready.at_s < 6
 
 
+@pytest.fixture(scope="class")
+def one() -> Iterator[Rig]:
+    with rig({"models": [scripted("a")]}) as lmx:
+        yield lmx
+
+
 class TestHeld:
     """What an operator takes out of service by the CLI, and gives back."""
 
-    async def test_a_drained_model_takes_nothing_until_it_is_reset(self) -> None:
-        with rig({"models": [scripted("a")]}) as lmx:
-            pid = lmx.wait_state("a", "ready")["pid"]
-            async with http() as session:
-                url = lmx.url
-                stream = Stream(session, url, ask("a", {"tokens": 60, "step_s": 0.03}))
-                await stream.has_text(20)
-                done = await asyncio.to_thread(lmx.cli, "drain", "a")
-                assert (done.returncode, f"pid {pid} is gone" in done.stdout) == (0, True)
-                await stream.ended()
-                assert (stream.text, stream.errors) == ("word " * 60, [])
-                assert lmx.worker("a")["state"] == "held"
-                status, error = await whole(session, url, "a", QUICKLY)
-                assert (status, error["code"]) == (503, "model_drained")
-                assert "lmx-supervisor" in error["message"], "it says what to do"
-                done = await asyncio.to_thread(lmx.cli, "reset", "a")
-                assert (done.returncode, lmx.worker("a")["state"]) == (0, "cold")
-                assert (await whole(session, url, "a", QUICKLY))[0] == 200
-            assert [e.name for e in lmx.events("model.held", "model.reset")] == [
-                "model.held", "model.reset",
-            ]  # fmt: skip
+    async def test_a_drained_model_takes_nothing_until_it_is_reset(self, one: Rig) -> None:
+        lmx = one
+        pid = lmx.wait_state("a", "ready")["pid"]
+        async with http() as session:
+            url = lmx.url
+            stream = Stream(session, url, ask("a", {"tokens": 60, "step_s": 0.03}))
+            await stream.has_text(20)
+            done = await asyncio.to_thread(lmx.cli, "drain", "a")
+            assert (done.returncode, f"pid {pid} is gone" in done.stdout) == (0, True)
+            await stream.ended()
+            assert (stream.text, stream.errors) == ("word " * 60, [])
+            assert lmx.worker("a")["state"] == "held"
+            status, error = await whole(session, url, "a", QUICKLY)
+            assert (status, error["code"]) == (503, "model_drained")
+            assert "lmx-supervisor" in error["message"], "it says what to do"
+            done = await asyncio.to_thread(lmx.cli, "reset", "a")
+            assert (done.returncode, lmx.worker("a")["state"]) == (0, "cold")
+            assert (await whole(session, url, "a", QUICKLY))[0] == 200
+        assert [e.name for e in lmx.events("model.held", "model.reset")] == [
+            "model.held", "model.reset",
+        ]  # fmt: skip
 
-    async def test_requests_meanwhile_are_told_at_once_not_after_the_drain(self) -> None:
-        with rig({"models": [scripted("a")]}) as lmx:
-            lmx.wait_state("a", "ready")
-            async with http() as session:
-                url = lmx.url
-                stream = Stream(session, url, ask("a", {"tokens": 100_000, "step_s": 0.03}))
-                await stream.has_text(20)
-                draining = asyncio.create_task(asyncio.to_thread(lmx.cli, "drain", "a"))
-                await asyncio.to_thread(lmx.wait_state, "a", "draining")
-                async with asyncio.timeout(5):
-                    status, error = await whole(session, url, "a", QUICKLY)
-                assert (status, error["code"]) == (503, "model_drained")
-                await stream.hang_up()
-                assert (await draining).returncode == 0
+    async def test_requests_meanwhile_are_told_at_once_not_after_the_drain(self, one: Rig) -> None:
+        lmx = one
+        lmx.wait_state("a", "ready")
+        async with http() as session:
+            url = lmx.url
+            stream = Stream(session, url, ask("a", {"tokens": 100_000, "step_s": 0.03}))
+            await stream.has_text(20)
+            draining = asyncio.create_task(asyncio.to_thread(lmx.cli, "drain", "a"))
+            await asyncio.to_thread(lmx.wait_state, "a", "draining")
+            async with asyncio.timeout(30):
+                status, error = await whole(session, url, "a", QUICKLY)
+            assert (status, error["code"]) == (503, "model_drained")
+            await stream.hang_up()
+            assert (await draining).returncode == 0

@@ -7,19 +7,29 @@ import json
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
 import yaml
 from rig import Rig, rig, scripted, wait_until
 
+from lmx.protocol.messages.control import LoadModel, UnloadModel
+
 pytestmark = pytest.mark.process
 
 ONE = {"models": [scripted("alpha", aliases=["al/ias"])]}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Rig]:
+    """One that the tests share which leave it running, and its model loaded."""
+    with rig(ONE) as lmx:
+        lmx.wait_state("alpha", "ready")
+        yield lmx
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -44,18 +54,17 @@ def test_a_second_interrupt_ends_at_once_even_what_hangs() -> None:
         assert time.monotonic() - started_s < 15
 
 
-def test_status_is_json_for_scripts_and_a_table_for_people() -> None:
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        status = lmx.status()
-        assert set(status) == {"supervisor", "router", "workers"}
-        (worker,) = status["workers"]
-        assert (worker["model"], worker["state"]) == ("alpha", "ready")
-        assert worker["memory_bytes"] > 0
-        assert psutil.pid_exists(worker["pid"])
-        table = lmx.cli("status").stdout
-        for word in ("alpha", "ready", str(worker["pid"]), status["router"]["url"]):
-            assert word in table
+def test_status_is_json_for_scripts_and_a_table_for_people(running: Rig) -> None:
+    lmx = running
+    status = lmx.status()
+    assert set(status) == {"supervisor", "router", "workers"}
+    (worker,) = status["workers"]
+    assert (worker["model"], worker["state"]) == ("alpha", "ready")
+    assert worker["memory_bytes"] > 0
+    assert psutil.pid_exists(worker["pid"])
+    table = lmx.cli("status").stdout
+    for word in ("alpha", "ready", str(worker["pid"]), status["router"]["url"]):
+        assert word in table
 
 
 def test_exit_codes_and_messages() -> None:
@@ -143,62 +152,62 @@ def test_a_start_that_fails_shows_the_end_of_the_log() -> None:
             lmx.close()
 
 
-def test_logs_of_each_process_and_following_them() -> None:
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        for arguments in ([], ["--router"], ["alpha"], ["al/ias"]):
-            done = lmx.cli("logs", *arguments)
-            assert done.returncode == 0, done.stderr
-            assert all(json.loads(line)["event"] for line in done.stdout.splitlines())
-        missing = lmx.cli("logs", "nobody")
-        assert (missing.returncode, "known: alpha" in missing.stderr) == (1, True)
-        command = [sys.executable, "-m", "lmx.supervisor", "logs", "alpha", "-f", "-n", "1"]
-        follower = subprocess.Popen(command, env=lmx.environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert follower.stdout is not None
-            # The last line there is: from here on it follows.
-            assert json.loads(follower.stdout.readline())["event"] == "worker.loaded"
-            lmx.cli("restart", "alpha")
-            assert json.loads(follower.stdout.readline())["process"] == "worker"
-        finally:
-            follower.kill()
-            follower.wait()
-            follower.stdout.close() if follower.stdout else None
+def test_logs_of_each_process_and_following_them(running: Rig) -> None:
+    lmx = running
+    for arguments in ([], ["--router"], ["alpha"], ["al/ias"]):
+        done = lmx.cli("logs", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert all(json.loads(line)["event"] for line in done.stdout.splitlines())
+    missing = lmx.cli("logs", "nobody")
+    assert (missing.returncode, "known: alpha" in missing.stderr) == (1, True)
+    command = [sys.executable, "-m", "lmx.supervisor", "logs", "alpha", "-f", "-n", "1"]
+    follower = subprocess.Popen(command, env=lmx.environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert follower.stdout is not None
+        # The last line there is: from here on it follows.
+        assert json.loads(follower.stdout.readline())["event"] == "worker.loaded"
+        lmx.cli("restart", "alpha")
+        assert json.loads(follower.stdout.readline())["process"] == "worker"
+    finally:
+        follower.kill()
+        follower.wait()
+        follower.stdout.close() if follower.stdout else None
 
 
-def test_run_directory_is_private_and_sockets_go_with_their_owners() -> None:
-    with rig(ONE) as lmx:
-        worker = lmx.wait_state("alpha", "ready")
-        run = lmx.home / "run"
-        assert run.stat().st_mode & 0o777 == 0o700
-        assert (run / f"w-{worker['instance']}").exists()
-        lmx.cli("unload", "alpha")
-        assert not (run / f"w-{worker['instance']}").exists()
+def test_run_directory_is_private_and_sockets_go_with_their_owners(running: Rig) -> None:
+    lmx = running
+    worker = lmx.wait_state("alpha", "ready")
+    run = lmx.home / "run"
+    assert run.stat().st_mode & 0o777 == 0o700
+    assert (run / f"w-{worker['instance']}").exists()
+    lmx.ask(UnloadModel("alpha"))
+    wait_until(lambda: not (run / f"w-{worker['instance']}").exists(), "its socket is gone")
+    lmx.ask(LoadModel("alpha"))
+    lmx.wait_state("alpha", "ready")
 
 
-def test_supervisor_and_router_are_light() -> None:
+def test_supervisor_and_router_are_light(running: Rig) -> None:
     """Neither maps mlx's library, and each stays under 100 MB."""
-    with rig(ONE) as lmx:
-        lmx.wait_state("alpha", "ready")
-        status = lmx.status()
-        for name in ("supervisor", "router"):
-            process = psutil.Process(status[name]["pid"])
-            mapped = {entry.path for entry in process.memory_maps()}
-            heavy = ("mlx", "torch", "transformers", "tokenizers", "numpy")
-            assert not [path for path in mapped if any(word in path for word in heavy)]
-            assert process.memory_info().rss < 100_000_000
-            print(f"{name}: {process.memory_info().rss / 1e6:.0f} MB")
+    lmx = running
+    status = lmx.status()
+    for name in ("supervisor", "router"):
+        process = psutil.Process(status[name]["pid"])
+        mapped = {entry.path for entry in process.memory_maps()}
+        heavy = ("mlx", "torch", "transformers", "tokenizers", "numpy")
+        assert not [path for path in mapped if any(word in path for word in heavy)]
+        assert process.memory_info().rss < 100_000_000
+        print(f"{name}: {process.memory_info().rss / 1e6:.0f} MB")
 
 
 def test_a_start_costs_little_beside_the_imports_of_its_libraries() -> None:
     """From the first process to the first answer over HTTP, supervisor and router one after the
-    other, beside an interpreter that imports what both need: in turns, by the medians, so that
+    other, beside an interpreter that imports what both need: in turns, by the shortest, so that
     neither the machine nor a busy moment decides."""
     lmx = Rig(ONE | {"server": {"port": free_port()}})
     took_s: list[float] = []
     imports_s: list[float] = []
     try:
-        for _ in range(3):
+        for _ in range(2):
             started_s = time.monotonic()
             subprocess.run(
                 [sys.executable, "-c", "import aiohttp, psutil, pydantic, structlog, yaml, zmq"],
@@ -213,7 +222,7 @@ def test_a_start_costs_little_beside_the_imports_of_its_libraries() -> None:
     finally:
         lmx.close()
     print(f"first answer after {sorted(took_s)} s, imports {sorted(imports_s)} s")
-    assert statistics.median(took_s) < 6 * statistics.median(imports_s)
+    assert min(took_s) < 6 * min(imports_s)
 
 
 def free_port() -> int:
@@ -227,7 +236,7 @@ def free_port() -> int:
 def answers(lmx: Rig) -> bool:
     """Whether the API answers at all."""
     port = yaml.safe_load(lmx.config_path.read_text())["server"]["port"]
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request("GET", "/v1/models")
         return connection.getresponse().status == 200

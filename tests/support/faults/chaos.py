@@ -89,7 +89,7 @@ def make_day(seed: int, requests: int, rate_per_s: float) -> Day:
         Blow(draw.uniform(0, at_s), kind, draw.choice([*models]))
         for kind, count, models in (
             ("sigkill", requests // 100, SIZES_MIB),
-            ("kill", requests // 400, SIZES_MIB),
+            ("kill", max(1, requests // 400), SIZES_MIB),
             ("reset", requests // 200, ("tiny", "small", *_BAD_LOADS)),
         )
         for _ in range(count)

@@ -4,10 +4,12 @@ say without it."""
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import mlx.core as mx
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load
+from one_renderer import renderer
 
 from lmx.protocol.messages.specs import (
     AdapterSpec,
@@ -31,6 +33,7 @@ from lmx.worker.engine import (
     TokenScores,
 )
 from lmx.worker.factory import load_engine
+from lmx.worker.mlx import engine as generators
 
 GREEDY = RowSampling(0.0)
 HOT = RowSampling(1.0, seed=1234)
@@ -77,7 +80,11 @@ class EngineRunner:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.phases: list[tuple[LoadPhase, float | None]] = []
-        engine = load_engine(spec, lambda phase, fraction, _: self.phases.append((phase, fraction)))
+        # A renderer is a process. Hundreds of engines that are made one after the other share one.
+        with mock.patch.object(generators, "Renderer", lambda _timeout_s: renderer()):
+            engine = load_engine(
+                spec, lambda phase, fraction, _: self.phases.append((phase, fraction))
+            )
         assert engine.generator is not None
         self.facts: ModelFacts = engine.facts
         self.resident: Resident = engine.resident

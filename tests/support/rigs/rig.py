@@ -54,6 +54,11 @@ PATIENT = {
 """For real weights on a busy machine: patience, except for the beats of a stopped process."""
 
 
+POLL_S = 0.05
+"""A look at the status costs the supervisor and its asker some milliseconds of the processor, which
+what is waited for needs."""
+
+
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 45.0) -> Any:
     """Return the first true value of ``condition``; fail after ``deadline_s``."""
     end_s = time.monotonic() + deadline_s
@@ -63,7 +68,7 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 45.0
             return value
         if time.monotonic() > end_s:
             raise AssertionError(f"not within {deadline_s:g} s: {what}")
-        time.sleep(0.02)
+        time.sleep(POLL_S)
 
 
 def scripted(model_id: str, **settings: Any) -> dict[str, Any]:
