@@ -38,6 +38,10 @@ class Embed:
     keep_alive_s: float | None = None
     owner: str = ""
 
+    truncate: bool = False
+    """A text that is longer than the model's context is cut off at its end. Otherwise it is
+    refused."""
+
 
 @message
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""GET /v1/models, /v1/models/{id} and /v1/chat/models: the models that exist, loaded or not.
+"""GET /v1/models, /v1/models/{id}, /v1/chat/models, /api/v0/models: all models, loaded or not.
 
-Anthropic's clients and OpenAI's ask on the same path. Anthropic's say so in a header.
+Anthropic's clients and OpenAI's ask on the same path. Anthropic's say so in a header. Those of LM
+Studio have a path of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind, ModelState
 from lmx.router.http.responses import json_answer, json_array
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.answers.models import (
@@ -19,6 +20,8 @@ from lmx.router.schema.answers.models import (
     AnthropicModelList,
     CapabilityModelSpec,
     CatalogEntry,
+    LmStudioModel,
+    LmStudioModelList,
     ModelList,
     ModelObject,
     ReasoningLevel,
@@ -72,6 +75,17 @@ async def list_chat_models(request: web.Request) -> web.Response:
         for model in directory.models
         if model.kind in (ModelKind.CHAT, None)
     )
+
+
+async def list_lm_studio_models(request: web.Request) -> web.Response:
+    """Return the models in the form of LM Studio's clients."""
+    models = (await request.app[SERVICES].supervisor.directory()).models
+    shown = [
+        lm_studio_model(model)
+        for model in models
+        if model.kind in (ModelKind.CHAT, ModelKind.EMBEDDING, None)
+    ]
+    return json_answer(LmStudioModelList(object="list", data=shown))
 
 
 def model_object(model: ModelView) -> ModelObject:
@@ -149,6 +163,27 @@ def anthropic_model(model: ModelView) -> AnthropicModel:
         lifecycle="active",
         max_input_tokens=model.context_length,
         max_tokens=model.context_length,
+    )
+
+
+def lm_studio_model(model: ModelView) -> LmStudioModel:
+    """Return a model in the form of LM Studio's clients. A chat model that was never loaded is
+    taken to take tools, as nearly all do."""
+    chats, sees = model.kind is not ModelKind.EMBEDDING, MediaKind.IMAGE in (model.media or ())
+    tools = chats and "tools" in (model.capabilities or ("tools",))
+    loads = model.state in (ModelState.STARTING, ModelState.LOADING)
+    return LmStudioModel(
+        id=model.model_id,
+        object="model",
+        type=("vlm" if sees else "llm") if chats else "embeddings",
+        publisher=_owner(model.source),
+        arch=model.family,
+        compatibility_type="mlx",
+        quantization=None,
+        state="loaded" if model.state.loaded else "loading" if loads else "not-loaded",
+        max_context_length=model.context_length,
+        loaded_context_length=model.context_length if model.state.loaded else None,
+        capabilities=[*(["tool_use"] if tools else []), *(["vision"] if sees else [])],
     )
 
 

@@ -1,4 +1,8 @@
-"""The models as clients of Ollama see them: /api/tags, /api/ps, /api/show and /api/version."""
+"""The models as clients of Ollama see them: /api/tags, /api/ps, /api/show and /api/version.
+
+Clients of Ollama also want models fetched, made, copied and deleted. Here only operators may; each
+of these routes says what an operator does instead.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import Any, Final, Literal
 
 from aiohttp import web
 
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.states import MediaKind, ModelKind
+from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.responses import json_answer
-from lmx.router.rendering.envelope import utc_text
+from lmx.router.rendering.ollama import time_text
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (
     OllamaDetails,
@@ -20,7 +26,9 @@ from lmx.router.schema.answers.ollama import (
     OllamaModel,
     OllamaModelDetails,
     OllamaModels,
+    OllamaProgressLine,
 )
+from lmx.router.schema.requests.ollama.pull import parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import parse_ollama_show
 from lmx.router.services import SERVICES
 from lmx.router.supervisor.routing import candidates, tagged, untagged
@@ -32,6 +40,10 @@ _Capability = Literal["completion", "tools", "thinking", "vision", "audio", "emb
 
 _CAPABILITIES: Final[dict[str, _Capability]] = {"tools": "tools", "reasoning": "thinking"}
 """Ollama's words for what a chat model can."""
+
+_UNTIL_LOADED: Final = ("tools",)
+"""What a chat model is taken to be capable of until it was loaded for the first time: with a chat
+template any model takes functions."""
 
 _SENSES: Final[dict[MediaKind, _Capability]] = {
     MediaKind.IMAGE: "vision",
@@ -64,11 +76,65 @@ async def ollama_show(request: web.Request) -> web.Response:
             modelfile=f"# {model.source} is served by lmx",
             parameters="",
             template="",
+            license="",
             details=_details(model),
             model_info=_info(model),
             capabilities=capabilities_of(model),
-            modified_at=utc_text(model.created_s),
+            modified_at=time_text(model.created_s),
         )
+    )
+
+
+async def ollama_pull(request: web.Request) -> web.Response:
+    """Say of a model that is served that it is there. Clients pull a model before they use it."""
+    services = request.app[SERVICES]
+    wanted = parse_ollama_pull(await read_object(request, services.spec.body_limit_bytes))
+    directory = await services.supervisor.directory()
+    name = untagged(directory, wanted.name)
+    if not directory.knows(name):
+        raise directory.no_such_model(
+            name,
+            " Models are not pulled here: on lmx's own machine run `lmx-supervisor download "
+            "ORG/NAME`, with a repository in MLX form, or add the model to lmx.yaml.",
+        )
+    done = OllamaProgressLine(status="success")
+    if wanted.streams:
+        line = done.model_dump_json().encode() + b"\n"
+        return web.Response(body=line, content_type=OLLAMA.stream_type)
+    return json_answer(done)
+
+
+async def ollama_create(_: web.Request) -> web.Response:
+    """Refuse to make a model."""
+    raise _refusal(
+        "made",
+        "add a model to lmx.yaml, with its aliases, sampling and chat template, and run "
+        "`lmx-supervisor reload`",
+    )
+
+
+async def ollama_copy(_: web.Request) -> web.Response:
+    """Refuse to copy a model."""
+    raise _refusal(
+        "copied",
+        "give the model a further name in lmx.yaml (`aliases`), and run `lmx-supervisor reload`",
+    )
+
+
+async def ollama_delete(_: web.Request) -> web.Response:
+    """Refuse to delete a model."""
+    raise _refusal("deleted", "run `lmx-supervisor delete MODEL`")
+
+
+async def ollama_push(_: web.Request) -> web.Response:
+    """Refuse to publish a model."""
+    raise _refusal("published", "upload its folder with the hub's own tool, `hf upload`")
+
+
+def _refusal(what: str, instead: str) -> RequestError:
+    return RequestError(
+        ErrorCode.UNSUPPORTED_VALUE,
+        f"Models are not {what} over Ollama's API: on lmx's own machine {instead}.",
     )
 
 
@@ -82,7 +148,7 @@ def _listed(model: ModelView) -> OllamaModel:
     return OllamaModel(
         name=name,
         model=name,
-        modified_at=utc_text(model.created_s),
+        modified_at=time_text(model.created_s),
         size=model.needed_bytes or model.memory_bytes,
         digest=_digest(model),
         details=_details(model),
@@ -123,11 +189,13 @@ def _info(model: ModelView) -> dict[str, Any]:
 
 
 def capabilities_of(model: ModelView) -> list[_Capability]:
+    """Return Ollama's words for what a model can. Clients offer no more than is named here."""
     if model.kind is ModelKind.EMBEDDING:
         return ["embedding"]
     if model.kind not in (ModelKind.CHAT, None):
         return []
-    known = [_CAPABILITIES[one] for one in model.capabilities if one in _CAPABILITIES]
+    told = model.capabilities or _UNTIL_LOADED
+    known = [_CAPABILITIES[one] for one in told if one in _CAPABILITIES]
     seen = [_SENSES[kind] for kind in model.media or () if kind in _SENSES]
     return ["completion", *known, *seen]
 

@@ -28,6 +28,12 @@ _DONE_REASONS: Final = {
 _NANOSECONDS: Final = 1e9
 
 
+def time_text(at_s: int) -> str:
+    """Return a Unix time as Ollama writes it: with a fraction of the second, without which some
+    clients (OllamaKit) can't read it."""
+    return utc_text(at_s).replace("Z", ".000000Z")
+
+
 def nanoseconds(seconds: float) -> int:
     """Return a time in the unit of Ollama's durations."""
     return int(seconds * _NANOSECONDS)
@@ -77,7 +83,7 @@ class OllamaAnswer:
         return {**answer, **_end_object(ends[0], ending, self._loaded)}
 
     def _head(self, identity: Identity) -> dict[str, Any]:
-        return {"model": self._name, "created_at": utc_text(identity.created_s)}
+        return {"model": self._name, "created_at": time_text(identity.created_s)}
 
     def _said(self, text: str) -> dict[str, Any]:
         if self._chat:

@@ -24,7 +24,17 @@ from lmx.router.inference.responses.kept import (
     get_response,
     input_items,
 )
-from lmx.router.operators.ollama import ollama_ps, ollama_show, ollama_tags, ollama_version
+from lmx.router.operators.ollama import (
+    ollama_copy,
+    ollama_create,
+    ollama_delete,
+    ollama_ps,
+    ollama_pull,
+    ollama_push,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from lmx.router.schema.answers.anthropic import AnthropicMessage, MessageEvent, TokenCount
 from lmx.router.schema.answers.front import Version
 from lmx.router.schema.answers.ollama import (
@@ -35,6 +45,7 @@ from lmx.router.schema.answers.ollama import (
     OllamaLoadedModels,
     OllamaModelDetails,
     OllamaModels,
+    OllamaProgressLine,
 )
 from lmx.router.schema.answers.responses import (
     DeletedResponse,
@@ -47,6 +58,7 @@ from lmx.router.schema.requests.anthropic.messages import CountTokensRequest, Me
 from lmx.router.schema.requests.ollama.chat import OllamaChatRequest
 from lmx.router.schema.requests.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from lmx.router.schema.requests.ollama.generate import OllamaGenerateRequest
+from lmx.router.schema.requests.ollama.pull import OllamaPullRequest
 from lmx.router.schema.requests.ollama.show import OllamaShowRequest
 from lmx.router.schema.requests.responses.queries import InputItemsQuery, RetrieveQuery
 from lmx.router.schema.requests.responses.responses import InputTokensRequest, ResponsesRequest
@@ -116,7 +128,7 @@ def _responses() -> Iterator[Endpoint]:
 
 
 def _ollama() -> Iterator[Endpoint]:
-    """Yield the routes of Ollama's API that need no Ollama."""
+    """Yield the routes of Ollama's API."""
     use, tag = Access.INFERENCE, "Ollama"
     yield Endpoint(
         "POST", "/api/chat", ollama_chat, use, tag, "Answer a conversation, by Ollama's API",
@@ -149,6 +161,21 @@ def _ollama() -> Iterator[Endpoint]:
         "POST", "/api/show", ollama_show, use, tag, "Show one model, by Ollama's API",
         request=OllamaShowRequest, answer=OllamaModelDetails, family=OLLAMA,
     )  # fmt: skip
+    yield Endpoint(
+        "POST", "/api/pull", ollama_pull, use, tag,
+        "Say whether a model is there, where Ollama would fetch it", request=OllamaPullRequest,
+        answer=OllamaProgressLine, streams=True, event=OllamaProgressLine, family=OLLAMA,
+    )  # fmt: skip
+    for method, path, handler in (
+        ("POST", "/api/create", ollama_create),
+        ("POST", "/api/copy", ollama_copy),
+        ("DELETE", "/api/delete", ollama_delete),
+        ("POST", "/api/push", ollama_push),
+    ):
+        yield Endpoint(
+            method, path, handler, use, tag, "Not there: a 400 says what an operator does instead",
+            errors=(ErrorCode.UNSUPPORTED_VALUE,), family=OLLAMA,
+        )  # fmt: skip
     yield Endpoint(
         "GET", "/api/version", ollama_version, Access.OPEN, tag,
         "The version of Ollama's API that is spoken", answer=Version, family=OLLAMA, quiet=True,

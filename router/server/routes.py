@@ -15,7 +15,12 @@ from lmx.router.inference.embeddings import embeddings
 from lmx.router.inference.rerank import rerank
 from lmx.router.inference.score import score
 from lmx.router.inference.tokenize import detokenize, tokenize, tokenizer_info
-from lmx.router.operators.catalog import get_model, list_chat_models, list_models
+from lmx.router.operators.catalog import (
+    get_model,
+    list_chat_models,
+    list_lm_studio_models,
+    list_models,
+)
 from lmx.router.operators.config import reload_config
 from lmx.router.operators.downloads import (
     DOWNLOAD_ERRORS,
@@ -92,6 +97,7 @@ from lmx.router.schema.answers.models import (
     AnthropicModel,
     AnthropicModelList,
     CapabilityModelSpec,
+    LmStudioModelList,
     ModelList,
     ModelObject,
 )
@@ -250,6 +256,10 @@ def _inference() -> Iterator[Endpoint]:
     yield Endpoint(
         "GET", "/v1/chat/models", list_chat_models, use, "Models", "List the models that chat",
         answer=list[CapabilityModelSpec],
+    )  # fmt: skip
+    yield Endpoint(
+        "GET", "/api/v0/models", list_lm_studio_models, use, "Models",
+        "List the models, by LM Studio's API", answer=LmStudioModelList,
     )  # fmt: skip
     yield Endpoint(
         "POST", "/v1/audio/transcriptions", transcriptions, use, "Audio", "Write down speech",

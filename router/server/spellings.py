@@ -1,8 +1,9 @@
 """The other spellings under which clients look for a path. Pure.
 
 A base URL with a slash at its end gives a path with two slashes, some programs put a slash at the
-end, and clients of llama.cpp and mlx_lm.server leave out ``/v1``. Only the path as the table of
-routes has it is described in OpenAPI, and counted in the metrics.
+end, clients of llama.cpp and mlx_lm.server leave out ``/v1``, and those of LM Studio have
+``/api/v0`` in its place. Only the path as the table of routes has it is described in OpenAPI, and
+counted in the metrics.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ _WITHOUT_VERSION: Final = frozenset(
     {"/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses"}
 )
 """What is served without ``/v1`` too."""
+
+_LM_STUDIO: Final = "/api/v0"
+_OF_LM_STUDIO: Final = frozenset({"/chat/completions", "/completions", "/embeddings"})
+"""What is served below ``/api/v0`` too. LM Studio's list of models, also there, is another one."""
 
 
 def other_spellings(path: str) -> tuple[str, ...]:
@@ -27,4 +32,6 @@ def other_spellings(path: str) -> tuple[str, ...]:
         spelled.append(f"{_VERSION}/{rest}")
         if rest in _WITHOUT_VERSION:
             spelled += [rest, f"/{rest}"]
+        if rest in _OF_LM_STUDIO:
+            spelled.append(f"{_LM_STUDIO}{rest}")
     return (*spelled[1:], *(f"{one}/" for one in spelled))

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import psutil
@@ -31,8 +31,8 @@ _TEXT = (
     "Processor time of the router and of a worker whose engine computes nothing (`make "
     "bench-relay`; `AGAINST=` another checkout measures both in turns). At 100 steps a second each "
     "token is an event and a write of its own. At full speed the worker makes more than the router "
-    "passes on, and joins the text for which it has no credit. What a request itself costs, about "
-    "1.5 ms in the router, is in the figures of its 400 tokens.\n\n"
+    "passes on, and joins the text for which it has no credit. Of requests for one token, the "
+    "figure of a token is what a request itself costs.\n\n"
     "Where the router's time goes, by py-spy at 64 streams: 40 % is the write to the client's "
     "socket, nearly all of it the kernel's. Reading the worker's message (msgpack, and a check of "
     "each field) takes 15 %, giving credit back 15 % (these are samples of time, and mostly a wait "
@@ -56,6 +56,10 @@ class Case(NamedTuple):
     tokens: int
     step_s: float
     path: str = "/chat/completions"
+    stream: bool = True
+    """Whether the answers are streams; otherwise each is one event."""
+    requests: int = 1
+    """How many answers each client asks for, one after the other."""
 
 
 CASES = (
@@ -63,6 +67,8 @@ CASES = (
     Case("64 streams, 100 steps/s", 64, 400, 0.01),
     Case("64 messages, 100 steps/s", 64, 400, 0.01, "/messages"),
     Case("32 streams, full speed", 32, 3000, 0.0),
+    Case("requests for 1 token, whole", 8, 1, 0.0, stream=False, requests=150),
+    Case("requests for 1 token, streamed", 8, 1, 0.0, requests=150),
 )
 
 
@@ -117,13 +123,13 @@ async def _relayed() -> dict[str, float]:
             async with aiohttp.ClientSession() as session:
                 try:
                     events = await asyncio.gather(
-                        *(_stream(session, lmx.url, case) for _ in range(case.streams))
+                        *(_client(session, lmx.url, case) for _ in range(case.streams))
                     )
                 except aiohttp.ClientResponseError as missing:
                     if missing.status != HTTPStatus.NOT_FOUND:
                         raise
                     continue  # An older checkout has no such route.
-            tokens = case.streams * case.tokens
+            tokens = case.streams * case.requests * case.tokens
             router_s, worker_s = (
                 _cpu_s(process) - before[part] for part, process in processes.items()
             )
@@ -133,11 +139,24 @@ async def _relayed() -> dict[str, float]:
     return figures
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, case: Case) -> int:
-    """Return how many events the answer had."""
+async def _client(session: aiohttp.ClientSession, url: str, case: Case) -> int:
+    """Return how many events the answers had."""
     said = json.dumps({"tokens": case.tokens, "step_s": case.step_s})
     messages = [{"role": "user", "content": said}]
-    body = {"model": "m", "stream": True, "max_tokens": case.tokens + 1, "messages": messages}
+    body = {"model": "m", "max_tokens": case.tokens + 1, "messages": messages}
+    if not case.stream:
+        for _ in range(case.requests):
+            async with session.post(url + case.path, json=body) as answer:
+                answer.raise_for_status()
+                await answer.read()
+        return case.requests
+    body["stream"] = True
+    return sum([await _stream(session, url, case, body) for _ in range(case.requests)])
+
+
+async def _stream(
+    session: aiohttp.ClientSession, url: str, case: Case, body: Mapping[str, Any]
+) -> int:
     events, end = 0, b""
     async with session.post(url + case.path, json=body) as answer:
         answer.raise_for_status()

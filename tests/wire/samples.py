@@ -518,7 +518,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
     Pulse("0badcafe", 2),
     Preparing(7),
     # Work that is no generation.
-    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0"),
+    Embed(9, "req_2", 600.0, ("a", "ß🌍"), ((1, 2), (3,)), 256, 60.0, "key_0", True),
     Rerank(10, "req_3", 600.0, "who?", ("me", "you"), 60.0, "key_0", ("who?", "who else?")),
     Tokenize(
         stream_id=11,

@@ -25,14 +25,22 @@ _NO_CIRCLE: Final = 1 << 30
 
 
 class SchemaCheck:
-    """Checks answers. ``checked`` names the parts of the schema that need it, in words."""
+    """Checks answers."""
 
-    __slots__ = ("_checked", "_patterns", "_source")
+    __slots__ = ("_checked", "_loose", "_patterns", "_source")
 
-    def __init__(self, source: Standalone, checked: tuple[str, ...]) -> None:
-        """Raises ``ValueError`` for an invalid expression."""
+    def __init__(
+        self, source: Standalone, checked: tuple[str, ...], loose: frozenset[int] = frozenset()
+    ) -> None:
+        """``checked`` names the parts of the schema that need the check, in words. Of the schemas
+        in ``loose``, which are known by their identity, several of ``oneOf`` may fit, as in the
+        grammar.
+
+        Raises ``ValueError`` for an invalid expression.
+        """
         self._source = source
         self._checked = checked
+        self._loose = loose
         self._patterns: dict[str, Any] = {}
         self._compile(source.schema)
 
@@ -40,7 +48,8 @@ class SchemaCheck:
         """Return why an answer doesn't satisfy the schema; None if it does."""
         try:
             value = json.loads(text, parse_float=_number)
-            if _Evaluation(self._source, self._patterns).of(self._source.schema, value, False):
+            made = _Evaluation(self._source, self._patterns, self._loose)
+            if made.of(self._source.schema, value, False):
                 return None
         except (ValueError, RecursionError):
             return "it is no JSON that can be read"
@@ -91,9 +100,12 @@ class _Evaluation:
     """The evaluation of one value. The value must live as long, because its parts are known by
     identity."""
 
-    def __init__(self, source: Standalone, patterns: Mapping[str, Any]) -> None:
+    def __init__(
+        self, source: Standalone, patterns: Mapping[str, Any], loose: frozenset[int]
+    ) -> None:
         self._source = source
         self._patterns = patterns
+        self._loose = loose
         self._steps = 0
         self._known: dict[tuple[int, int, bool], _Seen | None] = {}
         # The depth of each evaluation under way; and the highest one that was looked at since.
@@ -101,8 +113,8 @@ class _Evaluation:
         self._highest = _NO_CIRCLE
 
     def of(self, schema: Schema, value: Any, exact: bool) -> _Seen | None:
-        """Return what ``schema`` has looked at; None if the value does not satisfy it. If it is not
-        ``exact``, one or more schemas of ``oneOf`` are enough."""
+        """Return what ``schema`` has looked at; None if the value does not satisfy it. If it is
+        ``exact``, no `oneOf` is taken as `anyOf`: the opposite of less would be more."""
         if isinstance(schema, bool):
             return _NOTHING if schema else None
         key = (id(schema), id(value), exact)
@@ -171,7 +183,8 @@ class _Evaluation:
             if key in schema:
                 found = [self.of(one, value, exact) for one in schema[key]]
                 fitting = [one for one in found if one is not None]
-                if not fitting or (exact and key == "oneOf" and len(fitting) > 1):
+                one_alone = key == "oneOf" and (exact or id(schema) not in self._loose)
+                if not fitting or (one_alone and len(fitting) > 1):
                     return None
                 for more in fitting:
                     seen = seen.with_(more)

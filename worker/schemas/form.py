@@ -48,7 +48,7 @@ def schema_forms(schema: Mapping[str, Any], takes: Takes) -> Iterator[SchemaForm
                 continue
             raise SchemaFault("#", reason)
         try:
-            check = SchemaCheck(source, made.checked) if made.checked else None
+            check = SchemaCheck(source, made.checked, made.loose) if made.checked else None
         except ValueError as error:
             raise SchemaFault("#", str(error)) from error
         yield SchemaForm(made.schema, check, made.checked, made.remarks)

@@ -43,6 +43,8 @@ class Rewritten:
     """What is not enforced, in words, with the places."""
     expanded: bool
     """Whether something became alternatives."""
+    loose: frozenset[int] = frozenset()
+    """The schemas of the source, by their identity, whose `oneOf` is taken as `anyOf`."""
 
 
 def rewrite(source: Standalone, takes: Takes, *, expand: bool = True) -> Rewritten:
@@ -65,6 +67,7 @@ class _Rewriter:
         self._asked: dict[str, bool] = {}
         self._remarks: dict[str, None] = {}
         self._checked: dict[str, None] = {}
+        self._loose: set[int] = set()
 
     def whole(self) -> Rewritten:
         schema = self._schema(self._source.schema)
@@ -73,7 +76,13 @@ class _Rewriter:
         definitions = self._source.schema.get("$defs", {})
         if definitions:
             schema["$defs"] = {name: self._schema(one) for name, one in definitions.items()}
-        return Rewritten(schema, tuple(self._remarks), tuple(self._checked), self._expanded)
+        return Rewritten(
+            schema,
+            tuple(self._remarks),
+            tuple(self._checked),
+            self._expanded,
+            frozenset(self._loose),
+        )
 
     # What is said.
 
@@ -390,6 +399,7 @@ class _Rewriter:
                 f"`oneOf` at {self._place(node)} is taken as `anyOf`: "
                 "an answer may fit more than one of its schemas"
             )
+            self._loose.add(id(node))
             if len(self._remarks) < _MOST_REMARKS:
                 self._remarks[text] = None
         alternatives = exact or [self._schema(one) for one in options]

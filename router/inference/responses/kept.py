@@ -62,7 +62,8 @@ async def compact_response(request: web.Request) -> web.Response:
     raise RequestError(
         ErrorCode.NOT_FOUND,
         "lmx compacts no conversations: let the client summarize them, or send `truncation: "
-        "auto`, which cuts off the beginning of one that is too long.",
+        "auto`, which cuts off the beginning of one that is too long. Codex summarizes by itself, "
+        "unless the provider in its configuration is named OpenAI: give lmx another name there.",
     )
 
 

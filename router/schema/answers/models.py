@@ -125,3 +125,31 @@ class CapabilityModelSpec(Answer):
     """Whether it answers requests that name no model."""
     features: list[str]
     """What it takes and can do."""
+
+
+class LmStudioModel(Answer):
+    """A model as LM Studio shows it."""
+
+    id: str
+    object: Literal["model"]
+    type: Literal["llm", "vlm", "embeddings"]
+    """`vlm` is a model that takes images."""
+    publisher: str
+    arch: str | None
+    """The name of its architecture. Null until its files are known."""
+    compatibility_type: Literal["mlx"]
+    quantization: None
+    """It is not told."""
+    state: Literal["loaded", "loading", "not-loaded"]
+    max_context_length: int | None
+    """The tokens that its context may have. Null until it is known."""
+    loaded_context_length: int | None
+    """The same, of a model that is loaded; else null."""
+    capabilities: list[Literal["tool_use", "vision"]]
+
+
+class LmStudioModelList(Answer):
+    """GET /api/v0/models: the models that chat and those that make embeddings, loaded or not."""
+
+    object: Literal["list"]
+    data: list[LmStudioModel]

@@ -151,9 +151,19 @@ class OllamaModelDetails(Answer):
     """A comment: there is no such file."""
     parameters: str
     template: str
-    """Both are empty: they stand in the model's own files."""
+    license: str
+    """All three are empty: they stand in the model's own files."""
     details: OllamaDetails
     model_info: dict[str, Any]
     """The architecture, and its `context_length`."""
     capabilities: list[Literal["completion", "tools", "thinking", "vision", "audio", "embedding"]]
+    """What it can. Of a chat model that was never loaded, `tools` is taken for granted, and
+    `thinking` is not known yet."""
     modified_at: str
+
+
+class OllamaProgressLine(Answer):
+    """The answer of POST /api/pull, and the only line of its stream."""
+
+    status: Literal["success"]
+    """The model is there."""

@@ -176,6 +176,16 @@ def test_an_input_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
     assert caught.value.param == "input[1]"
 
 
+def test_an_input_that_is_too_long_is_cut_off_where_that_is_asked_for(tmp_path: Path) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20))
+    assert planned(engine, "x" * 40, truncate=True).prompt_tokens == 20
+    # The mark of the end stays.
+    cut_off = embed(engine, "x" * 40, "ab", truncate=True)
+    np.testing.assert_allclose(cut_off, embed(engine, "x" * 18, "ab"), atol=1e-6)
+    with pytest.raises(RequestError, match=r"42 tokens.* 20 "):
+        embed(engine, "x" * 40)
+
+
 def test_the_context_can_be_configured_up_to_the_positions(tmp_path: Path) -> None:
     folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
     assert loaded(folder, context_length=POSITIONS).facts.context_tokens == POSITIONS

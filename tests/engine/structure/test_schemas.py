@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from grammar_walk import allowed_tokens, walk
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from jsonschema import Draft202012Validator
 from schema_cases import SCHEMAS, VALUES
 from tiny_models import make_tokenizer
@@ -176,6 +176,17 @@ CHECKED: dict[str, tuple[dict[str, Any], str, str, str]] = {
          "then": {"required": ["b"]}},
         '{"a": "x", "b": 1}', '{"a": "x"}', "`if` at #",
     ),
+    "exactly one, where no grammar looks": (
+        {"type": "array", "unevaluatedItems": {"oneOf": [INTEGER, {"minimum": 5}]},
+         "dependentSchemas": {"a": False}},
+        "[1, 5.5]", "[5]", "`unevaluatedItems` at #",
+    ),
+    "exactly one, after a condition without an opposite": (
+        {"type": "object", "properties": {"a": TEXT, "b": True}, "additionalProperties": False,
+         "if": {"properties": {"a": {"pattern": "^x"}}},
+         "then": {"properties": {"b": {"oneOf": [INTEGER, {"minimum": 5}]}}}},
+        '{"a": "x", "b": 1}', '{"a": "x", "b": 5}', "`if` at #",
+    ),
     "patterns that meet": (
         {"type": "object", "patternProperties": {"^a": INTEGER, "b$": {"minimum": 5}}},
         '{"ab": 7}', '{"ab": 3}', "`patternProperties` at #",
@@ -236,8 +247,23 @@ def test_arguments_that_no_grammar_enforces_are_checked_too() -> None:
     assert "`uniqueItems` at #/properties/a" in str(check('{"a": ["b", "b"]}'))
 
 
+# What the grammar does not look at is checked exactly, `oneOf` too.
+UNSEEN = {
+    "exclusiveMaximum": 0,
+    "uniqueItems": False,
+    "unevaluatedItems": {
+        "const": None,
+        "allOf": [True],
+        "oneOf": [True, {"const": None}],
+        "additionalProperties": False,
+    },
+    "dependentSchemas": {"a": False},
+}
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, VALUES)
+@example(UNSEEN, [None])
 def test_no_answer_that_passes_is_invalid(schema: Any, value: Any) -> None:
     if not isinstance(schema, dict):
         return

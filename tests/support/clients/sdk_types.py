@@ -47,3 +47,18 @@ def extras_of(value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from extras_of(item, path)
+
+
+def left_out(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the fields of a JSON value that are not in ``kept``: what is left of it in
+    a library whose types drop the fields that they do not know."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for name, one in given.items():
+            inner = f"{path}.{name}".lstrip(".")
+            if name in kept:
+                yield from left_out(one, kept[name], inner)
+            else:
+                yield inner
+    elif isinstance(given, list) and isinstance(kept, list):
+        for one, other in zip(given, kept, strict=True):
+            yield from left_out(one, other, path)

@@ -122,9 +122,13 @@ class MlxEmbedder:
     def _rows(self, task: Embed) -> Sequence[Sequence[int]]:
         rows: Sequence[Sequence[int]] = task.tokens
         if task.texts:
-            # Truncation is switched off, because the files of some tokenizers switch it on.
+            # It is said in any case, because the files of some tokenizers switch truncation on.
             encoded = self._encoder.tokenizer(
-                list(task.texts), truncation=False, padding=False, verbose=False
+                list(task.texts),
+                truncation=task.truncate,
+                max_length=self._encoder.facts.context_tokens if task.truncate else None,
+                padding=False,
+                verbose=False,
             )
             rows = encoded["input_ids"]
         for index, row in enumerate(rows):

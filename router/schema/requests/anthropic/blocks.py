@@ -12,6 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.documents import document_text
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
     LIST,
@@ -244,6 +245,4 @@ def text_of(block: BaseModel) -> str | None:
 def _document_text(block: DocumentBlock) -> str:
     source = block.source
     text = source.data if isinstance(source, PlainTextSource) else texts_of(source.content)
-    named = (("title", block.title), ("context", block.context))
-    head = "".join(f"<{name}>{value}</{name}>\n" for name, value in named if value)
-    return f"<document>\n{head}{text}\n</document>"
+    return document_text(text, (("title", block.title), ("context", block.context)))

@@ -44,12 +44,12 @@ class OllamaEmbedRequest(OllamaEmbedFields):
     dimensions: Positive | None = None
     """How many of each vector's first numbers are returned, scaled to length 1. Default: all."""
     truncate: bool | None = None
-    """It is accepted, and changes nothing: a text that is longer than the model's context is a
-    400."""
+    """A text that is longer than the model's context is cut off at its end. With false it is a 400.
+    Default: true."""
 
 
 class OllamaEmbeddingsRequest(OllamaEmbedFields):
-    """The body of POST /api/embeddings, which is older."""
+    """The body of POST /api/embeddings, which is older. A text that is too long is cut off."""
 
     prompt: NonEmpty
     """A text."""
@@ -60,17 +60,21 @@ def parse_ollama_embed(body: dict[str, Any]) -> tuple[OllamaEmbedRequest, Embed]
     the first fault."""
     request = validated(OllamaEmbedRequest, body)
     texts = (request.input,) if isinstance(request.input, str) else tuple(request.input)
-    return request, _task(request, texts, request.dimensions)
+    return request, _task(
+        request, texts, request.dimensions, truncate=request.truncate is not False
+    )
 
 
 def parse_ollama_embeddings(body: dict[str, Any]) -> tuple[OllamaEmbeddingsRequest, Embed]:
     """Return the checked request, and the task for a worker. Raises as
     :func:`parse_ollama_embed`."""
     request = validated(OllamaEmbeddingsRequest, body)
-    return request, _task(request, (request.prompt,), None)
+    return request, _task(request, (request.prompt,), None, truncate=True)
 
 
-def _task(request: OllamaEmbedFields, texts: tuple[str, ...], dimensions: int | None) -> Embed:
+def _task(
+    request: OllamaEmbedFields, texts: tuple[str, ...], dimensions: int | None, *, truncate: bool
+) -> Embed:
     return Embed(
         0,
         "",
@@ -78,4 +82,5 @@ def _task(request: OllamaEmbedFields, texts: tuple[str, ...], dimensions: int | 
         texts=texts,
         dimensions=dimensions,
         keep_alive_s=keep_alive_of(request),
+        truncate=truncate,
     )

@@ -8,20 +8,29 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.schema.validation import Strict, validated
 
 
-class OllamaShowRequest(Strict):
-    """The body of POST /api/show."""
+class OllamaModelName(Strict):
+    """The name of a model."""
 
     model: str | None = None
     """The id, an alias or the source of a model, also with `:latest` at its end."""
     name: str | None = None
     """An older name of `model`."""
+
+
+class OllamaShowRequest(OllamaModelName):
+    """The body of POST /api/show."""
+
     verbose: bool | None = None
     """It is accepted, and changes nothing."""
 
 
 def parse_ollama_show(body: dict[str, Any]) -> str:
     """Return the name of the model. Raises :class:`RequestError` (400) for the first fault."""
-    request = validated(OllamaShowRequest, body)
+    return name_of(validated(OllamaShowRequest, body))
+
+
+def name_of(request: OllamaModelName) -> str:
+    """Return the name that a request gives. Raises :class:`RequestError` if it gives none."""
     name = request.model or request.name
     if not name:
         raise RequestError(

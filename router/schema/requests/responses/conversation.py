@@ -19,6 +19,7 @@ from lmx.router.schema.requests.responses.items import (
     FunctionCallItem,
     Item,
     ItemAudio,
+    ItemFile,
     ItemImage,
     ItemRefusal,
     ItemText,
@@ -165,7 +166,9 @@ def _seen(
             source = part.media(f"{path}[{index}]")
             parts.append({"type": source.kind.value, "media": len(media)})
             media.append(source)
-        elif text := _text_of(part):
+            continue
+        text = part.text(f"{path}[{index}]") if isinstance(part, ItemFile) else _text_of(part)
+        if text:
             parts = joined_parts(parts, [{"type": "text", "text": text}])
     if all("media" not in part for part in parts):
         return parts[0]["text"] if parts else ""

@@ -21,6 +21,7 @@ from pydantic import (
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import MediaSource
+from lmx.router.schema.requests.documents import document_text, file_text
 from lmx.router.schema.requests.media import (
     ImageReference,
     ImageUrlPart,
@@ -96,6 +97,43 @@ class ItemImage(Strict):
         return source_of(ImageUrlPart(type="image_url", image_url=image), path, VideoDefaults())
 
 
+class ItemFile(Strict):
+    """A file that is a text: source code, Markdown, JSON and others. The model reads it with its
+    name."""
+
+    type: Literal["input_file"]
+    """A file."""
+    file_data: NonEmpty | None = None
+    """The content in base64, or a data URL. It is a text in UTF-8 or UTF-16: a PDF is a 400."""
+    filename: str | None = None
+    """The file's name. Default: none."""
+    file_url: NonEmpty | None = None
+    """A data URL. Any other is a 400: of URLs only images and sounds are fetched."""
+    file_id: str | None = None
+    """Files are not kept here: without `file_data` it is a 400."""
+
+    def text(self, path: str) -> str:
+        """Return the file at ``path`` as a model reads it. Raises :class:`RequestError`."""
+        param, data = f"{path}.file_data", self.file_data
+        if data is None:
+            param, data = f"{path}.file_url", self.file_url
+        if data is None:
+            raise RequestError(
+                ErrorCode.MISSING_PARAMETER,
+                f"`{path}.file_data` is required: files are not kept here, so that `file_id` names "
+                "none.",
+                param=f"{path}.file_data",
+            )
+        if param.endswith("url") and data[:5].lower() != "data:":
+            raise RequestError(
+                ErrorCode.UNSUPPORTED_VALUE,
+                f"`{param}` is an address, from which no files are fetched here: send the content "
+                "in `file_data`.",
+                param=param,
+            )
+        return document_text(file_text(data, param), [("title", self.filename)])
+
+
 class ItemAudio(InputAudioPart):
     """A sound, for models that hear."""
 
@@ -107,7 +145,7 @@ class ItemAudio(InputAudioPart):
 
 def _part_tag(value: object) -> str | None:
     kind = _type_of(value)
-    if kind in ("refusal", "input_image", "input_audio"):
+    if kind in ("refusal", "input_image", "input_audio", "input_file"):
         return f"<{kind}>"
     known = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
     return "<part>" if kind in known else None
@@ -117,6 +155,7 @@ Part = Annotated[
     Annotated[ItemText, Tag("<part>")]
     | Annotated[ItemRefusal, Tag("<refusal>")]
     | Annotated[ItemImage, Tag("<input_image>")]
+    | Annotated[ItemFile, Tag("<input_file>")]
     | Annotated[ItemAudio, Tag("<input_audio>")],
     Discriminator(_part_tag, custom_error_type=BLOCK_TYPE, custom_error_message="a part"),
 ]
@@ -137,7 +176,7 @@ class MessageItem(Strict):
     role: Literal["user", "assistant", "system", "developer"]
     """Who speaks. `developer` is a later word for `system`."""
     content: Content | None = None
-    """A text, or parts: texts, and of the user also images and sounds."""
+    """A text, or parts: texts, and of the user also images, sounds and files."""
 
 
 class ReasoningItem(Strict):
@@ -200,7 +239,7 @@ class CallOutputItem(Strict):
     call_id: str
     """The id of the call."""
     output: Content | None = None
-    """A text, or parts: texts, images and sounds."""
+    """A text, or parts: texts, images, sounds and files."""
 
 
 class AdditionalToolsItem(Strict):

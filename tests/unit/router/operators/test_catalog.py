@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from fake_peers import cold, ready
 from openai.types import Model
 from router_rig import MODEL, router_rig
 from sdk_types import OURS, extras_of
+
+from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.states import MediaKind, ModelKind, SlotState
+from lmx.router.operators.catalog import lm_studio_model
 
 CODEX_NEEDS = {
     "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
@@ -26,3 +34,26 @@ async def test_openai_s_shape_and_codex_s_beside_it() -> None:
     assert entry["slug"] == model.id == MODEL and entry.keys() >= CODEX_NEEDS
     # With an empty text Codex would have no system prompt.
     assert "base_instructions" not in entry
+
+
+SEES = replace(ready("m", "i", kind=ModelKind.CHAT), media=(MediaKind.IMAGE,), context_length=900)
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (SEES, {"type": "vlm", "state": "loaded", "loaded_context_length": 900,
+                "max_context_length": 900, "capabilities": ["tool_use", "vision"]}),
+        (replace(SEES, capabilities=("structured_outputs",), media=()),
+         {"type": "llm", "capabilities": []}),
+        (replace(SEES, kind=ModelKind.EMBEDDING, media=()),
+         {"type": "embeddings", "capabilities": []}),
+        (cold("m", SlotState.COLD), {"state": "not-loaded", "loaded_context_length": None}),
+        (cold("m", SlotState.OCCUPIED), {"state": "loading"}),
+    ],
+)  # fmt: skip
+def test_lm_studio_s_shape(model: ModelView, wanted: dict[str, object]) -> None:
+    made = lm_studio_model(model).model_dump()
+    assert {name: made[name] for name in wanted} == wanted
+    # Zed's client reads no list with an entry that lacks one of these.
+    assert made["publisher"] and made["compatibility_type"] == "mlx"

@@ -10,10 +10,13 @@ from typing import Any
 import jiter
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
+from sdk_types import extras_of
 
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import ChoiceEnded, Delta, Finished, Timings, ToolCallPart, Usage
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.rendering.accumulator import Accumulator
@@ -26,6 +29,20 @@ IDENTITY = Identity("msg_1", 1700000000, "org/model", "fp_0")
 ENDING = Ending(Finished(1, Usage(9, 4, 2, 1), Timings(0.1, 0.2, 0.5)), RouterTimings(1.0, 0.5, 0))
 EVENT: TypeAdapter[Any] = TypeAdapter(MessageEvent)
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+SDK_ERROR: TypeAdapter[Any] = TypeAdapter(ErrorResponse)
+OURS = {
+    # What the engine remarks, and of an error lmx's code, the field and the job.
+    "warnings", "message.warnings", "error.code", "error.param", "error.job_id",
+}  # fmt: skip
+"""The fields that lmx has beyond the library's types."""
+
+
+def known(reader: TypeAdapter[Any], value: Any) -> BaseModel:
+    """Return a value as the library's type, strictly, and with no field that is not in OURS."""
+    made: BaseModel = reader.validate_json(json.dumps(value), strict=True)
+    extra = set(extras_of(made))
+    assert extra <= OURS, extra - OURS
+    return made
 
 
 def say(text: str) -> Delta:
@@ -67,7 +84,7 @@ def streamed(
         value = json.loads(data.removeprefix("data: "))
         assert name == f"event: {value['type']}"
         EVENT.validate_python(value)
-        SDK_EVENT.validate_python(value)
+        known(SDK_EVENT, value)
         found.append(value)
     return found
 
@@ -111,7 +128,7 @@ def whole(deltas: list[Delta], end: ChoiceEnded, answer: MessageAnswer) -> dict[
     kept.take(deltas)
     made = answer.whole(IDENTITY, Beginning(9), kept.choices, {0: end}, ENDING)
     AnthropicMessage.model_validate(made)
-    Message.model_validate(made)
+    known(TypeAdapter(Message), made)
     return made
 
 
@@ -163,6 +180,23 @@ def test_the_events_of_an_answer() -> None:
         "input_tokens": 7, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2,
         "output_tokens": 4, "output_tokens_details": {"thinking_tokens": 1},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_an_error_in_the_middle_is_the_library_s(code: ErrorCode) -> None:
+    writer = MessageAnswer((), shows_thinking=True).writer(IDENTITY, Beginning(9))
+    writer.deltas([say("Hel")])
+    for error in (LmxError(code, "why"), RequestError(code, "why", param="messages[0]")):
+        name, data = writer.failed(error).decode().removesuffix("\n\n").split("\n")
+        assert name == "event: error"
+        known(SDK_ERROR, json.loads(data.removeprefix("data: ")))
+
+
+def test_remarks_of_the_engine_are_warnings() -> None:
+    answer = MessageAnswer((), shows_thinking=True)
+    writer = answer.writer(IDENTITY, Beginning(9, ("`oneOf` is taken as `anyOf`",)))
+    data = writer.first().decode().partition("\ndata: ")[2]
+    assert known(SDK_EVENT, json.loads(data)).model_dump()["message"]["warnings"]
 
 
 def test_thoughts_that_are_not_shown_are_signed() -> None:

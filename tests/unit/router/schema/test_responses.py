@@ -3,6 +3,7 @@ field."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
@@ -92,6 +93,63 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "1"},
         {"role": "tool", "tool_call_id": "c2", "content": "x\ny"},
     ]
+
+
+def file(data: bytes | str, **fields: Any) -> dict[str, Any]:
+    if isinstance(data, bytes):
+        data = base64.b64encode(data).decode()
+    return {"type": "input_file", "file_data": data, **fields}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        file("größer\n".encode(), filename="a.py"),
+        file("data:text/markdown;base64," + base64.b64encode("größer\n".encode()).decode()),
+        file("data:application/json,gr%C3%B6%C3%9Fer%0A"),
+        file("größer\n".encode("utf-8-sig")),
+        file("größer\n".encode("utf-16")),
+        {"type": "input_file", "file_url": "data:text/plain;base64,Z3LDtsOfZXIK"},
+    ],
+)
+def test_a_file_of_text_is_a_document(given: dict[str, Any]) -> None:
+    text = {"type": "input_text", "text": "Look"}
+    named = f"<title>{given['filename']}</title>\n" if "filename" in given else ""
+    document = f"<document>\n{named}größer\n\n</document>"
+    turn = {"role": "user", "content": [given, text]}
+    assert messages_of(turn) == [{"role": "user", "content": f"{document}\nLook"}]
+    output = {"type": "function_call_output", "call_id": "c", "output": [given]}
+    call = {"type": "function_call", "call_id": "c", "name": "f"}
+    assert messages_of(call, output)[1]["content"] == document
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "field", "said"),
+    [
+        (file(b"%PDF-1.7\n\xe2\xe3"), "unsupported_value", "file_data", "PDF"),
+        (file(b"PK\x03\x04\x00\x00"), "unsupported_value", "file_data", "no text"),
+        (file(b"gr\xf6\xdfer"), "unsupported_value", "file_data", "no text"),
+        (file("no base64!"), "invalid_media", "file_data", "base64"),
+        (file("A" * 13 * 2**20), "request_too_large", "file_data", "at most"),
+        (
+            {"type": "input_file", "file_id": "file-1"},
+            "missing_required_parameter", "file_data", "not kept",
+        ),
+        (
+            {"type": "input_file", "file_url": "https://example.com/a.txt"},
+            "unsupported_value", "file_url", "address",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_text_is_refused_by_name(
+    given: dict[str, Any], code: str, field: str, said: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        asked(input=[{"role": "user", "content": [{"type": "input_text", "text": "a"}, given]}])
+    error = caught.value
+    assert (error.code.value, error.param) == (code, f"input[0].content[1].{field}")
+    assert said in error.message
+    assert fault(input=[{"role": "system", "content": [given]}])[1] == "input[0].content[0]"
 
 
 def test_images_and_sounds() -> None:

@@ -14,14 +14,20 @@ def test_the_table() -> None:
         "/v1/models/", "//v1/models", "//v1/models/", "/v1//models", "/v1//models/",
         "/models", "/models/", "//models", "//models/",
     }  # fmt: skip
+    lm_studio = {one for one in other_spellings("/v1/completions") if "/api/" in one}
+    assert lm_studio == {"/api/v0/completions", "/api/v0/completions/"}
     assert set(other_spellings("/health")) == {"/health/", "//health", "//health/"}
     assert other_spellings("/") == () == other_spellings("/v1/models/{id:.+}")
     assert "/jobs" not in other_spellings("/v1/jobs")
 
 
 @pytest.mark.parametrize(
-    "path", ["/chat/completions", "//chat/completions", "/v1//chat/completions/"]
-)
+    "path",
+    [
+        "/chat/completions", "//chat/completions", "/v1//chat/completions/",
+        "/api/v0/chat/completions",
+    ],
+)  # fmt: skip
 async def test_a_conversation_is_answered_under_each(path: str) -> None:
     async with (
         router_rig() as rig,

@@ -106,6 +106,22 @@ HABITS: dict[str, Habit] = {
     "LM Studio's apps": Habit(
         "/v1/chat/completions", chat(temperature=0.7, max_tokens=-1, stream=True, ttl=300)
     ),
+    "Zed, by LM Studio's API: models": Habit(
+        "/api/v0/models", method="GET",
+        check=lambda answer: answer["data"][0]["capabilities"] == ["tool_use"],
+    ),
+    "Zed, by LM Studio's API: a chat": Habit(
+        "/api/v0/chat/completions",
+        chat(stream=True, tools=[TOOL], tool_choice="auto", max_tokens=4096,
+             messages=[
+                 HI,
+                 {"role": "assistant", "content": [], "tool_calls": [
+                     {"id": "1", "type": "function",
+                      "function": {"name": "read", "arguments": "{}"}}]},
+                 {"role": "tool", "tool_call_id": "1",
+                  "content": [{"type": "text", "text": "text"}]},
+             ]),
+    ),
     "llama.cpp's clients": Habit(
         "/chat/completions", chat(repeat_penalty=1.1, stop=[""], cache_prompt=True)
     ),
@@ -119,10 +135,101 @@ HABITS: dict[str, Habit] = {
          "keep_alive": "-1s", "options": {"num_ctx": 8192}, "think": False},
         check=lambda answer: answer[-1]["done"],
     ),
+    "Home Assistant: what came of a tool": Habit(
+        "/api/chat",
+        {"model": f"{MODEL}:latest", "stream": True, "tools": [TOOL], "keep_alive": -1,
+         "options": {"num_ctx": 8192}, "think": None, "format": None,
+         "messages": [
+             {"role": "system", "content": "Be kind."},
+             {"role": "user", "content": "hi", "images": None},
+             {"role": "assistant", "content": None, "thinking": "Hm.", "tool_calls": [
+                 {"function": {"name": "read", "arguments": {"path": "a"}}}]},
+             {"role": "tool", "content": '{"data": {}, "error": null}'},
+         ]},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "Home Assistant: a task with a form": Habit(
+        "/api/chat",
+        {"model": MODEL, "messages": [HI], "stream": True, "keep_alive": "300s",
+         "options": {"num_ctx": 8192}, "think": False, "format": SCHEMA},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "Open WebUI, by Ollama's API: a chat": Habit(
+        "/api/chat",
+        {"model": f"{MODEL}:latest", "messages": [HI], "stream": True, "tools": [TOOL],
+         "think": "high", "format": {"type": "object"}, "keep_alive": "5m",
+         "options": {"num_ctx": 4096, "num_predict": 100, "temperature": 0.7, "top_k": 40,
+                     "top_p": 0.9, "min_p": 0.05, "stop": ["x"], "seed": 1, "repeat_last_n": 64,
+                     "repeat_penalty": 1.1, "mirostat": 0, "num_keep": 4, "use_mmap": True}},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "Open WebUI, by Ollama's API: unload": Habit(
+        "/api/generate", {"model": MODEL, "keep_alive": 0, "prompt": ""},
+        check=lambda answer: answer[-1]["done_reason"] == "unload",
+    ),
+    "Open WebUI, by Ollama's API: version": Habit(
+        "/api/version", method="GET", check=lambda answer: answer["version"] > "0.1.16"
+    ),
+    "Enchanted: models": Habit(
+        "/api/tags", method="GET", check=lambda answer: "." in answer["models"][0]["modified_at"]
+    ),
+    "Enchanted: a chat": Habit(
+        "/api/chat",
+        {"model": f"{MODEL}:latest", "stream": True, "options": {"temperature": 0},
+         "messages": [{"role": "system", "content": "Be kind."}, HI]},
+        check=lambda answer: "." in answer[0]["created_at"],
+    ),
+    "Zed, by Ollama's API: a chat": Habit(
+        "/api/chat",
+        {"model": f"{MODEL}:latest", "stream": True, "keep_alive": -1, "think": None,
+         "options": {"num_ctx": 16384, "num_predict": None, "stop": [], "temperature": 1.0,
+                     "top_p": None},
+         "tools": [TOOL],
+         "messages": [
+             HI,
+             {"role": "assistant", "content": "", "thinking": None, "tool_calls": [
+                 {"id": "c", "function": {"name": "read", "arguments": {"path": "a"}}}]},
+             {"role": "tool", "tool_name": "read", "content": "text"},
+         ]},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "Continue, by Ollama's API: a completion": Habit(
+        "/api/generate",
+        {"model": MODEL, "prompt": "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", "raw": True,
+         "stream": True, "keep_alive": 1800, "options": {"num_predict": 256, "stop": FIM_STOPS}},
+        check=lambda answer: answer[-1]["done"],
+    ),
+    "a script that pulls first": Habit(
+        "/api/pull", {"model": MODEL, "stream": False},
+        check=lambda answer: answer == {"status": "success"},
+    ),
     "Raycast": Habit("/", method="HEAD", check=lambda answer: answer is None),
     "Cursor: flat tools": Habit(
         "/v1/chat/completions",
         chat(stream=True, tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "read"}),
+    ),
+    "Cursor: a Responses body": Habit(
+        "/v1/responses",
+        {"model": MODEL, "stream": True, "tools": [FLAT_TOOL], "tool_choice": "auto",
+         "store": False, "include": ["reasoning.encrypted_content"],
+         "reasoning": {"effort": "medium", "summary": "auto"}, "user": "u",
+         "prompt_cache_retention": "24h", "text": {"verbosity": "low"}, "metadata": {"c": "1"},
+         "stream_options": {"include_usage": True},
+         "input": [
+             {"role": "system", "content": "You are a coding agent."},
+             {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+             {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "c", "output": "text"},
+         ]},
+    ),
+    "LibreChat": Habit(
+        "/v1/chat/completions",
+        chat(stream=True, stream_options={"include_usage": True}, user="64b0f0c0", n=1,
+             temperature=1, top_p=1, presence_penalty=0, frequency_penalty=0,
+             messages=[
+                 {"role": "system", "content": "Be kind."},
+                 {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+             ]),
     ),
     "Claude Code": Habit(
         "/v1/messages?beta=true",
@@ -181,13 +288,13 @@ def read(text: str, content_type: str) -> Any:
         for line in text.splitlines()
         if line.startswith("data: {")
     ]
+    deltas = [event.get("delta") or {} for event in events]
+    deltas += [
+        choice.get("delta") or choice for event in events for choice in event.get("choices", ())
+    ]
     said = [
-        part.get("text") or part.get("content") or ""
-        for event in events
-        for part in (
-            event.get("delta") or {},
-            *(choice.get("delta") or choice for choice in event.get("choices", ())),
-        )
+        delta if isinstance(delta, str) else delta.get("text") or delta.get("content") or ""
+        for delta in deltas
     ]
     return {"text": "".join(said), "events": events}
 
@@ -203,6 +310,25 @@ async def test_it_is_answered(name: str) -> None:
             text = await response.text()
             assert response.status == 200, text
             assert habit.check(read(text, response.content_type)), text[-400:]
+
+
+async def test_a_direct_connection_of_open_webui() -> None:
+    """Its page asks for leave first, and then sends what its server would send."""
+    origin = {"Origin": "http://localhost:3000"}
+    asks = {
+        **origin, "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }  # fmt: skip
+    habit = HABITS["Open WebUI: a chat"]
+    async with router_rig(api_keys=(KEY,), cors_origins=("http://localhost:*",)) as rig:
+        url = f"{rig.url}{habit.path}"
+        async with rig.http.options(url, headers=asks) as response:
+            assert response.status == 204
+        async with rig.http.post(
+            url, json=habit.body, headers={**habit.headers, **origin}
+        ) as response:
+            assert response.headers["Access-Control-Allow-Origin"] == origin["Origin"]
+            assert is_text(read(await response.text(), response.content_type))
 
 
 async def test_what_claude_code_sends_reaches_the_worker_without_what_changes() -> None:

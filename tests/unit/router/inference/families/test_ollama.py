@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
+import ollama
+import pytest
 from fake_peers import FakeStream, ready
+from pydantic import BaseModel
 from router_rig import MODEL, TEXTS, router_rig
+from sdk_types import left_out
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, ToolCallPart
@@ -17,9 +22,25 @@ from lmx.router.operators.ollama import capabilities_of
 from lmx.router.schema.answers.errors import OllamaError
 from lmx.router.schema.answers.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
+from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ollama_embeddings
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
+
+
+OURS = {
+    # Ollama itself has these; its Python library does not know them yet.
+    "message.tool_calls.id", "message.tool_calls.function.index", "models.name",
+}  # fmt: skip
+"""The fields of answers that are not in the library's types."""
+
+
+def known(shape: type[BaseModel], value: Any) -> None:
+    """Check a value by a type of Ollama's library, strictly, with no field that is not in OURS."""
+    made = shape.model_validate_json(json.dumps(value), strict=True)
+    kept = made.model_dump(by_alias=True, exclude_unset=True, mode="json")
+    extra = set(left_out(value, kept))
+    assert extra <= OURS, extra - OURS
 
 
 def lines_of(raw: bytes) -> list[dict[str, Any]]:
@@ -29,17 +50,20 @@ def lines_of(raw: bytes) -> list[dict[str, Any]]:
 
 async def test_an_answer_whole_and_as_lines() -> None:
     async with router_rig() as rig:
-        for path, fields, shape in (
-            ("/api/chat", {"messages": [HI]}, OllamaChatAnswer),
-            ("/api/generate", {"prompt": "hi"}, OllamaGenerateAnswer),
+        for path, fields, shape, theirs in (
+            ("/api/chat", {"messages": [HI]}, OllamaChatAnswer, ollama.ChatResponse),
+            ("/api/generate", {"prompt": "hi"}, OllamaGenerateAnswer, ollama.GenerateResponse),
         ):
             body = {"model": MODEL, **fields}
             status, whole = await rig.post_json(path, **body, stream=False)
             async with rig.http.post(f"{rig.url}{path}", json=body) as response:
                 assert response.content_type == "application/x-ndjson", "it streams by itself"
                 lines = lines_of(await response.read())
-            for line in lines:
+            for line in [*lines, whole]:
                 shape.model_validate(line)
+                known(theirs, line)
+                # Without a fraction of the second OllamaKit, and so Enchanted, reads no time.
+                assert re.search(r"T\d\d:\d\d:\d\d\.\d+Z$", line["created_at"])
             said = [
                 line["message"]["content"] if path == "/api/chat" else line["response"]
                 for line in lines
@@ -69,6 +93,8 @@ async def test_a_call_is_one_line_and_thoughts_have_their_own() -> None:
         async with rig.http.post(f"{rig.url}/api/chat", json=body) as response:
             lines = lines_of(await response.read())
         _, whole = await rig.post_json("/api/chat", **body, stream=False)
+    for answer in [*lines, whole]:
+        known(ollama.ChatResponse, answer)
     assert lines[0]["message"]["thinking"] == whole["message"]["thinking"] == "Hm."
     called = [call for line in lines for call in line["message"].get("tool_calls", ())]
     assert called == whole["message"]["tool_calls"]
@@ -144,23 +170,31 @@ async def test_an_error_in_the_middle_is_a_line() -> None:
         rig.http.post(f"{rig.url}/api/chat", json=body) as response,
     ):
         lines = lines_of(await response.read())
+    known(ollama.ChatResponse, lines[0])
     assert lines[0]["message"]["content"] == "a"
-    assert "error" in lines[-1]
+    # Its library raises for any line with this field, whatever else the line has.
+    assert lines[-1] == {"error": "It broke.", "code": "engine_error"}
 
 
 async def test_the_lists() -> None:
     async with router_rig() as rig:
         async with rig.http.get(f"{rig.url}/api/tags") as response:
-            listed = (await response.json())["models"]
+            tags = await response.json()
+        known(ollama.ListResponse, tags)
+        listed = tags["models"]
         assert [one["name"] for one in listed] == [f"{MODEL}:latest"]
         assert len(listed[0]["digest"]) == 64
         async with rig.http.get(f"{rig.url}/api/ps") as response:
-            assert [one["model"] for one in (await response.json())["models"]] == [
-                f"{MODEL}:latest"
-            ]
+            loaded = await response.json()
+        known(ollama.ProcessResponse, loaded)
+        assert [one["model"] for one in loaded["models"]] == [f"{MODEL}:latest"]
         for body in ({"model": listed[0]["name"]}, {"name": MODEL}):
             status, shown = await rig.post_json("/api/show", **body)
             assert status == 200 and shown["capabilities"][0] == "completion"
+            known(ollama.ShowResponse, shown)
+            # OllamaKit reads an answer only with all of these.
+            texts = [shown[name] for name in ("license", "template", "modelfile", "parameters")]
+            assert all(isinstance(text, str) for text in texts)
         assert (await rig.post_json("/api/show"))[0] == 400
         async with rig.http.get(f"{rig.url}/api/version") as response:
             assert (await response.json())["version"]
@@ -189,3 +223,45 @@ def test_what_a_model_can_is_told_in_ollama_s_words() -> None:
     assert capabilities_of(seeing) == ["completion", "tools", "thinking", "vision", "audio"]
     assert capabilities_of(replace(seeing, kind=ModelKind.EMBEDDING)) == ["embedding"]
     assert capabilities_of(replace(seeing, kind=ModelKind.RERANK)) == []
+    # Zed and Copilot offer tools to no model that does not name them: nor to one that is cold.
+    assert capabilities_of(replace(seeing, capabilities=(), media=None)) == ["completion", "tools"]
+    assert capabilities_of(replace(seeing, capabilities=("structured_outputs",), media=())) == [
+        "completion"
+    ]
+
+
+async def test_a_model_that_is_there_needs_no_pulling() -> None:
+    async with router_rig() as rig:
+        for name in (MODEL, f"{MODEL}:latest"):
+            done = await rig.post_json("/api/pull", model=name, stream=False)
+            assert done == (200, {"status": "success"})
+            async with rig.http.post(f"{rig.url}/api/pull", json={"name": name}) as response:
+                assert response.content_type == "application/x-ndjson"
+                assert lines_of(await response.read()) == [{"status": "success"}]
+        status, refused = await rig.post_json("/api/pull", model="llama3.2")
+        assert (status, refused["code"]) == (404, "model_not_found")
+        assert "lmx-supervisor download" in refused["error"] and MODEL in refused["error"]
+        assert (await rig.post_json("/api/pull"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", "/api/create", "lmx.yaml"),
+        ("POST", "/api/copy", "aliases"),
+        ("DELETE", "/api/delete", "lmx-supervisor delete"),
+        ("POST", "/api/push", "hf upload"),
+    ],
+)
+async def test_what_operators_do_is_said(method: str, path: str, instead: str) -> None:
+    async with router_rig() as rig:
+        body = {"model": MODEL, "source": MODEL, "destination": "b"}
+        async with rig.http.request(method, f"{rig.url}{path}", json=body) as response:
+            assert response.status == 400
+            assert instead in (await response.json())["error"]
+
+
+def test_a_text_that_is_too_long_is_cut_off_unless_that_is_refused() -> None:
+    assert parse_ollama_embed({"model": "m", "input": "a"})[1].truncate
+    assert parse_ollama_embeddings({"model": "m", "prompt": "a"})[1].truncate
+    assert not parse_ollama_embed({"model": "m", "input": "a", "truncate": False})[1].truncate

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from codex_request import PATCH, codex_request
 from fake_peers import FakeStream, until
+from openai.types.responses import ResponseErrorEvent
 from router_rig import MODEL, TEXTS, Rig, router_rig
+from sdk_types import extras_of
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.data import Delta, ToolCallPart
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import DeltaKind, FinishReason
@@ -143,6 +145,15 @@ async def test_a_response_that_is_cut_or_fails() -> None:
         assert (status, refused["error"]["code"]) == (500, "engine_error")
 
 
+def test_an_error_before_a_response_is_the_library_s_event() -> None:
+    for error in (LmxError(ErrorCode.QUEUE_FULL, "why"), RequestError(
+        ErrorCode.INVALID_VALUE, "why", param="input"
+    )):  # fmt: skip
+        data = RESPONSES.error_event(error).decode().partition("\ndata: ")[2]
+        made = ResponseErrorEvent.model_validate_json(data, strict=True)
+        assert not set(extras_of(made))
+
+
 async def test_errors_are_openai_s() -> None:
     async with router_rig(lambda stream: stream.refuse(ErrorCode.QUEUE_FULL, "full")) as rig:
         for stream in (False, True):
@@ -224,7 +235,7 @@ async def test_what_is_not_there_is_a_404() -> None:
     async with router_rig() as rig:
         status, told = await rig.post_json(f"{PATH}/compact", model=MODEL, input="hi")
         assert (status, told["error"]["code"]) == (404, "not_found_error")
-        assert "truncation" in told["error"]["message"]
+        assert all(word in told["error"]["message"] for word in ("truncation", "Codex"))
 
 
 async def test_a_conversation_that_is_kept() -> None:

@@ -1,0 +1,76 @@
+"""Documents in a conversation: the text of a file, and how a model reads it. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.router.media.inline import decoded
+
+_MOST_CHARACTERS: Final = 12 * 2**20
+"""How long a file may be as base64. It is decoded on the event loop, and hardly any model's context
+has room for a tenth of such a text."""
+
+_MOST_HEAD: Final = 256
+"""How long the media type of a data URL may be."""
+
+_PDF: Final = b"%PDF-"
+_ENCODINGS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""What a text may begin with, and its encoding then. Any other text is UTF-8."""
+
+
+def document_text(text: str, named: Sequence[tuple[str, str | None]]) -> str:
+    """Return a document as a model reads it. ``named`` is what is said of it, each with its
+    name."""
+    head = "".join(f"<{name}>{value}</{name}>\n" for name, value in named if value)
+    return f"<document>\n{head}{text}\n</document>"
+
+
+def file_text(data: str, param: str) -> str:
+    """Return the text of a file that is in the request, as a data URL or in base64.
+
+    What a file is, its content says, and not its name or its media type. Raises
+    :class:`RequestError` for a PDF, for what is no text, and for a file that is too large.
+    """
+    if len(data) > _MOST_CHARACTERS:
+        raise RequestError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"`{param}` has {len(data)} characters, and a file may have at most "
+            f"{_MOST_CHARACTERS}: send the part of it that matters.",
+            param=param,
+        )
+    content = _content(data, param)
+    if content.lstrip()[: len(_PDF)] == _PDF:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`{param}` is a PDF, which is not read here: send its text as `input_text`, or its "
+            "pages as images, to a model that takes images.",
+            param=param,
+        )
+    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8")
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise RequestError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            f"`{param}` is no text in UTF-8 or UTF-16: of files, only texts are read here (source "
+            "code, Markdown, JSON, CSV and others).",
+            param=param,
+        )
+    return text
+
+
+def _content(data: str, param: str) -> bytes:
+    head, comma, rest = data[:_MOST_HEAD].partition(",")
+    if comma and head[:5].lower() == "data:" and not head.lower().rstrip().endswith(";base64"):
+        return unquote_to_bytes(rest + data[_MOST_HEAD:])
+    return b"".join(decoded(data, param, len(data)))
