@@ -89,6 +89,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "OllamaEmbedRequest": {"model": "embeddings", "input": ["first text", "second text"]},
     "OllamaEmbeddingsRequest": {"model": "embeddings", "prompt": "a text"},
     "OllamaGenerateRequest": {"model": "auto", "prompt": "Why is the sky blue?"},
+    "OllamaPullRequest": {"model": "auto"},
     "OllamaShowRequest": {"model": "auto"},
     "RerankRequest": {
         "model": "reranker",

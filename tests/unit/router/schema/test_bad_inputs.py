@@ -36,6 +36,7 @@ from lmx.router.schema.requests.ollama.generate import (
     OllamaGenerateRequest,
     parse_ollama_generate,
 )
+from lmx.router.schema.requests.ollama.pull import OllamaPullRequest, parse_ollama_pull
 from lmx.router.schema.requests.ollama.show import OllamaShowRequest, parse_ollama_show
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
@@ -312,6 +313,7 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
     (OllamaGenerateRequest, parse_ollama_generate, {"model": MODEL, "prompt": "a"}),
     (OllamaEmbedRequest, parse_ollama_embed, {"model": MODEL, "input": "a"}),
     (OllamaEmbeddingsRequest, parse_ollama_embeddings, {"model": MODEL, "prompt": "a"}),
+    (OllamaPullRequest, lambda body: (parse_ollama_pull(body), ()), {"model": MODEL}),
     (OllamaShowRequest, lambda body: (parse_ollama_show(body), ()), {"model": MODEL}),
     (ResponsesRequest, _response_of, {"input": "hi"}),
     (InputTokensRequest, _tokens_of, {"input": "hi"}),

@@ -330,7 +330,7 @@ def test_all_other_fields() -> None:
         ({"input": [{"content": "x"}]}, ErrorCode.INVALID_TYPE, "input[0]"),
         ({"input": [{"role": "robot"}]}, ErrorCode.INVALID_VALUE, "input[0].role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_hologram"}]}]},
             ErrorCode.UNSUPPORTED_VALUE,
             "input[0].content[0]",
         ),
