@@ -7,7 +7,7 @@ Studio have a path of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from aiohttp import web
 
@@ -170,7 +170,9 @@ def lm_studio_model(model: ModelView) -> LmStudioModel:
     """Return a model in the form of LM Studio's clients. A chat model that was never loaded is
     taken to take tools, as nearly all do."""
     chats, sees = model.kind is not ModelKind.EMBEDDING, MediaKind.IMAGE in (model.media or ())
-    tools = chats and "tools" in (model.capabilities or ("tools",))
+    can: list[Literal["tool_use", "vision"]] = ["vision"] if sees else []
+    if chats and "tools" in (model.capabilities or ("tools",)):
+        can.insert(0, "tool_use")
     loads = model.state in (ModelState.STARTING, ModelState.LOADING)
     return LmStudioModel(
         id=model.model_id,
@@ -183,7 +185,7 @@ def lm_studio_model(model: ModelView) -> LmStudioModel:
         state="loaded" if model.state.loaded else "loading" if loads else "not-loaded",
         max_context_length=model.context_length,
         loaded_context_length=model.context_length if model.state.loaded else None,
-        capabilities=[*(["tool_use"] if tools else []), *(["vision"] if sees else [])],
+        capabilities=can,
     )
 
 
