@@ -48,12 +48,9 @@ $(NAMESPACE):
 
 # `exec` leaves no shell between make and lmx, so Ctrl-C and kill reach lmx itself.
 run: install ## serve MODELS (default: a small demo model) on PORT
-	@models='$(MODELS)'; \
-	if [ -z "$$models" ]; then \
-	  gguf="$$($(BIN)/python deploy/demo_model.py)" || exit 1; \
-	  models="smollm2-135m-instruct=$$gguf"; \
-	fi; \
-	LMX_SERVER_PORT='$(PORT)' LMX_MODELS="$$models" exec $(BIN)/lmx-supervisor up
+	@if [ -n '$(MODELS)' ]; then \
+	  LMX_MODELS='$(MODELS)' exec $(BIN)/lmx serve --port '$(PORT)'; \
+	else exec $(BIN)/lmx demo --port '$(PORT)'; fi
 
 # Three at a time on two processors: half of the tests wait for processes, half of them compute. What
 # goes together, and what comes first, is in tests/support/rigs/file_queue.py. The tests start a

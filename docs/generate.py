@@ -9,7 +9,7 @@ The meaning, range and default of a field of a request stand on the field
   ``<!-- keys of lmx.yaml -->``; ``<!-- end -->`` ends it. What stands outside is written by hand.
 - ``deploy/lmx.example.yaml``: every key with its default, or commented out with an example.
 - ``deploy/lmx.schema.json``, with which editors check and complete a configuration.
-- ``docs/status.schema.json``, which says what `lmx-supervisor status --json` prints.
+- ``docs/status.schema.json``, which says what `lmx status --json` prints.
 
 With ``--check`` nothing is written: the exit status is 1 when something would be.
 """
@@ -58,7 +58,7 @@ _EXAMPLE_HEAD: Final = """\
 # yaml-language-server: $schema=lmx.schema.json
 # lmx.yaml with every key. To set one that is commented out, remove the # directly before it.
 # Put the file in $LMX_HOME (default ~/.lmx), or name it with --config or LMX_CONFIG. Check it with
-# `lmx-supervisor config check`; `lmx-supervisor reload` has a running lmx take it.
+# `lmx config check`; `lmx reload` has a running lmx take it.
 # Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds.
 # docs/configuration.md has the ranges, what follows from a change, and the variables that go over
 # the file. This file is made from the code by `make docs`."""

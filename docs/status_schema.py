@@ -1,4 +1,4 @@
-"""The JSON Schema of what `lmx-supervisor status --json` prints. It is made from the messages: from
+"""The JSON Schema of what `lmx status --json` prints. It is made from the messages: from
 their types, and as descriptions from the texts that stand below their fields."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def status_schema() -> dict[str, Any]:
     whole = _object(SystemStatus, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What lmx-supervisor status --json prints",
+        "title": "What lmx status --json prints",
         **whole,
         "$defs": dict(sorted(definitions.items())),
     }

@@ -42,11 +42,15 @@ class ModelState(StrEnum):
     """Where a model is, in the one word that users see. See :func:`model_state`."""
 
     COLD = "cold"
+    """It is not loaded; a request loads it."""
+    FAILED = "failed"
+    """It is not loaded, and what is known about it says that a load would fail."""
     QUEUED = "queued"
     FETCHING = "fetching"
     BACKOFF = "backoff"
     QUARANTINED = "quarantined"
-    HELD = "held"
+    DRAINED = "drained"
+    """An operator drained it, and it takes no request."""
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"
@@ -60,11 +64,18 @@ class ModelState(StrEnum):
         return self in (ModelState.READY, ModelState.DRAINING)
 
 
-def model_state(slot: SlotState, worker: WorkerState | None) -> ModelState:
-    """Return the state of the worker if there is one, else that of the slot."""
+def model_state(
+    slot: SlotState, worker: WorkerState | None, problem: str | None = None
+) -> ModelState:
+    """Return the state of the worker if there is one, else that of the slot. ``problem`` is why the
+    model can't be loaded."""
     match worker, slot:
         case None, SlotState.OCCUPIED:
             return ModelState.STARTING
+        case None, SlotState.COLD if problem is not None:
+            return ModelState.FAILED
+        case None, SlotState.HELD:
+            return ModelState.DRAINED
         case None, _:
             return ModelState(slot.value)
         case WorkerState.EXITED, _:

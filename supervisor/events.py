@@ -1,10 +1,11 @@
-"""Keeps what happened lately for `lmx-supervisor events`, in a ring in memory, and writes it to the
-log."""
+"""Keeps what happened lately for `lmx events`, in a ring in memory, and writes it to the log and to
+a file (:mod:`lmx.supervisor.state.event_file`)."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import structlog
@@ -26,17 +27,23 @@ class Events(Protocol):
 
 class EventLog:
     """Numbers the events from 1 within an epoch, and keeps the latest. Only the supervisor's event
-    loop writes to it."""
+    loop writes to it. ``keep(epoch, event)`` puts an event where it outlives the supervisor, and
+    never raises ``OSError``."""
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(
+        self, epoch: str, keep: Callable[[str, Event], None] = lambda _epoch, _event: None
+    ) -> None:
         self._epoch = epoch
+        self._keep = keep
         self._seq = 0
         self._events: deque[Event] = deque(maxlen=_KEPT)
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         """Keep an event, and write it to the log."""
         self._seq += 1
-        self._events.append(Event(self._seq, time.time(), name, model_id, detail, data))
+        event = Event(self._seq, time.time(), name, model_id, detail, data)
+        self._events.append(event)
+        self._keep(self._epoch, event)
         log.info(name, model=model_id, detail=detail or None, **data)
 
     def after(self, seq: int, limit: int) -> EventList:

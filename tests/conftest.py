@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from lmx.worker.mlx.model.blas import prefer_openblas
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO_MODEL = ROOT / "deploy" / "demo_model.py"
+DEMO_MODEL = ROOT / "supervisor" / "cli" / "serving" / "demo.py"
 # Chosen here, so that the same folder is made whatever memory the machine has.
 AMPLE_MEMORY_BYTES = 64 << 30
 SCARCE_MEMORY_BYTES = 1 << 30

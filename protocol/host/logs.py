@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, MutableMapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -59,7 +60,7 @@ def configure_logs(
     shared: list[Callable[..., Any]] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=not terminal),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
 
@@ -74,7 +75,7 @@ def configure_logs(
 
     last: list[Callable[..., Any]] = [copy]
     if terminal:
-        last += [structlog.dev.ConsoleRenderer()]
+        last += [_local_time, structlog.dev.ConsoleRenderer()]
     else:
         last += [add_fixed, tracebacks, as_json]
     structlog.configure(
@@ -93,6 +94,14 @@ def configure_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING))
+
+
+def _local_time(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Show the time as the clock on the wall does. Files have UTC."""
+    if "timestamp" in event:
+        at = datetime.fromisoformat(event["timestamp"]).astimezone()
+        event["timestamp"] = at.strftime("%Y-%m-%d %H:%M:%S")
+    return event
 
 
 class _Stderr:

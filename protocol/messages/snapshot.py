@@ -113,7 +113,7 @@ class ModelView(ModelCommon):
     @property
     def state(self) -> ModelState:
         """Where the model is, in the word that users see."""
-        return model_state(self.slot, self.worker)
+        return model_state(self.slot, self.worker, self.problem)
 
 
 @dataclass(frozen=True, slots=True)

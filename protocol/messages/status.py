@@ -1,4 +1,4 @@
-"""The status: what `lmx-supervisor status --json` prints and operators' routes are made of.
+"""The status: what `lmx status --json` prints and operators' routes are made of.
 
 Each field's meaning and unit stands below it, and goes into docs/status.schema.json from there. A
 status travels whole (:func:`untrimmed`), so that its map is always of the same keys. Peers of

@@ -53,12 +53,8 @@ class RunDirectory:
         """Return the file behind :meth:`worker`, for removal once the worker has exited."""
         return self.path / f"w-{instance}"
 
-    def prepare(self) -> None:
-        """Make the directory with mode 0700 and check that sockets fit into it.
-
-        Raises :class:`OperationError` when the path is too long for a unix socket, or the directory
-        belongs to another user.
-        """
+    def check_length(self) -> None:
+        """Raise :class:`OperationError` when the path is too long for a unix socket."""
         longest = len(os.fsencode(self.path / _LONGEST_NAME))
         if longest > SOCKET_PATH_LIMIT_BYTES:
             raise OperationError(
@@ -66,6 +62,14 @@ class RunDirectory:
                 f"{self.path} is too long for unix sockets ({longest} bytes with a socket's "
                 f"name, {SOCKET_PATH_LIMIT_BYTES} allowed): set LMX_HOME to a shorter path",
             )
+
+    def prepare(self) -> None:
+        """Make the directory with mode 0700 and check that sockets fit into it.
+
+        Raises :class:`OperationError` when the path is too long for a unix socket, or the directory
+        belongs to another user.
+        """
+        self.check_length()
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         info = self.path.stat()
         if info.st_uid != os.geteuid():

@@ -6,7 +6,9 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -39,8 +41,8 @@ _EXITS: Final = {
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn an :class:`LmxError`, or an error of the file system, into a message and an exit code.
-    Ctrl-C ends the command as the signal does, once the terminal is restored."""
+    """Turn every error into a message and an exit code: a traceback is never shown. Ctrl-C ends
+    the command as the signal does, once the terminal is restored."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -54,24 +56,45 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             # commands ends too.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        except BrokenPipeError:
-            raise  # nobody reads any more, as in `logs | head`: click ends without a word
+        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
+            # Nobody reads any more, as in `logs | head`: click ends without a word. The others are
+            # click's own, which it shows itself.
+            raise
         except OSError as error:
             where = error.filename or home().path
-            click.echo(f"lmx-supervisor: {where}: {error.strerror or error}", err=True)
+            click.echo(f"lmx: {where}: {error.strerror or error}", err=True)
             sys.exit(Exit.FAILED)
+        except Exception as error:
+            _fail_by_bug(error)
 
     return wrapped
 
 
 def _fail(error: LmxError) -> NoReturn:
-    click.echo(f"lmx-supervisor: {error.message}", err=True)
+    click.echo(f"lmx: {error.message}", err=True)
     sys.exit(_EXITS.get(error.code, Exit.FAILED))
 
 
+def _fail_by_bug(error: Exception) -> NoReturn:
+    """Say that this is a bug of lmx, and keep the traceback for whoever mends it."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        log = home().logs / "command-line.log"
+        with log.open("a", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
+        where = f"the details are in {log}"
+    except (LmxError, OSError):
+        where = "its details can't be kept, because there is no folder of logs to write to"
+    click.echo(f"lmx: a bug in lmx ended this command ({what}); {where}", err=True)
+    sys.exit(Exit.FAILED)
+
+
 def home() -> Home:
-    """Return the home that the environment names."""
-    return Home.from_environment(os.environ)
+    """Return the home that the environment names. Raises :class:`OperationError` (config_invalid)
+    if it can't be one."""
+    found = Home.from_environment(os.environ)
+    found.check()
+    return found
 
 
 def config_path(chosen: Path | None) -> Path | None:
@@ -86,11 +109,58 @@ def config_path(chosen: Path | None) -> Path | None:
     return default if default.exists() else None
 
 
-def read_config(chosen: Path | None) -> Config:
-    """Return the effective configuration. Raises :class:`OperationError` (config_invalid)."""
+def own_config(chosen: Path | None) -> Config:
+    """Return the configuration that an lmx started here and now would have. Raises
+    :class:`OperationError` (config_invalid)."""
     from lmx.supervisor.config.load import load_config
 
     return load_config(config_path(chosen), os.environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A configuration, and where it is from."""
+
+    config: Config
+    path: Path | None
+    """Its file, None if there is none."""
+
+    words: str
+    """Where it is from, for people."""
+
+    not_in_force: tuple[str, ...] = ()
+    """The sections of it that the lmx that runs has not read yet."""
+
+
+def read_config(chosen: Path | None) -> Found:
+    """Return the configuration that commands speak about: of the lmx that runs, with the variables
+    and options that it was started with; else what an lmx started here and now would have.
+
+    A file that is named by ``--config`` or ``LMX_CONFIG``, and is another one than the running lmx
+    has, goes before it. Raises :class:`OperationError` (config_invalid).
+    """
+    from lmx.supervisor.config.load import load_config
+    from lmx.supervisor.processes.handover import FOR_SUPERVISOR
+    from lmx.supervisor.service.launch import running_launch, sections_of
+
+    named = config_path(chosen) if chosen or os.environ.get("LMX_CONFIG") else None
+    launch = None if FOR_SUPERVISOR in os.environ else running_launch(home())
+    if launch is not None and (named is None or str(named.absolute()) == launch.config):
+        path = None if launch.config is None else Path(launch.config)
+        config = load_config(path, launch.variables)
+        now = sections_of(config)
+        changed = tuple(name for name in now if now[name] != launch.sections.get(name))
+        return Found(config, path, f"the running lmx: {launch.words}", changed)
+    path = config_path(chosen)
+    config = load_config(path, os.environ)
+    return Found(config, path, from_words(path, os.environ))
+
+
+def from_words(path: Path | None, environment: Mapping[str, str]) -> str:
+    """Return where a configuration is from, for people: its file and its variables."""
+    from lmx.supervisor.service.launch import Launch
+
+    return Launch.of(path, environment).words
 
 
 config_option = click.option(

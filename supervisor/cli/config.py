@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import click
 
-from lmx.supervisor.cli.command import command, config_option, config_path, home, read_config
+from lmx.supervisor.cli.command import Found, command, config_option, home, read_config
 
 
 @click.command("reload")
@@ -35,36 +34,48 @@ def config_group() -> None:
 def config_check(config: Path | None) -> None:
     """Say whether the configuration is valid, with every problem in it.
 
-    Models whose files can't be read are named too; they cost themselves alone.
+    It is that of the lmx that runs, as its file is now; else that of one that would be started
+    here. Models whose files can't be read are named too; they cost themselves alone.
     """
     # With this a supervisor that is to be replaced tries the program that is to replace it: one
     # that lacks a module must not get that far.
-    import lmx.supervisor.cli.foreground  # noqa: F401
+    import lmx.supervisor.cli.serving.foreground  # noqa: F401
     from lmx.supervisor.config.load import config_notices
     from lmx.supervisor.inventory.unreadable import unreadable_models
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
 
-    checked = read_config(config)
+    found = read_config(config)
+    checked = found.config
     models = ", ".join(model.id for model in checked.models) or "no models"
     for gap in checked.routing_gaps():
         click.echo(gap)
-    for notice in config_notices(config_path(config)):
+    for notice in config_notices(found.path):
         click.echo(notice)
     if FOR_SUPERVISOR not in os.environ:
         for problem in unreadable_models(checked, home()):
             click.echo(problem)
-    click.echo(f"ok: {config_path(config) or 'defaults and LMX_* variables'} ({models})")
+    _tell_not_in_force(found)
+    click.echo(f"ok: {found.words} ({models})")
 
 
 @config_group.command("show")
 @config_option
 @command
 def config_show(config: Path | None) -> None:
-    """Print the effective configuration as YAML: file, variables and defaults together."""
+    """Print the effective configuration as YAML: file, variables, options and defaults together.
+
+    It is that of the lmx that runs, else that of one that would be started here.
+    """
     import yaml
 
-    shown = read_config(config).model_dump(mode="json")
+    found = read_config(config)
+    _tell_not_in_force(found)
+    click.echo(f"# {found.words}")
+    shown = found.config.model_dump(mode="json")
     click.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
 
 
-COMMANDS: Final = (reload_command, config_group)
+def _tell_not_in_force(found: Found) -> None:
+    if found.not_in_force:
+        sections = ", ".join(found.not_in_force)
+        click.echo(f"not in force yet: {sections}; `lmx reload` has it read", err=True)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
 from lmx.supervisor.cli.command import command, home, json_option
+from lmx.supervisor.cli.shell.model_name import MODEL
 
 
-@click.command()
-@click.argument("repository", metavar="ORG/NAME[@REVISION]", required=False)
+def _names() -> list[str]:
+    from lmx.supervisor.config.known_models import KNOWN_MODELS
+
+    return [f"  {name:<22}{repository}" for name, repository in KNOWN_MODELS.items()]
+
+
+@click.command(epilog="\b\nShort names:\n" + "\n".join(_names()))
+@click.argument("repository", metavar="NAME|ORG/NAME[@REVISION]", required=False)
 @click.option("--file", "filename", metavar="NAME", help="This file of it alone, as a .gguf.")
 @click.option("--cancel", metavar="ID", help="End a download; what has come stays.")
 @command
 def download(repository: str | None, filename: str | None, cancel: str | None) -> None:
     """Download a model from the hub, and serve it from then on.
 
-    Ctrl-C leaves it running. What was interrupted goes on where it stopped.
+    Its size, and whether there is room for it, are said first. Ctrl-C leaves it running. What was
+    interrupted goes on where it stopped.
+
+    \b
+    Examples:
+      lmx pull qwen3-8b
+      lmx pull mlx-community/Qwen3-8B-4bit
     """
     from lmx.supervisor.cli.download import cancel_download, download_model
 
@@ -50,7 +61,7 @@ def available(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--force", is_flag=True, help="Unload it first, once its streams have ended.")
 @command
 def delete(model: str, force: bool) -> None:
@@ -61,6 +72,3 @@ def delete(model: str, force: bool) -> None:
     from lmx.supervisor.cli.download import delete_model
 
     delete_model(home(), model, force=force)
-
-
-COMMANDS: Final = (download, downloads, available, delete)

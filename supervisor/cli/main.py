@@ -1,31 +1,43 @@
-"""``lmx-supervisor``: the command line. The exit codes are a contract, see
+"""``lmx``: the command line. The exit codes are a contract, see
 :mod:`lmx.supervisor.cli.command`."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli import disk, models, watch
-from lmx.supervisor.cli.command import command, config_option, config_path, home, read_config
+from lmx.supervisor.cli.chat import commands as talk
+from lmx.supervisor.cli.command import command, config_option, config_path, home, own_config
+from lmx.supervisor.cli.serving.options import apply, serving_options
+from lmx.supervisor.cli.shell.completion import completion
+from lmx.supervisor.cli.shell.sections import Sections
+
+if TYPE_CHECKING:
+    from lmx.supervisor.processes.handover import Handover, Successor
 
 # Ctrl-C ends a command without a traceback also while it is still importing; each command, and
 # `up`, set handlers of their own.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+_EXAMPLES = """\b
+Examples:
+  lmx serve qwen3-8b                 serve a model, in the foreground
+  lmx chat                           talk with it in the terminal
+  lmx start --port 8080              serve what lmx.yaml says, in the background
+  lmx status                         what is loaded, and how much memory it takes
+  lmx COMMAND -h                     more about a command
+"""
 
-class _InOrder(click.Group):
-    """Lists commands in the order in which they were added: those of one purpose together."""
 
-    def list_commands(self, _context: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="lmx", prog_name="lmx-supervisor")
+@click.group(
+    cls=Sections, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES
+)
+@click.version_option(package_name="lmx", prog_name="lmx")
 def main() -> None:
     """Serve language models on this machine, each in a process of its own.
 
@@ -34,8 +46,9 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(hidden=True)
 @config_option
+@click.option("--take-over", "take_over", hidden=True, help="As that of `serve`.")
 @click.option("--detached", is_flag=True, hidden=True, help="Log to the log file only.")
 @click.option("--background", is_flag=True, hidden=True, help="Nobody else looks after it.")
 @click.option("--asker", "asker_id", hidden=True, help="The process that wants it.")
@@ -47,6 +60,7 @@ def main() -> None:
 @command
 def up(
     config: Path | None,
+    take_over: str | None,
     detached: bool,
     background: bool,
     asker_id: str | None,
@@ -56,39 +70,126 @@ def up(
     down: tuple[str, ...],
     held: tuple[str, ...],
 ) -> None:
-    """Run in the foreground until Ctrl-C.
+    """Run in the foreground until Ctrl-C, as services and lmx itself do.
 
-    Streams may finish first; a second Ctrl-C stops at once.
+    Streams may finish first; a second Ctrl-C stops at once. People have `serve`.
     """
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.processes.handover import Handover, Successor
+
+    handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
+    successor = None if asker_id is None else Successor(asker_id, because)
+    if not detached and handover is None:
+        apply((), None, None, (), take_over, config)
+    _run(config, detached, handover, background, successor)
+
+
+@click.command()
+@serving_options
+@command
+def serve(
+    models: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    api_keys: tuple[str, ...],
+    take_over: str | None,
+    config: Path | None,
+) -> None:
+    """Serve models in the foreground, until Ctrl-C.
+
+    MODEL is a model of the configuration, a short name (see `lmx pull -h`), org/name of the hub, a
+    folder in MLX form, a .gguf file, or one of these as NAME=SOURCE. Without a MODEL it is what the
+    configuration says. Options go over LMX_* variables, and these over lmx.yaml. On Ctrl-C streams
+    may finish first; a second Ctrl-C stops at once.
+
+    \b
+    Examples:
+      lmx serve qwen3-8b
+      lmx serve mlx-community/Qwen3-8B-4bit --port 8080
+      lmx serve ./my-model coder=~/models/coder.gguf
+      lmx serve --host 0.0.0.0 --api-key "$(openssl rand -hex 24)"
+    """
+    apply(models, host, port, api_keys, take_over, config)
+    _run(config)
+
+
+@click.command()
+@serving_options
+@command
+def start(
+    models: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    api_keys: tuple[str, ...],
+    take_over: str | None,
+    config: Path | None,
+) -> None:
+    """Serve models in the background; returns when the API answers.
+
+    MODEL and the options are those of `lmx serve`.
+    """
+    from lmx.supervisor.cli.serving.background import start_background
+    from lmx.supervisor.cli.views.progress import make_console, print_started
+
+    apply(models, host, port, api_keys, take_over, config)
+    own_config(config)
+    print_started(make_console(), start_background(home(), config_path(config)))
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65_535), help="Listen there (default: 8000).")
+@command
+def demo(port: int | None) -> None:
+    """Serve a small model in the foreground, to try lmx out.
+
+    It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong.
+    """
+    from lmx.protocol.errors import ErrorCode, OperationError
+    from lmx.supervisor.cli.serving.demo import DemoModelError, cache_dir, obtain
+
+    try:
+        gguf = obtain(cache_dir() / "demo")
+    except DemoModelError as error:
+        raise OperationError(ErrorCode.DOWNLOAD_FAILED, str(error)) from error
+    apply((f"smollm2-135m-instruct={gguf}",), None, port, (), None, None)
+    _run(None)
+
+
+@click.command()
+@click.option(
+    "--config", "config", type=click.Path(path_type=Path), default=None,
+    help="Write this file (default: lmx.yaml in $LMX_HOME).",
+)  # fmt: skip
+@command
+def init(config: Path | None) -> None:
+    """Write a configuration to begin with, lmx.yaml with comments."""
+    from lmx.supervisor.cli.serving.first_config import write_first_config
+
+    write_first_config(home(), config)
+
+
+def _run(
+    config: Path | None,
+    detached: bool = False,
+    handover: Handover | None = None,
+    background: bool = False,
+    successor: Successor | None = None,
+) -> None:
     from importlib.metadata import version
 
     from lmx.protocol.host.imports import quick_imports
 
     with quick_imports():
-        from lmx.supervisor.cli.foreground import run_foreground
-        from lmx.supervisor.processes.handover import Handover, Invocation, Successor
+        from lmx.supervisor.cli.serving.foreground import run_foreground
+        from lmx.supervisor.processes.handover import Invocation
 
-    handover = None if lock_fd is None else Handover(lock_fd, listen_fd, down, held)
-    successor = None if asker_id is None else Successor(asker_id, because)
     invocation = Invocation(
-        config, detached, lambda: read_config(config), handover, background, successor
-    )
+        config, detached, lambda: own_config(config), handover, background,
+        lambda: config_path(config), successor,
+    )  # fmt: skip
     run_foreground(invocation, home(), version("lmx"))
-
-
-@main.command()
-@config_option
-@command
-def start(config: Path | None) -> None:
-    """Run in the background; returns when the API answers."""
-    from lmx.supervisor.cli.background import start_background
-
-    read_config(config)
-    status = start_background(home(), config_path(config))
-    url, *others = status.router.urls
-    click.echo(f"lmx is running (pid {status.supervisor.pid}) at {url}")
-    if others:
-        click.echo(f"also at {', '.join(others)}")
 
 
 @main.command(hidden=True)
@@ -98,29 +199,43 @@ def start(config: Path | None) -> None:
 @command
 def rescue(config: Path | None, guarded: str, silence_s: float) -> None:
     """See to a supervisor that is silent. Routers run this."""
-    from lmx.supervisor.cli.rescue import run_rescue
+    from lmx.supervisor.cli.serving.rescue import run_rescue
     from lmx.supervisor.processes.handover import Guarded
 
     run_rescue(home(), config, Guarded(guarded), silence_s)
 
 
-@main.command()
+@click.command()
 @command
 def stop() -> None:
     """Stop everything; returns when no process is left.
 
     Streams may finish first; a second `stop` meanwhile stops at once and cuts them off. A
-    supervisor that hangs or has died is no hindrance: what it left is ended.
+    supervisor that hangs or has died is no hindrance: what it left is ended. Where nothing runs
+    there is nothing to do.
     """
     from lmx.supervisor.cli import without_supervisor
 
     pid = without_supervisor.stop(home(), click.echo)
-    click.echo(f"stopped lmx (pid {pid})")
+    click.echo("lmx is not running" if pid is None else f"stopped lmx (pid {pid})")
 
 
-for _commands in (watch.COMMANDS, models.COMMANDS, disk.COMMANDS, cli_config.COMMANDS):
-    for _command in _commands:
-        main.add_command(_command)
+main.add_section("Serve", [serve, start, stop, demo, init])
+main.add_section("Talk", [talk.chat, talk.run])
+main.add_section(
+    "Models",
+    [
+        (disk.download, "pull"), disk.downloads, (disk.available, "list"), models.add,
+        models.remove, (disk.delete, "rm"), models.estimate,
+    ],
+)  # fmt: skip
+main.add_section(
+    "Memory",
+    [models.load, models.unload, models.pin, models.unpin, watch.ps],
+)
+main.add_section("Look", [watch.status, watch.top, watch.events, watch.logs])
+main.add_section("Mend", [models.restart, models.kill, models.drain, models.reset])
+main.add_section("Configure", [cli_config.config_group, cli_config.reload_command, completion])
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import click
 
 from lmx.supervisor.cli.command import command, config_option, home, json_option, read_config
+from lmx.supervisor.cli.shell.model_name import MODEL
 
-_model = click.argument("model")
-
+_model = click.argument("model", type=MODEL)
 
 _context = click.option(
     "--context-length", type=int, default=None, metavar="TOKENS", help="Instead of its own."
@@ -98,7 +97,7 @@ def kill(model: str) -> None:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("--router", is_flag=True, help="Restart the router: the old one ends its streams.")
 @click.option("--supervisor", is_flag=True, help="Replace the supervisor; workers and router stay.")
 @command
@@ -154,22 +153,20 @@ def unpin(model: str) -> None:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL|FOLDER")
+@click.argument("model", metavar="MODEL|FOLDER", type=MODEL)
 @config_option
 @json_option
 @command
 def estimate(model: str, config: Path | None, as_json: bool) -> None:
     """Show what a model would take of the memory, line by line.
 
-    MODEL is one of the configuration, FOLDER any in MLX form. Nothing is loaded, and lmx need
-    not run.
+    MODEL is one of the lmx that runs, else of the configuration; FOLDER any in MLX form. Nothing is
+    loaded, and lmx need not run.
     """
     from lmx.supervisor.cli.views.estimate import print_estimate
     from lmx.supervisor.inventory.added import with_added
     from lmx.supervisor.inventory.added_file import AddedFile
 
-    served = with_added(read_config(config), AddedFile(home().added_models).read())
+    found = read_config(config).config
+    served = with_added(found, AddedFile(home().added_models).read())
     print_estimate(served, home(), model, as_json)
-
-
-COMMANDS: Final = (load, add, remove, unload, drain, kill, restart, reset, pin, unpin, estimate)

@@ -15,7 +15,13 @@ from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console
 from lmx.supervisor.cli.views.words import SETTLED, find_model
 from lmx.supervisor.cli.without_supervisor import kill_worker
-from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, parse_source
+from lmx.supervisor.config.sources import (
+    HubSource,
+    SourceError,
+    folder_path,
+    parse_source,
+    refuse_folder_as_repository,
+)
 from lmx.supervisor.processes.lock_holder import Silence, lock_holder, silence
 from lmx.supervisor.sockets.client import ControlClient, ReconnectingClient, not_running
 from lmx.supervisor.state.home import Home
@@ -50,6 +56,7 @@ def load_model(home: Home, model: str, context_length: int | None) -> None:
 def add_model(home: Home, model_id: str, source: str, context_length: int | None) -> None:
     """Let another model be served. Loads nothing. Raises :class:`OperationError`."""
     try:
+        refuse_folder_as_repository(source)
         if not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one
     except (SourceError, RuntimeError) as error:
@@ -89,10 +96,10 @@ def drain_model(home: Home, model: str) -> None:
     done = _ask(home, control.DrainModel(model))
     found = _wait_gone(home, model, done.pid)
     name = found.model
-    if found.state is ModelState.HELD:
+    if found.state is ModelState.DRAINED:
         click.echo(
             f"drained {name}{_gone(done.pid)}; it takes no request until "
-            f"`lmx-supervisor reset {name}` or `load {name}`"
+            f"`lmx reset {name}` or `load {name}`"
         )
     else:
         click.echo(f"drained {name}{_gone(done.pid)}; it was asked for again meanwhile")
@@ -150,7 +157,7 @@ def restart_router(home: Home) -> None:
     status = _wait_status(
         home,
         lambda found: found.router.pid not in (None, old_pid) and found.router.memory_bytes > 0,
-        "the new router does not serve: see `lmx-supervisor logs --router`",
+        "the new router does not serve: see `lmx logs --router`",
     )
     router = status.router
     click.echo(
@@ -197,7 +204,7 @@ def _wait_ready(
         if now.state is ModelState.READY:
             return now.pid != old_pid and context_length in (None, now.context_length)
         # A model in BACKOFF or QUEUED goes on by itself. One that is COLD was given up, or somebody
-        # else unloaded it. One that is HELD was drained by somebody else.
+        # else unloaded it. One that is DRAINED was drained by somebody else.
         return now.state in SETTLED
 
     found = _wait_for(home, model, settled)
@@ -222,7 +229,7 @@ def _memory_back(home: Home, model: str, pid: int | None) -> str:
 
     memory = _poll_status(home, measured, _MEMORY_S)
     if memory is None:
-        return f"its memory is still to come back: see `lmx-supervisor events {model}`"
+        return f"its memory is still to come back: see `lmx events {model}`"
     return memory.detail
 
 

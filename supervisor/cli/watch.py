@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Final
 
 import click
 
 from lmx.supervisor.cli.command import command, home, json_option, read_config
+from lmx.supervisor.cli.shell.model_name import MODEL
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.state.home import Home
 
@@ -34,6 +35,18 @@ def status(as_json: bool) -> None:
 
 @click.command()
 @command
+def ps() -> None:
+    """Show the models that are loaded, or being loaded, and their memory."""
+    from lmx.supervisor.cli.views.progress import make_console
+    from lmx.supervisor.cli.views.status import print_loaded
+    from lmx.supervisor.sockets.client import ControlClient
+
+    with ControlClient(home()) as client:
+        print_loaded(make_console(), client.status().workers)
+
+
+@click.command()
+@command
 def top() -> None:
     """Watch models, memory and events live, until Ctrl-C.
 
@@ -45,7 +58,7 @@ def top() -> None:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
 @click.option("-n", "--number", default=50, show_default=True, type=click.IntRange(0, 2000))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
@@ -61,25 +74,34 @@ def events(model: str | None, follow: bool, number: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines are written.")
 @click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(0, 100_000))
 @click.option("--router", is_flag=True, help="The router's log.")
+@click.option("--fetch", is_flag=True, help="The log of downloads and conversions.")
+@click.option("--json", "as_json", is_flag=True, help="As in the file, also on a terminal.")
 @command
-def logs(model: str | None, follow: bool, lines: int, router: bool) -> None:
-    """Show the log of the supervisor, of MODEL's worker or of the router."""
+def logs(
+    model: str | None, follow: bool, lines: int, router: bool, fetch: bool, as_json: bool
+) -> None:
+    """Show a log: the supervisor's, that of MODEL's worker, the router's or that of downloads.
+
+    A terminal gets lines for people, in local time; a pipe gets those of the file, in UTC.
+    """
     from lmx.supervisor.cli.views.log import show_log
 
     place = home()
-    if model is not None and router:
-        raise click.UsageError("give either MODEL or --router")
+    if (model is not None) + router + fetch > 1:
+        raise click.UsageError("give one of MODEL, --router and --fetch")
     if router:
         path = place.router_log
+    elif fetch:
+        path = place.fetch_log
     elif model is not None:
         path = _worker_log(place, model)
     else:
         path = place.supervisor_log
-    show_log(path, lines, follow=follow)
+    show_log(path, lines, follow=follow, as_json=as_json or not sys.stdout.isatty())
 
 
 def _worker_log(place: Home, model: str) -> Path:
@@ -96,11 +118,8 @@ def _worker_log(place: Home, model: str) -> Path:
     if supervisor_runs(place):
         with ControlClient(place) as client:
             return place.worker_log(find_model(client.status().workers, model).model)
-    models = read_config(None).models
+    models = read_config(None).config.models
     for found in models:
         if model in found.names:
             return place.worker_log(found.id)
     raise no_such_model(model, [found.id for found in models])
-
-
-COMMANDS: Final = (status, top, events, logs)

@@ -29,7 +29,7 @@ from lmx.supervisor.processes.lock_holder import (
     lock_holder,
     silence,
 )
-from lmx.supervisor.sockets.client import ControlClient, not_running
+from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import (
     ProcessRecord,
@@ -87,18 +87,19 @@ def kill_worker(home: Home, model: str, why: Silence) -> str:
 
 def _who_starts_again(why: Silence) -> str:
     if why.holder is None:
-        return "Nobody starts it again before there is a supervisor: `lmx-supervisor up` or `start`"
+        return "Nobody starts it again before there is a supervisor: `lmx serve` or `start`"
     return (
         "The supervisor starts it again when it goes on, or the one that replaces it: lmx's router "
         "looks after one that stays silent"
     )
 
 
-def stop(home: Home, say: Say) -> int:
+def stop(home: Home, say: Say) -> int | None:
     """Stop the supervisor, and end what a dead or hung one leaves. Returns the first pid that
-    ended. No process is left then. ``say`` is called with everything that is out of the ordinary.
+    ended, None if nothing ran. No process is left then. ``say`` is called with everything that is
+    out of the ordinary.
 
-    Raises :class:`OperationError`: not_running, or what could not be ended.
+    Raises :class:`OperationError` about what could not be ended.
     """
     first: int | None = None
     stuck: psutil.Process | None = None
@@ -123,8 +124,6 @@ def stop(home: Home, say: Say) -> int:
             "it, most likely for a disk or a driver that does not answer. All that it started "
             "has ended",
         )
-    if first is None:
-        raise not_running(home)
     return first
 
 

@@ -6,7 +6,6 @@ Every error names the key, the value and what is allowed, all of them at once.
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
-from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.problems import describe, is_secret, suggestion
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import SourceError, parse_models_variable
 
 _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
@@ -58,11 +58,17 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
     values = {} if path is None else _read_yaml(path)
     where = str(path) if path else "the environment"
     problems: list[str] = []
-    _apply_variables(values, environment, problems)
+    variables = _apply_variables(values, environment, problems)
+    # A key with nothing below it, as when all models are commented out, says nothing.
+    values = {name: value for name, value in values.items() if value is not None}
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems += [_describe(dict(detail)) for detail in error.errors(include_url=False)]
+        numbers = {} if path is None else _lines(path)
+        problems += [
+            describe(dict(detail), values, numbers, variables)
+            for detail in error.errors(include_url=False)
+        ]
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise OperationError(
@@ -71,11 +77,35 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
     return config
 
 
+def configured_models(path: Path | None, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the models of a configuration as they were written, without a look at their keys.
+    Raises :class:`OperationError` (config_invalid) if the file can't be read."""
+    models: Any = {} if path is None else _read_yaml(path).get("models")
+    text = environment.get("LMX_MODELS")
+    if text:
+        try:
+            models = _models_from_variable(text)
+        except (SourceError, yaml.YAMLError) as error:
+            raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
+    if not isinstance(models, list):
+        return []
+    return [model for model in models if isinstance(model, dict)]
+
+
 def config_notices(path: Path | None) -> list[str]:
     """Return sentences for people about what is odd in a configuration that is valid."""
     if path is None or read_regular(path, _MOST_BYTES).strip():
         return []
     return [f"{path} is empty: what it should say is as by default, and no models are in it"]
+
+
+def setting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the ``LMX_*`` variables of an environment that :func:`load_config` reads, by name."""
+    return {
+        name: text
+        for name, text in sorted(environment.items())
+        if name.startswith("LMX_") and name not in _NOT_SETTINGS and text != ""
+    }
 
 
 def variable_names() -> dict[str, tuple[str, ...]]:
@@ -122,24 +152,50 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def _lines(path: Path) -> dict[tuple[int | str, ...], int]:
+    """Return the line of each key and of each entry of a list in a file that was read before."""
+    try:
+        root = yaml.compose(read_regular(path, _MOST_BYTES).decode("utf-8"), yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}  # it was changed just now
+    found: dict[tuple[int | str, ...], int] = {}
+    _note_lines(root, (), found)
+    return found
+
+
+def _note_lines(
+    node: yaml.Node | None, place: tuple[int | str, ...], found: dict[tuple[int | str, ...], int]
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            found[*place, str(key.value)] = key.start_mark.line + 1
+            _note_lines(value, (*place, str(key.value)), found)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            found[*place, number] = value.start_mark.line + 1
+            _note_lines(value, (*place, number), found)
+
+
 def _apply_variables(
     values: dict[str, Any], environment: Mapping[str, str], problems: list[str]
-) -> None:
+) -> dict[tuple[str, ...], str]:
+    """Put the variables over the values of the file. Returns the variables by their keys."""
+    applied: dict[tuple[str, ...], str] = {}
     names = variable_names()
-    for name, text in sorted(environment.items()):
-        if not name.startswith("LMX_") or name in _NOT_SETTINGS or text == "":
-            continue
+    for name, text in setting_variables(environment).items():
         if name == "LMX_MODELS":
             try:
                 values["models"] = _models_from_variable(text)
+                applied["models",] = name
             except (SourceError, yaml.YAMLError) as error:
                 problems.append(f"LMX_MODELS: {error}")
             continue
         key = names.get(name)
         if key is None:
-            known = ", ".join(sorted([*names, "LMX_MODELS", *_NOT_SETTINGS]))
-            problems.append(f"{name} is not a setting; known variables: {known}")
+            known_names = sorted([*names, "LMX_MODELS", *_NOT_SETTINGS])
+            problems.append(f"{name} is not a setting: {suggestion(name, known_names)}")
             continue
+        applied[key] = name
         target = values
         for part in key[:-1]:
             section = target.get(part)
@@ -150,32 +206,15 @@ def _apply_variables(
             # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
             target[key[-1]] = text if text.startswith("*") else yaml.safe_load(text)
         except yaml.YAMLError:
-            given = "what it is set to" if _is_secret(key) else repr(text)
+            given = "what it is set to" if is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")
+    return applied
 
 
 def _models_from_variable(text: str) -> Any:
     if text.lstrip().startswith("["):
         return yaml.safe_load(text)
     return [{"id": model_id, "source": source} for model_id, source in parse_models_variable(text)]
-
-
-def _describe(detail: dict[str, Any]) -> str:
-    path = ".".join(str(part) for part in detail["loc"]) or "the whole"
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        return f"{path}: unknown key; known here: {_known_keys(detail['loc'])}"
-    plain = isinstance(detail["input"], str | int | float)
-    if _is_secret(detail["loc"]) or (detail["type"] == "value_error" and not plain):
-        return f"{path}: {message}"
-    shown = repr(detail["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{path}: {message} (given: {shown})"
-
-
-def _is_secret(path: tuple[Any, ...]) -> bool:
-    """Return whether the value there is a secret key, which must not be shown."""
-    return path[:1] == ("security",)
 
 
 def _what_and_where(error: yaml.YAMLError) -> str:
@@ -185,18 +224,3 @@ def _what_and_where(error: yaml.YAMLError) -> str:
     said = ", ".join(text for text in (error.context, error.problem) if text)
     said = _QUOTED.sub("'...'", said)
     return said if mark is None else f"{said} (line {mark.line + 1})"
-
-
-def _known_keys(location: tuple[Any, ...]) -> str:
-    model: Any = Config
-    for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        model = ModelConfig if part == "models" else _section(model.model_fields[part].annotation)
-    return ", ".join(model.model_fields)
-
-
-def _section(annotation: Any) -> Any:
-    """Return the section that a field holds, also where it may be absent."""
-    options = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
-    return options[0] if options else annotation

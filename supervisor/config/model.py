@@ -135,7 +135,7 @@ class ModelConfig(Section):
     answers for all of them, so its weights are in memory once."""
     preload: Annotated[bool, Needs.NOTHING] = True
     """Whether the model is loaded at the start. Otherwise its first request loads it, or
-    `lmx-supervisor load`."""
+    `lmx load`."""
     pinned: Annotated[bool, Needs.NOTHING] = False
     """Whether it is never unloaded to make room, nor because it is idle."""
     keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = Field(None, examples=["30m"])

@@ -193,7 +193,7 @@ class RestartConfig(Section):
     """A worker that was ready for so long has the shortest time to wait again."""
     max_failures: Annotated[int, Needs.NOTHING] = Field(3, ge=0, le=1000)
     """How many failures within `window_s` are retried. One more puts the model in quarantine, until
-    `lmx-supervisor reset MODEL` or `restart MODEL`."""
+    `lmx reset MODEL` or `restart MODEL`."""
     window_s: Annotated[Seconds, Needs.NOTHING] = 60.0
     """The time within which `max_failures` are counted."""
 
@@ -245,6 +245,8 @@ class Config(Section):
         seen: dict[str, str] = {}
         for model in self.models:
             for name in model.names:
+                if seen.get(name) == model.id:
+                    raise ValueError(f"models.{name}: two models, or a model twice, have this name")
                 if name in seen:
                     raise ValueError(
                         f"the name {name!r} belongs to both models.{seen[name]} and "

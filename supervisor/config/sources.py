@@ -1,7 +1,8 @@
 """Reads where a model comes from: the text that a person writes becomes one of three sources.
 
-Nothing here looks at a disk or a network, so that a source that is read without an error may still
-not exist. The fetch program finds that out and reports it.
+Nothing here looks at a network, and only :func:`refuse_folder_as_repository` looks at a disk, so a
+source that is read without an error may still not exist. The fetch program finds that out and
+reports it.
 """
 
 import hashlib
@@ -73,6 +74,24 @@ def parse_source(text: str) -> Source:
     if text in (".", "..") or text.startswith(("/", "./", "../", "~")):
         return FolderSource(text)
     return _parse_hub(text)
+
+
+def refuse_folder_as_repository(text: str) -> None:
+    """Refuse a source that names a repository while a folder with a model stands at that path from
+    here. This looks at the disk. Raises `SourceError`, which says how either is written."""
+    source = text.strip()
+    if not isinstance(parse_source(source), HubSource) or "@" in source:
+        return
+    folder = Path(source)
+    try:
+        is_model = (folder / "config.json").is_file()
+    except OSError:
+        return
+    if is_model:
+        raise SourceError(
+            f"{source!r} would be a repository of the hub, and there is a folder {source} here: "
+            f"write './{source}' for the folder, or '{source}@main' for the repository"
+        )
 
 
 def _parse_hub(text: str) -> HubSource:

@@ -64,7 +64,7 @@ class Reloader:
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
                 "the configuration names no models, and nothing was changed: to serve none, run "
-                "`lmx-supervisor stop`",
+                "`lmx stop`",
             )
         new = self._added.join(written)
         diff = self._settings.put_in_force(new, now_s)

@@ -122,7 +122,7 @@ class ServiceCommands:
                 raise OperationError(
                     ErrorCode.INTERNAL,
                     "the new router ended at its start, so the old one goes on: see "
-                    "`lmx-supervisor logs --router`",
+                    "`lmx logs --router`",
                 )
             await asyncio.sleep(_POLL_S)
         return None
@@ -171,5 +171,5 @@ class ServiceCommands:
             raise OperationError(
                 ErrorCode.CONFIG_INVALID,
                 f"the configuration has changed ({', '.join(sections)}) and is not in force: "
-                "run `lmx-supervisor reload` first",
+                "run `lmx reload` first",
             )

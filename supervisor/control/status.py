@@ -1,4 +1,4 @@
-"""The status of the supervisor itself and of its router, as `lmx-supervisor status` shows them.
+"""The status of the supervisor itself and of its router, as `lmx status` shows them.
 This module is pure. The status of the models is made by the core
 (:mod:`lmx.supervisor.core.view`)."""
 

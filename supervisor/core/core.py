@@ -335,7 +335,7 @@ class Core:
         )  # fmt: skip
 
     def status(self, now_s: float) -> tuple[ModelStatus, ...]:
-        """Return every model as ``lmx-supervisor status`` shows it."""
+        """Return every model as ``lmx status`` shows it."""
         places = self.positions(now_s)
         memory = self._settings.current.memory
         return tuple(

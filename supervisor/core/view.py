@@ -73,13 +73,13 @@ def model_kind(slot: Slot) -> ModelKind | None:
 
 def public_state(slot: Slot) -> ModelState:
     """Return one word for where a model is."""
-    return model_state(slot.state, slot.worker.state if slot.worker else None)
+    return model_state(slot.state, slot.worker.state if slot.worker else None, slot.problem)
 
 
 def model_status(
     slot: Slot, ledger: Ledger, memory: MemoryConfig, position: int | None, now_s: float
 ) -> ModelStatus:
-    """Return a slot as ``lmx-supervisor status`` shows it."""
+    """Return a slot as ``lmx status`` shows it."""
     worker, plan = slot.worker, slot.plan or slot.files.needs
     expires_s = expires_at_s(slot, memory)
     idle_since_s = worker.idle_since_s if worker else None

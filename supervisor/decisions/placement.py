@@ -57,7 +57,7 @@ def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
         if scene.groups.conflict(one.model_id, resident.model_id):
             return (
                 f"{one.model_id} can't be loaded beside {resident.model_id}, which is pinned, by "
-                f"the rules of their groups: run `lmx-supervisor unpin {resident.model_id}`, or "
+                f"the rules of their groups: run `lmx unpin {resident.model_id}`, or "
                 "unload it"
             )
     held_bytes = sum(resident.held_bytes for resident in pinned)
@@ -75,7 +75,7 @@ def infeasible_reason(one: Waiting, scene: PlacementView) -> str | None:
     also = f", and {missing}" if scene.missing_bytes else ""
     return (
         f"{one.model_id} needs {need}, but everything else is pinned: of the budget of {budget}, "
-        f"{names} may not be evicted{also}. Run `lmx-supervisor unpin {pinned[0].model_id}`, "
+        f"{names} may not be evicted{also}. Run `lmx unpin {pinned[0].model_id}`, "
         "unload a model, or raise memory.budget_bytes"
     )
 

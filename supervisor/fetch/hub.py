@@ -88,6 +88,28 @@ def fetch_hub(
         raise explained(error, repo_id, revision) from error
 
 
+def look_up(repo_id: str, revision: str | None, filename: str | None) -> dict[str, int | str]:
+    """Return how large a repository or the one file is, how much of it is not here yet, and how
+    much room is where it would go. Downloads nothing. Raises `OperationError`."""
+    try:
+        _, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
+        files = _wanted(listed, repo_id, filename)
+    # The same border as in `fetch_hub`.
+    except Exception as error:
+        raise explained(error, repo_id, revision) from error
+    blobs, _ = _places(repo_id)
+    missing = [file for file in files if not (blobs / file.digest).exists()]
+    folder, free_bytes = _room()
+    return {
+        "total_bytes": sum(file.size_bytes for file in files),
+        "missing_bytes": sum(
+            file.size_bytes - _part_bytes(blobs / file.digest) for file in missing
+        ),
+        "free_bytes": free_bytes,
+        "folder": str(folder),
+    }
+
+
 def _listed(repo_id: str, revision: str | None) -> tuple[str, list[HubFile]]:
     """Ask the hub for the commit that a revision is, and its files."""
     found = HfApi().model_info(repo_id, revision=revision, files_metadata=True)
@@ -146,9 +168,7 @@ def _refuse_no_model(names: set[str], repo_id: str) -> None:
 
 def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Report) -> Counted:
     """Put every file where the client keeps it in its cache, by what its content is called."""
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
-    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
-    blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
+    blobs, locks = _places(repo_id)
     missing = [file for file in files if not (blobs / file.digest).exists()]
     total_bytes = sum(file.size_bytes for file in files)
     missing_bytes = sum(file.size_bytes for file in missing)
@@ -176,6 +196,13 @@ def _fetch_missing(repo_id: str, commit: str, files: list[HubFile], report: Repo
         # Threads can't be interrupted: the program's end is theirs.
         pool.shutdown(wait=False, cancel_futures=True)
     return counted
+
+
+def _places(repo_id: str) -> tuple[Path, Path]:
+    """Return where the hub client keeps the contents of a repository's files, and their locks."""
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
+    return cache / folder / "blobs", cache / ".locks" / folder
 
 
 def _linked(repo_id: str, revision: str | None, filename: str | None, counted: Counted) -> Path:
@@ -223,11 +250,16 @@ def _part_bytes(blob: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _check_disk(repo_id: str, needed_bytes: int) -> None:
+def _room() -> tuple[Path, int]:
+    """Return the folder that the client's cache is in, or would be, and how much is free there."""
     folder = Path(constants.HF_HUB_CACHE).expanduser()
     while not folder.exists():
         folder = folder.parent
-    free_bytes = shutil.disk_usage(folder).free
+    return folder, shutil.disk_usage(folder).free
+
+
+def _check_disk(repo_id: str, needed_bytes: int) -> None:
+    folder, free_bytes = _room()
     if needed_bytes > 0 and free_bytes < needed_bytes + SPARE_BYTES:
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,

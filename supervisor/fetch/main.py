@@ -8,6 +8,9 @@ On stdout are JSON lines and nothing else: any number of
 `{"path": "/abs/folder"}` (exit status 0) and `{"error": {"code", "message"}}` (1). What the
 libraries print goes to stderr.
 
+With `--look` nothing is made: of a repository the one line is `{"look": {"total_bytes",
+"missing_bytes", "free_bytes", "folder"}}`.
+
 It is a program of its own so that the supervisor never loads the hub client or the converter,
 and so that a fetch can be stopped at any point: SIGTERM, or the parent's death, ends it within
 seconds and leaves nothing half made in the models folder. What the hub client has downloaded of
@@ -39,7 +42,7 @@ from lmx.supervisor.config.sources import (
 )
 from lmx.supervisor.fetch.conversion_form import Platform
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S
-from lmx.supervisor.fetch.hub import fetch_hub
+from lmx.supervisor.fetch.hub import fetch_hub, look_up
 from lmx.supervisor.fetch.progress import Phase
 
 # Often enough for a progress bar, seldom enough that thousands of tensors cost nothing.
@@ -185,6 +188,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         default=LONGEST_WAIT_S,
         help="of a hub that takes no more requests for now: for so long it is waited for",
     )
+    parser.add_argument("--look", action="store_true", help="say how large it is, and end")
     parser.add_argument("--models-dir", required=True, type=Path, help="where conversions go")
     return parser.parse_args(argv)
 
@@ -198,9 +202,14 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=_stop_with_parent, args=(parent_pid,), daemon=True).start()
     outlet = Outlet()
     try:
+        source = _source(arguments.source, arguments.revision, arguments.filename)
+        if arguments.look and isinstance(source, HubSource):
+            found = look_up(source.repo_id, source.revision, arguments.filename)
+            outlet.line({"look": found})
+            return 0
         models_dir: Path = arguments.models_dir.expanduser().absolute()
         folder = fetch(
-            _source(arguments.source, arguments.revision, arguments.filename),
+            source,
             arguments.filename,
             models_dir,
             psutil.virtual_memory().total,

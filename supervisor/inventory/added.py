@@ -177,7 +177,7 @@ class AddedModels:
             raise OperationError(
                 ErrorCode.MODEL_CONFIGURED,
                 f"{slot.model.id} is a model of the configuration: remove it there and run "
-                f"`lmx-supervisor reload`; `lmx-supervisor unload {slot.model.id}` frees its "
+                f"`lmx reload`; `lmx unload {slot.model.id}` frees its "
                 "memory",
                 param="model_id",
             )

@@ -196,7 +196,7 @@ class Downloads:
         if download is None:
             raise OperationError(
                 ErrorCode.NOT_FOUND,
-                f"there is no download {download_id!r}: see `lmx-supervisor downloads`",
+                f"there is no download {download_id!r}: see `lmx downloads`",
                 param="download_id",
             )
         return download

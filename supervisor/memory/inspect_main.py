@@ -40,6 +40,7 @@ from lmx.protocol.models.media import media_kinds
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
+from lmx.supervisor.config.model import MLX_ENGINE
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,
@@ -130,6 +131,10 @@ def _read(found: Inspection) -> Inspection:
         config.family, config.context_tokens, created_s, _media(folder, kind, config)
     )
     found = _with_adapters(replace(found, facts=facts, files=files))
+    if question.engine == MLX_ENGINE and not weight_files(folder, kind):
+        # Other engines say at the load what they lack.
+        what = "a model's folder has *.safetensors beside config.json"
+        return replace(found, problem=shown(f"no weights found in {folder}: {what}"))
     if question.draft is None:
         return found
     try:
@@ -191,6 +196,11 @@ def read_model_files(
         revision = _revision(folder, weight_files(folder, kind))
         return ModelFiles(memory, config.context_tokens, revision)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise _refused(
+                f"{error.filename or folder} can't be read ({error.strerror}): give it to the user "
+                "that runs lmx, or `chmod u+r` it"
+            ) from error
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             why = error.strerror or str(error)

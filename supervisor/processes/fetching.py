@@ -41,7 +41,7 @@ class FetchProgram:
     @classmethod
     def of(cls, home: Home) -> FetchProgram:
         """Return the program of a home."""
-        return cls(home.models, home.logs / "fetch.log")
+        return cls(home.models, home.fetch_log)
 
     async def run(
         self,

@@ -43,7 +43,7 @@ class Handover:
 
     @property
     def options(self) -> list[str]:
-        """The handover as options of ``lmx-supervisor up``."""
+        """The handover as options of ``lmx up``."""
         options = ["--lock-fd", str(self.lock_fd)]
         if self.listen_fd is not None:
             options += ["--listen-fd", str(self.listen_fd)]
@@ -119,6 +119,9 @@ class Invocation:
 
     background: bool = False
     """Whether `start` started it, so that no terminal and no service manager looks after it."""
+
+    find_config: Callable[[], Path | None] = lambda: None
+    """Return the file that is read, wherever it was named. None: there is none."""
 
     successor: Successor | None = None
     """None unless it was started because the supervisor before it had died or was ended."""

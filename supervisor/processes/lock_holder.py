@@ -27,6 +27,10 @@ _WORKS_S: Final = 0.05
 to none."""
 
 
+_SERVING: Final = frozenset({"up", "serve", "demo"})
+"""The commands that become a supervisor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Silence:
     """The supervisor does not answer."""
@@ -108,7 +112,7 @@ def is_stopped(process: psutil.Process) -> bool:
 
 def _has_open(process: psutil.Process, home: Home) -> bool:
     try:
-        if "up" not in process.cmdline():
+        if _SERVING.isdisjoint(process.cmdline()):
             return False
         lock = home.lock.stat()
         return any(_is_same(file.path, lock) for file in process.open_files())

@@ -207,7 +207,7 @@ class RouterGuard:
         self.listener = self._moved = None
 
     def status(self) -> RouterStatus:
-        """Return the router as ``lmx-supervisor status`` shows it, without its URLs. While there is
+        """Return the router as ``lmx status`` shows it, without its URLs. While there is
         no router, the host is the one on which the next one will listen."""
         router, all_routers = self.process, self._routers()
         return RouterStatus(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,11 +44,13 @@ from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption
 from lmx.supervisor.service.clock import Tick
 from lmx.supervisor.service.inbox import Inbox
+from lmx.supervisor.service.launch import Launch, LaunchFile
 from lmx.supervisor.service.reports import Reports
 from lmx.supervisor.service.shutdown import Shutdown
 from lmx.supervisor.sockets import listening
 from lmx.supervisor.sockets.server import ControlServer
 from lmx.supervisor.state.admin_key import read_admin_key
+from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.files import StateFiles
 from lmx.supervisor.state.home import Home
 
@@ -62,6 +65,7 @@ class Parts:
     memory: MemoryWatch
     events: EventLog
     files: StateFiles
+    launches: LaunchFile
     descendants: Descendants
     downloads: Downloads
     adoption: Adoption
@@ -108,7 +112,7 @@ def wire(
     """Put a supervisor together, on the running event loop. Nothing begins yet, except the reading
     of models' files. The home's lock must be held, because its files are read and repaired."""
     epoch = new_epoch()
-    events = EventLog(epoch)
+    events = EventLog(epoch, EventFile(home.events).keep)
     files = StateFiles.of(home, events, say)
     added_file = AddedFile(home.added_models, say)
     added_models = added_file.load()
@@ -156,9 +160,17 @@ def wire(
         if change.new.logs != change.old.logs:
             logs_changed(change.new.logs)
 
+    launches = LaunchFile(home, files.disk.change)
+
+    def record_launch(change: Change, _now_s: float) -> None:
+        launches.save(Launch.of(invocation.find_config(), os.environ, change.new))
+
+    launches.save(Launch.of(invocation.find_config(), os.environ, config))
     # The router comes first because only it can refuse a change. The core comes after the budget
     # because it places models by it.
-    settings.on_change(guard.reconfigured, set_budget, core.reconfigured, follow_logs)
+    settings.on_change(
+        guard.reconfigured, set_budget, core.reconfigured, follow_logs, record_launch
+    )
 
     inspect = inspector.inspect_soon
     added = AddedModels(added_file, added_models, core, settings, inspect, time.monotonic)
@@ -200,6 +212,7 @@ def wire(
         memory=memory,
         events=events,
         files=files,
+        launches=launches,
         descendants=descendants,
         downloads=downloads,
         adoption=adoption,

@@ -20,6 +20,7 @@ from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
 from lmx.supervisor.processes.handover import Handover, Invocation, leave
 from lmx.supervisor.service.clock import tick_forever
+from lmx.supervisor.service.launch import left_launch, taken_over
 from lmx.supervisor.service.parts import Parts, wire
 from lmx.supervisor.service.startup import come_up
 from lmx.supervisor.sockets.reachable import own_addresses
@@ -54,6 +55,9 @@ class Service:
         self._parts: Parts | None = None
         """None until the lock is held."""
 
+        self._took_over: str | None = None
+        """What the event says if an earlier supervisor has died and left processes."""
+
         self.serving = False
 
     async def run(self) -> Handover | None:
@@ -72,6 +76,9 @@ class Service:
         if successor is not None and not marked(self.home, successor.asker_id):
             log.info("supervisor.not_needed", asker_id=successor.asker_id)  # it was stopped
             return None
+        if inherited is None:
+            launch = left_launch(self.home, locked=True)
+            self._took_over = None if launch is None else taken_over(launch, self._config)
         self._parts = wire(
             self._config, self.home, self.version, self._invocation, self.started_s, self,
             self._logs_changed, self.say,
@@ -96,7 +103,7 @@ class Service:
         if self._parts is None:
             return
         if self._stop_asked.is_set():
-            log.warning("supervisor.stop_at_once", why=why)
+            log.info("supervisor.stop_at_once", why=why)
             self._parts.shutdown.hurry()
         else:
             log.info("supervisor.stopping", why=why)
@@ -161,6 +168,7 @@ class Service:
                 return await self._hand_over(parts)
             await parts.shutdown.run(parts.settings.current.timing.shutdown_grace_s)
             await parts.descendants.end_all()
+            parts.launches.forget()
             for task in done - set(asked):
                 task.result()  # a task that ended by itself is a bug: let it be heard
             return None
@@ -180,6 +188,8 @@ class Service:
         if self._invocation.successor is not None:
             because = self._invocation.successor.because
             parts.events.note("supervisor.took_over", None, because)
+        elif self._took_over is not None:
+            parts.events.note("supervisor.took_over", None, self._took_over)
 
     async def _hand_over(self, parts: Parts) -> Handover:
         """End only the fetches, which the next program continues where they were."""

@@ -48,14 +48,13 @@ def not_running(home: Home) -> OperationError:
     if not orphans:
         return OperationError(
             ErrorCode.NOT_RUNNING,
-            f"lmx is not running (home {home.path}): start it with "
-            "`lmx-supervisor up` or `lmx-supervisor start`",
+            f"lmx is not running (home {home.path}): start it with `lmx serve` or `lmx start`",
         )
     pids = ", ".join(str(record.pid) for record in orphans)
     return OperationError(
         ErrorCode.NOT_RUNNING,
         f"the supervisor is not running, but what it started still serves (pids {pids}): "
-        "`lmx-supervisor up` or `start` takes over, `lmx-supervisor stop` ends it",
+        "`lmx start --take-over recorded` goes on as it was, `lmx stop` ends it",
     )
 
 

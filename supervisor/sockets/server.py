@@ -16,9 +16,7 @@ from lmx.supervisor.sockets.connections import Connection, Door
 from lmx.supervisor.sockets.zmtp import Message
 
 log = structlog.get_logger()
-_FAILED: Final = control.Denied(
-    ErrorCode.INTERNAL, "the supervisor failed on this: see `lmx-supervisor logs`"
-)
+_FAILED: Final = control.Denied(ErrorCode.INTERNAL, "the supervisor failed on this: see `lmx logs`")
 _SUBSCRIBE: Final = b"\x01"
 _UNSUBSCRIBE: Final = b"\x00"
 _MOST_TOPICS: Final = 100

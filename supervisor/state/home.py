@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,38 @@ class Home:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Home:
-        """Return the home that ``LMX_HOME`` names, as an absolute path."""
+        """Return the home that ``LMX_HOME`` names, as an absolute path. Raises
+        :class:`OperationError` (config_invalid) if there is no such folder in principle."""
         chosen = environment.get("LMX_HOME") or "~/.lmx"
-        return cls(Path(os.path.abspath(Path(chosen).expanduser())))  # noqa: PTH100
+        if "\0" in chosen:
+            raise OperationError(ErrorCode.CONFIG_INVALID, "LMX_HOME is not the name of a folder")
+        try:
+            return cls(Path(os.path.abspath(Path(chosen).expanduser())))  # noqa: PTH100
+        except (RuntimeError, OSError) as error:
+            # No HOME, a user that is not there, or a working directory that was removed.
+            raise OperationError(
+                ErrorCode.CONFIG_INVALID,
+                f"{chosen} names no folder here ({error}): set LMX_HOME to the absolute path of "
+                "a folder of your own",
+            ) from error
+
+    def check(self) -> None:
+        """Look whether commands can work with this home. Changes nothing. A home that is not there
+        yet is no problem.
+
+        Raises :class:`OperationError` (config_invalid).
+        """
+        self.run.check_length()
+        try:
+            mode = self.path.stat().st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unusable(self.path, error.strerror or str(error)) from error
+        if not stat.S_ISDIR(mode):
+            raise _unusable(self.path, "it is no folder")
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise _unusable(self.path, "you may not look into it")
 
     @property
     def run(self) -> RunDirectory:
@@ -64,6 +94,16 @@ class Home:
     def added_models(self) -> Path:
         """The models that were added or downloaded while lmx ran."""
         return self.state / "models.json"
+
+    @property
+    def launch(self) -> Path:
+        """With what configuration the lmx that runs was started."""
+        return self.state / "launch.json"
+
+    @property
+    def events(self) -> Path:
+        """The latest events, also of earlier supervisors."""
+        return self.state / "events.jsonl"
 
     @property
     def downloads(self) -> Path:
@@ -109,6 +149,11 @@ class Home:
         return process_log(self.logs, "router")
 
     @property
+    def fetch_log(self) -> Path:
+        """What the libraries say that download and convert models."""
+        return self.logs / "fetch.log"
+
+    @property
     def supervisor_log(self) -> Path:
         """The supervisor's own log."""
         return process_log(self.logs, "supervisor")
@@ -119,7 +164,11 @@ class Home:
 
         Raises :class:`OperationError` when other users can change what is in the home.
         """
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.run.check_length()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _unusable(self.path, error.strerror or str(error)) from error
         _check_private(self.path)
         said = []
         for folder in (self.state, self.logs, self.models, self.temporary, self.run.path):
@@ -129,6 +178,13 @@ class Home:
             folder.mkdir(exist_ok=True, mode=0o700)
         self.run.prepare()
         return said
+
+
+def _unusable(folder: Path, why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.CONFIG_INVALID,
+        f"{folder} can't be the home of lmx ({why}): set LMX_HOME to a folder of your own",
+    )
 
 
 def _check_private(folder: Path) -> None:

@@ -120,8 +120,8 @@ class SupervisorLock:
             os.close(descriptor)
             raise OperationError(
                 ErrorCode.ALREADY_RUNNING,
-                f"lmx is running already (pid {holder}): see `lmx-supervisor status`, "
-                "or stop it with `lmx-supervisor stop`",
+                f"lmx is running already (pid {holder}): see `lmx status`, "
+                "or stop it with `lmx stop`",
             ) from error
         # The lock is held. The pid in the file is for people, and a full disk does not take it.
         change_once(self._path, lambda: _sign(descriptor))

@@ -38,7 +38,7 @@ QUANTIZED_CONTEXT_TOKENS = 2048
 ENCODED_INPUTS = 8
 MIB = 1024**2
 TEXT = (
-    "The estimate is `lmx-supervisor estimate`'s: from config.json and the headers of the "
+    "The estimate is `lmx estimate`'s: from config.json and the headers of the "
     "weights, nothing loaded. Then the real worker, its KV cache full (so many rows of the whole "
     f"context at a time) and its prefix cache too (of {PROMPTS} prompts); its peak is the "
     "system's own figure, `VmHWM`. Nothing was measured before: the second load of a model "

@@ -38,7 +38,7 @@ AMPLE_MEMORY_BYTES = 64 << 30
 def demo_model(memory_bytes: int = AMPLE_MEMORY_BYTES) -> Path:
     """Return SmolLM2 as a folder, made by the product's own import: float32, or 4-bit for a
     machine of 1 GiB."""
-    fetch = [sys.executable, str(ROOT / "deploy" / "demo_model.py")]
+    fetch = [sys.executable, str(ROOT / "supervisor" / "cli" / "serving" / "demo.py")]
     done = subprocess.run(fetch, stdout=subprocess.PIPE, text=True, check=True)
     gguf = Path(done.stdout.strip())
     return fetch_gguf(

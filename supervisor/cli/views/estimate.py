@@ -1,4 +1,4 @@
-"""``lmx-supervisor estimate``: a model's memory line by line, before it is loaded."""
+"""``lmx estimate``: a model's memory line by line, before it is loaded."""
 
 from __future__ import annotations
 

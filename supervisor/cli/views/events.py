@@ -1,4 +1,4 @@
-"""What `lmx-supervisor events` prints: the supervisor's events as lines, followed if asked."""
+"""What `lmx events` prints: the supervisor's events as lines, followed if asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lmx.protocol.messages.control import Event, EventList
 from lmx.protocol.messages.events import event_object
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_model
-from lmx.supervisor.sockets.client import ReconnectingClient
+from lmx.supervisor.sockets.client import ReconnectingClient, supervisor_runs
+from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.3
@@ -22,10 +23,17 @@ _KEPT: Final = 2000
 
 
 def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_json: bool) -> None:
-    """Print the last ``count`` events, of one model if named; go on with ``follow``.
+    """Print the last ``count`` events, of one model if named, also those of supervisors before;
+    go on with ``follow``.
 
-    Raises :class:`OperationError` when lmx does not run, or no model has that name.
+    Raises :class:`OperationError` when no model has that name, and when lmx does not run and has
+    left no events, or there is somebody to follow.
     """
+    kept = EventFile(home.events).read()
+    write = _write_json if as_json else _write_line
+    if not follow and kept and not supervisor_runs(home):
+        write(deque(_of_model(kept, model), maxlen=count))
+        return
     with ReconnectingClient(home) as client:
         model_id = None
         if model is not None:
@@ -33,19 +41,22 @@ def show_events(home: Home, model: str | None, count: int, *, follow: bool, as_j
             assert status is not None  # the first question is answered, or raises
             model_id = find_model(status.workers, model).model
         cursor = EventCursor()
-        write = _write_json if as_json else _write_line
 
         def wanted() -> Iterator[tuple[str, Event]]:
-            return (
-                found
-                for found in cursor.read(client)
-                if model_id is None or found[1].model_id == model_id
-            )
+            return _of_model(cursor.read(client), model_id)
 
-        write(deque(wanted(), maxlen=count))
+        latest = list(wanted())
+        before = _of_model((one for one in kept if one[0] != cursor.epoch), model_id)
+        write(deque([*before, *latest], maxlen=count))
         while follow:
             time.sleep(_POLL_S)
             write(wanted())
+
+
+def _of_model(
+    events: Iterable[tuple[str, Event]], model_id: str | None
+) -> Iterator[tuple[str, Event]]:
+    return (one for one in events if model_id is None or one[1].model_id == model_id)
 
 
 class EventCursor:
@@ -54,6 +65,11 @@ class EventCursor:
     def __init__(self) -> None:
         self._epoch: str | None = None
         self._seq = 0
+
+    @property
+    def epoch(self) -> str | None:
+        """The life of the supervisor that was read last, None before that."""
+        return self._epoch
 
     def read(self, client: ReconnectingClient) -> Iterator[tuple[str, Event]]:
         """Yield each event with its epoch that is new since the last call, oldest first;

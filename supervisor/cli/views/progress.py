@@ -118,19 +118,42 @@ class LoadProgress:
             self._console.print(line)
 
 
+def print_started(console: Console, status: SystemStatus) -> None:
+    """Print where an lmx in the background serves, how its models are, and what to do next."""
+    router = status.router
+    url, *others = router.urls or ("(the router is being restarted)",)
+    console.print(f"lmx is running (pid {status.supervisor.pid}) at {url}", markup=False)
+    if others:
+        console.print(f"also at {', '.join(others)}", markup=False)
+    for model in status.workers:
+        said = f": {model.problem}" if model.problem else ""
+        console.print(f"{model.model}  {model.state}{said}", markup=False)
+    if not status.workers:
+        console.print(_NO_MODELS)
+    console.print("`lmx status` shows how it is, `lmx stop` ends it")
+
+
+_NO_MODELS: Final = "no models yet: `lmx pull qwen3-8b` downloads one and serves it"
+
+
 def print_welcome(console: Console, status: SystemStatus) -> None:
     """Print the base URL, the models, where the API is described, and a request to paste."""
     router, models = status.router, status.workers
-    shown = [model for model in models if model.state is ModelState.READY] or list(models)
+    ready = [model for model in models if model.state is ModelState.READY]
+    shown = ready or [model for model in models if model.state is not ModelState.FAILED]
     url = router.url or "(the router is being restarted)"
     console.print(f"\n[bold]lmx {status.supervisor.version}[/] serves at [bold]{url}[/]")
     others = router.urls[1:]
     if others:
         console.print(f"and at  {', '.join(others)}", markup=False)
     names = ", ".join(model.model for model in shown)
-    console.print(f"models: {names or 'none; add some to lmx.yaml'}")
+    if models and not shown:
+        names = "none can be loaded"
+    console.print(f"models: {names}" if names else _NO_MODELS)
     if router.url is not None:
         console.print(f"docs:   {url.removesuffix('/v1')}/docs")
+    if any(model.kind in (None, ModelKind.CHAT) for model in shown):
+        console.print("talk:   `lmx chat` in another terminal")
     if shown:
         # The first that chats; a kind that is not known yet most likely does.
         chats = [model for model in shown if model.kind in (None, ModelKind.CHAT)]

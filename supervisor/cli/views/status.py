@@ -1,13 +1,14 @@
-"""What `lmx-supervisor status` prints: the processes, the memory, a table of models."""
+"""What `lmx status` prints: the processes, the memory, a table of models."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
-from lmx.protocol.messages.status import SystemStatus
+from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.supervisor.cli.views.table import Column, model_columns, model_table
 from lmx.supervisor.cli.views.words import duration, memory_words, remarks, router_words, told
 from lmx.supervisor.decisions.ledger import format_bytes
@@ -33,7 +34,7 @@ def print_status(console: Console, status: SystemStatus) -> None:
     for notice in supervisor.notices:
         console.print(f"[yellow]{escape(notice)}[/]")
     if not workers:
-        console.print("\nno models; add some to lmx.yaml, then `lmx-supervisor reload`")
+        console.print("\nno models: `lmx pull qwen3-8b` downloads one, `lmx add` takes a folder")
         return
     columns = list(model_columns(workers).values())
     said = [remarks(worker) for worker in workers]
@@ -58,3 +59,12 @@ def print_status(console: Console, status: SystemStatus) -> None:
     if lines:
         console.print()
         console.print("\n".join(lines))
+
+
+def print_loaded(console: Console, workers: Sequence[ModelStatus]) -> None:
+    """Print the table of the models that have a worker."""
+    loaded = [worker for worker in workers if worker.pid is not None]
+    if not loaded:
+        console.print("no model is loaded; `lmx list` shows those there are")
+        return
+    console.print(model_table(list(model_columns(loaded).values()), console.width))

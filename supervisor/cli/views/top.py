@@ -1,4 +1,4 @@
-"""`lmx-supervisor top`: models with their tokens per second, memory and events, until Ctrl-C."""
+"""`lmx top`: models with their tokens per second, memory and events, until Ctrl-C."""
 
 from __future__ import annotations
 

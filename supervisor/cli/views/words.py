@@ -15,7 +15,8 @@ COLOURS: Final[dict[ModelState, str]] = {
     ModelState.READY: "green",
     ModelState.COLD: "dim",
     ModelState.QUARANTINED: "red",
-    ModelState.HELD: "magenta",
+    ModelState.FAILED: "red",
+    ModelState.DRAINED: "magenta",
     ModelState.BACKOFF: "yellow",
     ModelState.QUEUED: "yellow",
     ModelState.STOPPING: "yellow",
@@ -25,7 +26,13 @@ COLOURS: Final[dict[ModelState, str]] = {
 cyan."""
 
 SETTLED: Final = frozenset(
-    {ModelState.READY, ModelState.COLD, ModelState.QUARANTINED, ModelState.HELD}
+    {
+        ModelState.READY,
+        ModelState.COLD,
+        ModelState.FAILED,
+        ModelState.QUARANTINED,
+        ModelState.DRAINED,
+    }
 )
 """States in which a model stays until something asks for it."""
 
@@ -150,7 +157,7 @@ def memory_words(supervisor: SupervisorStatus) -> str:
     if supervisor.missing_bytes:
         said.append(
             f"{format_bytes(supervisor.missing_bytes)} did not come back from processes "
-            "that ended: see `lmx-supervisor events`"
+            "that ended: see `lmx events`"
         )
     return "; ".join(said)
 

@@ -103,8 +103,7 @@ def drained_error(model_id: str) -> UnavailableError:
     """Return the error for a request to a model that an operator holds down."""
     return UnavailableError(
         ErrorCode.MODEL_DRAINED,
-        f"{model_id} was drained by an operator and takes no request until "
-        f"`lmx-supervisor load {model_id}`",
+        f"{model_id} was drained by an operator and takes no request until `lmx load {model_id}`",
         retry_after_s=_BY_OPERATOR_S,
     )
 
@@ -157,9 +156,7 @@ def quarantine(
         if permanent
         else f"failed {decision.failures} times within {rules.restart.window_s:g} s, last"
     )
-    problem = (
-        f"{how}: {detail.rstrip('.')}. Mend it, then run `lmx-supervisor restart {life.model_id}`"
-    )
+    problem = f"{how}: {detail.rstrip('.')}. Mend it, then run `lmx restart {life.model_id}`"
     after = enter(
         life, SlotState.QUARANTINED, intent=wished(life, Intent.DOWN), problem=failed_error(problem)
     )

@@ -154,7 +154,7 @@ def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Re
     return deny_all(life, unloaded_error(_UNLOADED))
 
 
-_HELD: Final = Note("model.held", "by an operator")
+_HELD: Final = Note("model.drained", "by an operator")
 
 
 def hold(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:

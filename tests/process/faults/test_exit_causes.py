@@ -153,7 +153,7 @@ async def test_reset_forgives_a_quarantined_model_through_the_cli(server: Rig) -
         loads = len(server.log_events("supervisor", "worker.spawned"))
         status, error = await whole(session, server.url, "no_load", QUICKLY)
         assert (status, error["code"]) == (503, "model_quarantined")
-        assert "run `lmx-supervisor" in error["message"]
+        assert "run `lmx" in error["message"]
         assert len(server.log_events("supervisor", "worker.spawned")) == loads
         done = await asyncio.to_thread(server.cli, "reset", "no_load")
         assert (done.returncode, server.worker("no_load")["state"]) == (0, "cold")

@@ -284,7 +284,7 @@ def test_nothing_is_imported_from_the_working_directory() -> None:
         done = lmx.cli("start", "--config", str(lmx.config_path))
         # `python -m` of the test itself looks there; what it starts must not.
         assert "imported from the working directory" in done.stderr
-        script = Path(sys.executable).with_name("lmx-supervisor")
+        script = Path(sys.executable).with_name("lmx")
         started = subprocess.run(
             [script, "start", "--config", str(lmx.config_path)],
             env=lmx.environment, cwd=cwd, capture_output=True, text=True, check=False,
@@ -324,7 +324,7 @@ def test_a_drain_survives_the_supervisors_death() -> None:
         kill_supervisor(lmx)
         lmx.up()
         assert lmx.wait_state("beta", "ready")["state"] == "ready"
-        assert lmx.worker("alpha")["state"] == "held"
+        assert lmx.worker("alpha")["state"] == "drained"
         assert lmx.cli("load", "alpha").returncode == 0
         kill_supervisor(lmx)
         lmx.up()

@@ -116,15 +116,15 @@ class TestHeld:
             assert (done.returncode, f"pid {pid} is gone" in done.stdout) == (0, True)
             await stream.ended()
             assert (stream.text, stream.errors) == ("word " * 60, [])
-            assert lmx.worker("a")["state"] == "held"
+            assert lmx.worker("a")["state"] == "drained"
             status, error = await whole(session, url, "a", QUICKLY)
             assert (status, error["code"]) == (503, "model_drained")
-            assert "lmx-supervisor" in error["message"], "it says what to do"
+            assert "`lmx" in error["message"], "it says what to do"
             done = await asyncio.to_thread(lmx.cli, "reset", "a")
             assert (done.returncode, lmx.worker("a")["state"]) == (0, "cold")
             assert (await whole(session, url, "a", QUICKLY))[0] == 200
-        assert [e.name for e in lmx.events("model.held", "model.reset")] == [
-            "model.held", "model.reset",
+        assert [e.name for e in lmx.events("model.drained", "model.reset")] == [
+            "model.drained", "model.reset",
         ]  # fmt: skip
 
     async def test_requests_meanwhile_are_told_at_once_not_after_the_drain(self, one: Rig) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from rig import Rig, rig, scripted, wait_until
+from terminal import reading
 
 pytestmark = pytest.mark.process
 
@@ -32,53 +27,6 @@ def lmx(shared: Rig) -> Rig:
     return shared
 
 
-class Reading:
-    """A running command whose output is read as it comes."""
-
-    def __init__(self, lmx: Rig, *arguments: str, terminal: bool = False) -> None:
-        ours, theirs = pty.openpty() if terminal else os.pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lmx.supervisor", *arguments],
-            env={**lmx.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"},
-            stdin=theirs if terminal else subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-        os.close(theirs)
-        self._ours = ours
-        self.output = b""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        # Of a terminal whose other side is closed, Linux says EIO.
-        while True:
-            try:
-                piece = os.read(self._ours, 65536)
-            except OSError:
-                return
-            if not piece:
-                return
-            self.output += piece
-
-    def saw(self, text: str) -> None:
-        wait_until(lambda: text.encode() in self.output, f"{text!r}", 20)
-
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(10)
-
-
-@contextmanager
-def reading(lmx: Rig, *arguments: str, terminal: bool = False) -> Iterator[Reading]:
-    made = Reading(lmx, *arguments, terminal=terminal)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.wait()
-        made._thread.join(30)
-        os.close(made._ours)
-
-
 def test_pin_drain_and_reset(lmx: Rig) -> None:
     assert lmx.cli("pin", "al").returncode == 0
     assert lmx.worker("alpha")["pinned"] is True
@@ -89,7 +37,7 @@ def test_pin_drain_and_reset(lmx: Rig) -> None:
     drained = lmx.cli("drain", "alpha")
     assert drained.returncode == 0, drained.stderr
     assert f"drained alpha (pid {pid} is gone)" in drained.stdout
-    assert lmx.worker("alpha")["state"] == "held"
+    assert lmx.worker("alpha")["state"] == "drained"
     assert lmx.cli("reset", "alpha").returncode == 0
     assert lmx.worker("alpha")["state"] == "cold"
     loaded = lmx.cli("load", "alpha")

@@ -1,4 +1,4 @@
-"""lmx-supervisor as scripts use it: exit codes, JSON, start and stop, logs, nothing left."""
+"""lmx as scripts use it: exit codes, JSON, start and stop, logs, nothing left."""
 
 from __future__ import annotations
 
@@ -248,7 +248,11 @@ def answers(lmx: Rig) -> bool:
 
 @pytest.mark.parametrize(
     "module",
-    ["lmx.supervisor.cli.main", "lmx.supervisor.cli.foreground", "lmx.router.server.process"],
+    [
+        "lmx.supervisor.cli.main",
+        "lmx.supervisor.cli.serving.foreground",
+        "lmx.router.server.process",
+    ],
 )
 def test_what_router_and_supervisor_import(module: str) -> None:
     code = (

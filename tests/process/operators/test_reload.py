@@ -71,7 +71,11 @@ def test_a_bad_configuration_changes_nothing_and_says_why() -> None:
         lmx.config_path.write_text("server: {port: nine}\nmodels: [{id: x}]\nwhat: 1\n")
         done = lmx.cli("reload")
         assert done.returncode == 4
-        for problem in ("server.port", "models.0.source", "what: unknown key"):
+        for problem in (
+            "server.port (line 1)",
+            "models.x.source (line 2)",
+            "what (line 3): unknown key",
+        ):
             assert problem in done.stderr
         lmx.config_path.write_text("")  # as while an editor writes it
         done = lmx.cli("reload")

@@ -110,7 +110,7 @@ async def test_a_new_supervisor_takes_over_in_the_same_process() -> None:
         assert states == {
             "alpha": ("ready", worker["pid"]),
             "beta": ("cold", None),
-            "gamma": ("held", None),
+            "gamma": ("drained", None),
         }
         # Children that an earlier program started are reaped all the same, with their status.
         os.kill(worker["pid"], signal.SIGKILL)

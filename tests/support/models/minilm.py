@@ -36,8 +36,8 @@ def obtain_minilm() -> Path:
 
 
 def demo_script() -> Any:
-    """Return the module deploy/demo_model.py: a script, not a package, loaded from its file."""
-    path = Path(__file__).resolve().parents[3] / "deploy" / "demo_model.py"
+    """Return the module that fetches the demo model, loaded from its file: it is a script too."""
+    path = Path(__file__).resolve().parents[3] / "supervisor" / "cli" / "serving" / "demo.py"
     spec = importlib.util.spec_from_file_location("demo_model", path)
     assert spec is not None
     assert spec.loader is not None

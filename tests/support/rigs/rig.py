@@ -152,7 +152,7 @@ class Rig:
         wait_until(serving, "lmx serves", 30)
 
     def cli(self, *arguments: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
-        """Run ``lmx-supervisor`` with arguments."""
+        """Run ``lmx`` with arguments."""
         return subprocess.run(
             [sys.executable, "-m", "lmx.supervisor", *arguments],
             env=self.environment, cwd=self._elsewhere[2], stdin=subprocess.DEVNULL,

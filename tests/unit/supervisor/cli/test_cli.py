@@ -18,8 +18,9 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
-from lmx.supervisor.cli import background, operations
+from lmx.supervisor.cli import operations
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views.events import EventCursor
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.state.home import Home
@@ -68,11 +69,13 @@ def test_every_command_says_that_lmx_does_not_run(home: Home) -> None:
     for arguments in (
         ["status"], ["top"], ["events"], ["load", "a"], ["unload", "a"], ["drain", "a"],
         ["kill", "a"], ["restart", "a"], ["restart", "--router"], ["restart", "--supervisor"],
-        ["reset", "a"], ["pin", "a"], ["unpin", "a"], ["reload"], ["stop"], ["remove", "a"],
+        ["reset", "a"], ["pin", "a"], ["unpin", "a"], ["reload"], ["remove", "a"],
         ["add", "a", "org/a"],
     ):  # fmt: skip
         done = run(*arguments)
         assert (done.exit_code, "lmx is not running" in done.output) == (3, True), arguments
+    done = run("stop")  # there is nothing to do
+    assert (done.exit_code, done.output) == (0, "lmx is not running\n")
 
 
 def test_restart_wants_one_thing(home: Home) -> None:
@@ -87,7 +90,7 @@ def test_drain_waits_for_the_streams(home: Home) -> None:
         GetStatus: statuses(
             status(model_line("a", "draining", requests_active=2)),
             status(model_line("a", "draining", requests_active=1)),
-            status(model_line("a", "held")),
+            status(model_line("a", "drained")),
         ),
     }
     with fake_supervisor(home, answers):
@@ -96,7 +99,7 @@ def test_drain_waits_for_the_streams(home: Home) -> None:
     assert "a: draining, 2 requests left" in done.output
     assert "a: draining, 1 request left" in done.output
     assert "drained a (pid 4711 is gone)" in done.output
-    assert "lmx-supervisor reset a" in done.output
+    assert "lmx reset a" in done.output
 
 
 def test_load_says_what_it_waits_for(home: Home) -> None:
@@ -168,7 +171,7 @@ def test_remove_waits_until_the_worker_is_gone(home: Home) -> None:
 def test_a_load_that_ends_cold_failed(home: Home) -> None:
     answers = {
         control.LoadModel: lambda _: control.Done("loading a"),
-        GetStatus: statuses(status(model_line("a", "cold", problem="no [such] folder"))),
+        GetStatus: statuses(status(model_line("a", "failed", problem="no [such] folder"))),
     }
     with fake_supervisor(home, answers):
         done = run("load", "a")

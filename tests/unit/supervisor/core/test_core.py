@@ -164,7 +164,7 @@ def test_quarantine_denies_until_an_operator_restarts() -> None:
     commands.answer(ASKER, control.Acquire("a", 60, "r"), 10.0)
     answer = actions.replies[-1][1]
     assert (answer.code, answer.retry_after_s) == (ErrorCode.MODEL_QUARANTINED, 300)
-    assert "lmx-supervisor restart a" in answer.message
+    assert "lmx restart a" in answer.message
     commands.answer(ASKER, control.RestartModel("a"), 11.0)
     assert slot_of(core).state is SlotState.OCCUPIED
 

@@ -394,7 +394,7 @@ def test_a_held_model_takes_no_request_until_it_is_loaded_or_reset() -> None:
     assert rig.slot("a").state is SlotState.HELD
     rig.operate(control.RestartModel("a"))
     assert rig.state("a") == "starting"
-    assert [model for model, _ in rig.noted("model.held")] == ["a", "a"]
+    assert [model for model, _ in rig.noted("model.drained")] == ["a", "a"]
 
 
 def test_who_waits_for_a_model_that_is_held_is_told() -> None:

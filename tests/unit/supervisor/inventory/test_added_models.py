@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from core_rig import CoreRig
+from model_folders import write_shard
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
@@ -32,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "model"
     made.mkdir()
     (made / "config.json").write_text("{}")
+    write_shard(made / "model.safetensors", weight=("F32", 4))
     return made
 
 
@@ -230,7 +232,7 @@ def test_only_what_was_added_can_be_removed() -> None:
     rig = CoreRig({"a": 100})
     denied = rig.operate(RemoveModel("a"))
     assert denied.code is ErrorCode.MODEL_CONFIGURED
-    assert "lmx-supervisor reload" in denied.message
+    assert "lmx reload" in denied.message
     assert rig.operate(RemoveModel("b")).code is ErrorCode.MODEL_NOT_FOUND
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError, ProtocolError
-from lmx.supervisor.cli import rescue
+from lmx.supervisor.cli.serving import rescue
 from lmx.supervisor.processes import lock_holder
 from lmx.supervisor.processes.lock_holder import silence
 from lmx.supervisor.processes.silence import LATE_S

@@ -43,6 +43,7 @@ def test_the_next_program_understands_what_it_is_told(tmp_path: Path) -> None:
     told = up.make_context("up", arguments[5:]).params
     assert told == {
         "config": tmp_path / "lmx.yaml",
+        "take_over": None,
         "detached": True,
         "background": False,
         "asker_id": None,

@@ -1,4 +1,4 @@
-"""What `lmx-supervisor estimate` says, without a supervisor."""
+"""What `lmx estimate` says, without a supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lmx-supervisor up``: runs the service in this process, and shows on the terminal what happens.
+"""``lmx serve``: runs the service in this process, and shows on the terminal what happens.
 
 :func:`advice` says what would make this machine serve better, for the person who starts lmx.
 """
@@ -69,6 +69,8 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     handover = asyncio.run(_serve(service, narrate=not invocation.detached))
     if handover is not None:
         invocation.replace_program(handover)
+    if not invocation.detached:
+        make_console().print("stopped")
 
 
 class _Logs:
@@ -141,9 +143,12 @@ async def _keep_signals(service: Service) -> None:
 
 
 def _stop(service: Service, number: signal.Signals, say: bool) -> None:
+    again = service.stop_asked
     service.stop(number.name)
     if say:
-        make_console().print(f"\nstopping ({number.name}); again to stop at once")
+        make_console().print(
+            "\nstopping at once" if again else f"\nstopping ({number.name}); again to stop at once"
+        )
 
 
 async def _narrate(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""``lmx-supervisor rescue``: takes care of a supervisor from which a router has heard nothing.
+"""``lmx rescue``: takes care of a supervisor from which a router has heard nothing.
 
 It wakes a supervisor that was stopped by a signal. It ends one that hangs, with its stacks in its
 log. If no service manager does so, it then starts another supervisor, which adopts what runs.
@@ -20,7 +20,7 @@ import psutil
 import structlog
 
 from lmx.protocol.host.logs import LogFile, configure_logs
-from lmx.supervisor.cli.background import spawn_background
+from lmx.supervisor.cli.serving.background import spawn_background
 from lmx.supervisor.processes.descendants import own_mark
 from lmx.supervisor.processes.handover import Guarded
 from lmx.supervisor.processes.lock_holder import lives, lock_holder, silence
@@ -139,7 +139,7 @@ def _tell_terminal(holder: psutil.Process, guarded: Guarded) -> None:
 
 _GONE_FROM_HERE: Final = (
     b"\r\nlmx: the supervisor hung. Another one has taken over, in the background: see "
-    b"`lmx-supervisor status`; `lmx-supervisor stop` ends it\r\n"
+    b"`lmx status`; `lmx stop` ends it\r\n"
 )
 
 

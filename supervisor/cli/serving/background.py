@@ -28,9 +28,7 @@ def start_background(home: Home, config_path: Path | None) -> SystemStatus:
     Raises :class:`OperationError` with the end of its log when it does not come up.
     """
     if supervisor_runs(home):
-        raise OperationError(
-            ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx-supervisor status`"
-        )
+        raise OperationError(ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx status`")
     home.prepare()
     child = spawn_background(home, config_path)
     deadline_s = time.monotonic() + _START_S

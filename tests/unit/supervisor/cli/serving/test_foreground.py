@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmx.protocol.host.log_limit import LogLimit
-from lmx.supervisor.cli import foreground
+from lmx.supervisor.cli.serving import foreground
 from lmx.supervisor.config.schema import LogConfig
 from lmx.supervisor.state.home import Home
 

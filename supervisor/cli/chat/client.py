@@ -1,0 +1,115 @@
+"""Asks a model over the HTTP API of the lmx that runs on this machine, and yields what comes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from lmx.protocol.errors import ErrorCode, OperationError
+
+_READ_S: Final = 900.0
+"""A stream that is quiet sends comments all the time, and an lmx that is told to send them seldom
+may load a large model meanwhile."""
+
+_LONGEST_LINE_BYTES: Final = 16 * 1024**2
+
+
+class PieceKind(Enum):
+    """What came of a model."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    WAITING = "waiting"
+    """What lmx says while the request waits, as that the model is being loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer, as it came."""
+
+    kind: PieceKind
+    text: str
+
+
+class ChatClient:
+    """Sends conversations, one at a time."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        self._base_url = base_url
+        self._api_key = api_key
+
+    def answer(
+        self, model: str, messages: Sequence[dict[str, Any]]
+    ) -> Generator[Piece, None, None]:
+        """Yield the answer as it comes. The request ends when the iterator is closed.
+
+        Raises :class:`OperationError` with what lmx says, or if it can't be reached.
+        """
+        place = urlsplit(self._base_url)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_READ_S)
+        body = {"model": model, "messages": list(messages), "stream": True}
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        try:
+            connection.request(
+                "POST", f"{place.path}/chat/completions", json.dumps(body).encode(), headers
+            )
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise _refused(response.read(_LONGEST_LINE_BYTES), response.status)
+            yield from _pieces(response)
+        except (OSError, http.client.HTTPException) as error:
+            raise OperationError(
+                ErrorCode.SUPERVISOR_UNAVAILABLE,
+                f"the connection to {self._base_url} was lost ({error or type(error).__name__}): "
+                "see `lmx status`",
+            ) from error
+        finally:
+            connection.close()
+
+
+def _pieces(response: http.client.HTTPResponse) -> Generator[Piece, None, None]:
+    """Yield the pieces of an event stream. Raises :class:`OperationError` if it ends with an error,
+    or without an end."""
+    while line := response.readline(_LONGEST_LINE_BYTES):
+        text = line.decode("utf-8", "replace").strip()
+        if text.startswith(":"):
+            if (said := text[1:].strip()) and said != "ping":
+                yield Piece(PieceKind.WAITING, said)
+            continue
+        if not text.startswith("data:"):
+            continue
+        data = text.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise _error(event["error"])
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta") or {}
+            if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+                yield Piece(PieceKind.REASONING, reasoning)
+            if content := delta.get("content"):
+                yield Piece(PieceKind.TEXT, content)
+    raise http.client.IncompleteRead(b"")
+
+
+def _refused(body: bytes, status: int) -> OperationError:
+    try:
+        return _error(json.loads(body)["error"])
+    except (ValueError, LookupError, TypeError):
+        return OperationError(ErrorCode.INTERNAL, f"lmx answered with the status {status}")
+
+
+def _error(told: dict[str, Any]) -> OperationError:
+    try:
+        code = ErrorCode(str(told.get("code")))
+    except ValueError:
+        code = ErrorCode.INTERNAL
+    return OperationError(code, str(told.get("message") or code.value))

@@ -1,0 +1,196 @@
+"""``lmx chat`` on a terminal, and one answer where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.status import SystemStatus
+from lmx.protocol.states import ModelKind, ModelState
+from lmx.supervisor.cli.chat.attachments import audio_part, image_part
+from lmx.supervisor.cli.chat.client import ChatClient, PieceKind
+from lmx.supervisor.cli.chat.conversation import (
+    COMMANDS,
+    Conversation,
+    Lines,
+    command_of,
+    shown,
+)
+from lmx.supervisor.cli.command import read_config
+from lmx.supervisor.cli.views.words import find_model
+from lmx.supervisor.config.known_models import KNOWN_MODELS
+from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.state.home import Home
+
+_HISTORY_LINES: Final = 1000
+_ROUTES: Final = ("auto", "chat", "code", "reasoning")
+"""Names that stand for one of several models without being listed in ``routing``."""
+
+
+def chat(home: Home, model: str | None, prompt: str | None) -> None:
+    """Talk with a model until Ctrl-D; with a prompt, or where stdin is no terminal, print one
+    answer. Raises :class:`OperationError`."""
+    client, chosen = connect(home, model)
+    if not sys.stdin.isatty():
+        piped = sys.stdin.read().strip()
+        prompt = "\n\n".join(text for text in (prompt, piped) if text)
+        if not prompt:
+            raise OperationError(ErrorCode.MISSING_PARAMETER, "nothing was asked: stdin is empty")
+    if prompt is not None:
+        _print_answer(client, Conversation(chosen), prompt)
+        return
+    _talk(home, client, Conversation(chosen))
+
+
+def connect(home: Home, model: str | None) -> tuple[ChatClient, str]:
+    """Return a client for the lmx that runs, and the model to ask. Raises
+    :class:`OperationError`: not_running, model_not_found."""
+    with ControlClient(home) as control:
+        status = control.status()
+    config = read_config(None).config
+    keys = config.security.api_key_specs
+    urls = status.router.urls
+    if not urls:
+        raise OperationError(
+            ErrorCode.SUPERVISOR_UNAVAILABLE, "the router is being restarted: try again"
+        )
+    # The last one is the nearest: of this machine itself, if lmx listens on all addresses.
+    client = ChatClient(urls[-1], keys[0].key if keys else None)
+    if model is None:
+        return client, _default_model(status)
+    if model in (*_ROUTES, *config.routing):
+        return client, model
+    return client, find_model(status.workers, KNOWN_MODELS.get(model, model)).model
+
+
+def _default_model(status: SystemStatus) -> str:
+    """Return the model that is asked if none is named: a loaded one, else the first."""
+    chats = [model for model in status.workers if model.kind in (None, ModelKind.CHAT)]
+    if not chats:
+        raise OperationError(
+            ErrorCode.MODEL_NOT_FOUND,
+            "no model that chats is served: `lmx pull qwen3-8b` downloads one and serves it",
+        )
+    ready = [model for model in chats if model.state is ModelState.READY]
+    return (ready or chats)[0].model
+
+
+def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -> None:
+    answer = ""
+    for piece in client.answer(conversation.model, conversation.ask(prompt)):
+        if piece.kind is PieceKind.TEXT:
+            answer += piece.text
+            sys.stdout.write(shown(piece.text) if sys.stdout.isatty() else piece.text)
+            sys.stdout.flush()
+    if not answer.endswith("\n"):
+        sys.stdout.write("\n")
+
+
+def _talk(home: Home, client: ChatClient, conversation: Conversation) -> None:
+    click.echo(f"{conversation.model}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    with _history(home.state / "chat_history"):
+        lines = Lines()
+        while True:
+            try:
+                line = input("... " if lines.begun else ">>> ")
+            except EOFError:
+                click.echo()
+                return
+            except KeyboardInterrupt:
+                lines.drop()
+                click.echo("\n(Ctrl-D leaves)")
+                continue
+            command = None if lines.begun else command_of(line)
+            if command is not None:
+                if command[0] in ("/bye", "/exit", "/quit"):
+                    return
+                _obey(home, conversation, *command)
+                continue
+            message = lines.add(line)
+            if message is not None and message.strip():
+                _exchange(client, conversation, message)
+
+
+def _obey(home: Home, conversation: Conversation, name: str, argument: str) -> None:
+    """Carry out a command, and say what came of it."""
+    try:
+        match name:
+            case "/model" if argument:
+                _, conversation.model = connect(home, argument)
+                click.echo(f"going on with {conversation.model}")
+            case "/model":
+                click.echo(conversation.model)
+            case "/system":
+                conversation.system = argument or None
+            case "/image":
+                conversation.attached.append(image_part(argument))
+                click.echo("it goes with your next message")
+            case "/audio":
+                conversation.attached.append(audio_part(argument))
+                click.echo("it goes with your next message")
+            case "/clear":
+                conversation.clear()
+            case "/help" | "/?":
+                for each, (wanted, does) in COMMANDS.items():
+                    click.echo(f"  {f'{each} {wanted}':<16} {does}")
+                click.echo('  several lines: between two """, or with \\ at the end of each')
+            case _:
+                click.echo(f"there is no command {name}: /help lists them")
+    except OperationError as error:
+        click.echo(f"lmx: {error.message}", err=True)
+
+
+def _exchange(client: ChatClient, conversation: Conversation, message: str) -> None:
+    """Send a message and print the answer. Ctrl-C ends the answer, and what has come of it stays
+    part of the conversation."""
+    answer = ""
+    last: PieceKind | None = None
+    try:
+        with contextlib.closing(
+            client.answer(conversation.model, conversation.ask(message))
+        ) as pieces:
+            for piece in pieces:
+                if piece.kind is not last and last not in (None, PieceKind.WAITING):
+                    click.echo("\n" if last is PieceKind.REASONING else "")
+                last = piece.kind
+                text = shown(piece.text)
+                match piece.kind:
+                    case PieceKind.WAITING:
+                        click.secho(f"({text})", dim=True)
+                    case PieceKind.REASONING:
+                        click.secho(text, dim=True, nl=False)
+                    case PieceKind.TEXT:
+                        answer += piece.text
+                        click.echo(text, nl=False)
+        click.echo()
+    except KeyboardInterrupt:
+        click.secho("\n(stopped)", dim=True)
+    except OperationError as error:
+        click.echo(("\n" if answer else "") + f"lmx: {error.message}", err=True)
+    finally:
+        conversation.answered(answer)
+
+
+@contextlib.contextmanager
+def _history(path: Path) -> Iterator[None]:
+    """Edit lines with the keys that people know, and remember them for the next time."""
+    try:
+        import readline
+    except ImportError:  # Python can be built without it
+        yield
+        return
+    readline.set_history_length(_HISTORY_LINES)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            readline.write_history_file(path)
+            path.chmod(0o600)

@@ -1,0 +1,143 @@
+"""What may be said to lmx when it is started: models, address and keys. They become variables of
+the environment, so that they hold for every program that takes this one's place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.cli.command import config_option, config_path, home
+from lmx.supervisor.cli.serving.takeover import CHOICES, settle_takeover
+from lmx.supervisor.cli.shell.model_name import MODEL
+
+
+def serving_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments and options of :func:`apply` to a command."""
+    for decorate in reversed(
+        (
+            click.argument("models", metavar="[MODEL]...", nargs=-1, type=MODEL),
+            click.option("--host", metavar="ADDRESS", help="Listen there (default: 127.0.0.1)."),
+            click.option(
+                "--port", type=click.IntRange(0, 65_535), help="Listen there (default: 8000)."
+            ),
+            click.option(
+                "--api-key", "api_keys", multiple=True, metavar="KEY",
+                help="Ask for this key. Others see it in the list of processes; "
+                "LMX_SECURITY_API_KEYS they don't.",
+            ),
+            click.option(
+                "--take-over", "take_over", type=click.Choice(CHOICES),
+                help="Where a supervisor died: with its configuration, or with this one.",
+            ),
+            config_option,
+        )
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+def apply(
+    models: Sequence[str],
+    host: str | None,
+    port: int | None,
+    api_keys: Sequence[str],
+    take_over: str | None,
+    config: Path | None,
+) -> None:
+    """Put the options into this process's environment, over the variables that are there, and
+    settle in whose place this lmx comes. Raises :class:`OperationError`."""
+    if host is not None:
+        os.environ["LMX_SERVER_HOST"] = host
+    if port is not None:
+        os.environ["LMX_SERVER_PORT"] = str(port)
+    if api_keys:
+        os.environ["LMX_SECURITY_API_KEYS"] = json.dumps(list(api_keys))
+    if models:
+        os.environ["LMX_MODELS"] = json.dumps(_entries(models, config), default=str)
+    _refuse_folders(os.environ.get("LMX_MODELS", ""))
+    settle_takeover(home(), config, take_over)
+
+
+def _refuse_folders(text: str) -> None:
+    """Refuse a folder in ``LMX_MODELS`` that would be taken for a repository. What else is wrong
+    there the configuration says."""
+    from lmx.supervisor.config.sources import (
+        SourceError,
+        parse_models_variable,
+        refuse_folder_as_repository,
+    )
+
+    if text.lstrip().startswith("["):
+        return
+    try:
+        pairs = parse_models_variable(text)
+    except SourceError:
+        return
+    try:
+        for _, source in pairs:
+            refuse_folder_as_repository(source)
+    except SourceError as error:
+        raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
+
+
+def _entries(names: Sequence[str], config: Path | None) -> list[dict[str, Any]]:
+    """Return the models as the configuration has them: those of the file or of ``LMX_MODELS`` with
+    all their keys, others by their source. Models that were added are served in any case."""
+    from lmx.supervisor.config.load import configured_models
+    from lmx.supervisor.config.sources import SourceError
+    from lmx.supervisor.inventory.added_file import AddedFile
+
+    known: dict[str, dict[str, Any]] = {}
+    for entry in configured_models(config_path(config), os.environ):
+        for name in (entry.get("id"), *_aliases(entry)):
+            if isinstance(name, str):
+                known.setdefault(name, entry)
+    added = AddedFile(home().added_models).read()
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if name in known:
+            found[str(known[name]["id"])] = known[name]
+        elif name not in added:
+            try:
+                model_id, source = named_source(name)
+            except SourceError as error:
+                raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+            found[model_id] = {"id": model_id, "source": source}
+    return list(found.values())
+
+
+def named_source(name: str) -> tuple[str, str]:
+    """Return the id and the source of a model that a person names: a short name, ``id=source``, a
+    folder, a .gguf file or a repository. Raises ``SourceError``."""
+    from lmx.supervisor.config.known_models import KNOWN_MODELS
+    from lmx.supervisor.config.sources import (
+        HubSource,
+        SourceError,
+        folder_path,
+        parse_models_variable,
+        parse_source,
+        refuse_folder_as_repository,
+    )
+
+    if name in KNOWN_MODELS:
+        return name, KNOWN_MODELS[name]
+    pairs = parse_models_variable(name)
+    if len(pairs) != 1:
+        raise SourceError(f"{name!r} is not one model: separate models by spaces")
+    model_id, source = pairs[0]
+    parsed = parse_source(source)
+    refuse_folder_as_repository(source)
+    if not isinstance(parsed, HubSource):
+        source = str(folder_path(parsed.path))  # the supervisor may go on in another one
+    return model_id, source
+
+
+def _aliases(entry: dict[str, Any]) -> list[Any]:
+    aliases = entry.get("aliases")
+    return aliases if isinstance(aliases, list) else [aliases]

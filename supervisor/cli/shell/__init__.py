@@ -1,0 +1,1 @@
+"""What the shell sees of the command line: help in sections, and completion."""

@@ -1,0 +1,87 @@
+"""The file of the latest events. It outlives the supervisor, so that after a crash or a restart the
+story is still there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from lmx.protocol.host.regular_file import read_regular
+from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.events import event_object
+from lmx.supervisor.state.atomic_write import atomic_write
+
+log = structlog.get_logger()
+
+_MOST_BYTES: Final = 1024 * 1024
+"""Beyond this size the older half goes. It is some thousand events."""
+
+_READ_BYTES: Final = 8 * _MOST_BYTES
+
+
+class EventFile:
+    """``state/events.jsonl``: one event a line, in the form in which programs read it. One process
+    writes to it at a time, and any number read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size_bytes: int | None = None
+        """None: not known yet."""
+
+        self._failed = False
+
+    def keep(self, epoch: str, event: Event) -> None:
+        """Add an event. A disk that takes nothing costs the event alone, and is reported once: the
+        log has the event too."""
+        line = json.dumps(event_object(epoch, event), default=str) + "\n"
+        try:
+            if self._size_bytes is None:
+                clear_for_file(self._path)
+                self._size_bytes = self._path.stat().st_size if self._path.exists() else 0
+            if self._size_bytes > _MOST_BYTES:
+                self._halve()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+            self._size_bytes += len(line)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.error("events.not_kept", path=str(self._path), error=str(error))
+            self._failed = True
+
+    def read(self) -> list[tuple[str, Event]]:
+        """Return the events with their epochs, the oldest first. Lines that are no events, as after
+        a crash, are left out."""
+        try:
+            text = read_regular(self._path, _READ_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError):
+            return []
+        found = []
+        for line in text.splitlines():
+            try:
+                found.append(_event(json.loads(line)))
+            except (ValueError, TypeError, LookupError, RecursionError):
+                continue
+        return found
+
+    def _halve(self) -> None:
+        lines = read_regular(self._path, _READ_BYTES).decode("utf-8", "replace").splitlines(True)
+        kept = "".join(lines[len(lines) // 2 :])
+        atomic_write(self._path, kept)
+        self._size_bytes = len(kept)
+
+
+def _event(told: dict[str, Any]) -> tuple[str, Event]:
+    event = Event(
+        int(told["seq"]),
+        float(told["at_s"]),
+        str(told["name"]),
+        None if told["model"] is None else str(told["model"]),
+        str(told["detail"]),
+        dict(told["data"]),
+    )
+    return str(told["epoch"]), event

@@ -1,0 +1,161 @@
+"""The first hour with lmx, as a stranger types it: serve, talk, look, lose the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rig import Rig, rig, scripted, wait_until
+from terminal import reading
+
+pytestmark = pytest.mark.process
+
+KEY = "sk-0123456789abcdef"
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+
+
+@pytest.fixture(scope="module")
+def lmx() -> Iterator[Rig]:
+    models = [scripted("alpha"), scripted("beta", preload=False)]
+    broken = {"id": "broken", "source": "/no/such/folder"}
+    with rig({"models": [*models, broken], "security": {"api_keys": [KEY]}}) as made:
+        made.wait_state("alpha", "ready")
+        yield made
+
+
+def piped(lmx: Rig, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lmx.supervisor", *arguments],
+        env=lmx.environment, input=text, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+def test_a_pipe_gets_one_answer(lmx: Rig) -> None:
+    done = piped(lmx, "hi\n", "chat")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{SENTENCE}\n", "")
+    done = piped(lmx, "", "run", "alpha", "hi", "there")
+    assert (done.returncode, done.stdout) == (0, f"{SENTENCE}\n")
+    failed = piped(lmx, json.dumps({"tokens": 5, "raise_at": 2}), "chat", "alpha")
+    assert (failed.returncode, failed.stdout) == (1, "word word ")
+    assert failed.stderr.startswith("lmx: ")
+    unknown = piped(lmx, "hi", "chat", "gamma")
+    assert (unknown.returncode, "known: alpha, beta" in unknown.stderr) == (1, True)
+    assert piped(lmx, "", "chat").stderr == "lmx: nothing was asked: stdin is empty\n"
+
+
+def test_a_conversation_on_a_terminal(lmx: Rig, tmp_path: Path) -> None:
+    with reading(lmx, "chat", "alpha", terminal=True) as chat:
+        chat.sees(">>> ")
+        chat.type("hi\n")
+        chat.sees(SENTENCE)
+        chat.sees(">>> ")
+        chat.type(json.dumps({"tokens": 100_000, "step_s": 0.02}) + "\n")
+        chat.sees("word word word")
+        chat.type("\x03")
+        chat.sees("(stopped)")
+        chat.sees(">>> ")
+        # The answer was ended where it was made, too.
+        wait_until(lambda: lmx.worker("alpha")["requests_active"] == 0, "nothing is computed")
+        chat.type("\x03")
+        chat.sees("(Ctrl-D leaves)")
+        chat.sees(">>> ")
+        chat.type('"""\n')
+        chat.sees("... ")
+        chat.type('two\nlines\n"""\n')
+        chat.sees(SENTENCE)
+        for typed, said in (
+            ("/help", "send an image"),
+            ("/system Be short.", ""),
+            ("/model gamma", "known: alpha, beta"),
+            ("/model beta", "going on with beta"),
+            (f"/image {tmp_path}/none.png", "can't read"),
+            ("/clear", ""),
+            ("/what", "there is no command /what"),
+        ):
+            chat.sees(">>> ")
+            chat.type(typed + "\n")
+            chat.sees(said)
+        chat.sees(">>> ")
+        chat.type("hi\n")
+        chat.sees(SENTENCE)
+        chat.sees(">>> ")
+        chat.type("\x04")
+        assert chat.process.wait(10) == 0
+    assert "/model beta" in (lmx.home / "state" / "chat_history").read_text()
+
+
+def test_what_a_stranger_looks_at(lmx: Rig) -> None:
+    loaded = lmx.cli("ps").stdout
+    assert "alpha" in loaded
+    assert "broken" not in loaded
+    assert lmx.worker("broken")["state"] == "failed"
+    shown = lmx.cli("status").stdout
+    assert "/no/such/folder does not exist" in shown
+    checked = lmx.cli("config", "check")
+    assert "broken can't be loaded: /no/such/folder does not exist" in checked.stdout
+    assert lmx.cli("list").stdout
+    refused = lmx.cli("add", "empty", str(lmx.root / "cwd"))
+    assert (refused.returncode, "has no config.json" in refused.stderr) == (1, True)
+    with reading(lmx, "logs", terminal=True) as logs:
+        logs.saw("worker.ready")
+        assert b'{"' not in logs.output
+    lines = lmx.cli("logs").stdout.splitlines()
+    assert all(json.loads(line)["timestamp"].endswith("Z") for line in lines)
+
+
+def test_the_supervisor_dies_and_nothing_changes_unnoticed() -> None:
+    entry = scripted("smol")
+    with rig({"models": [scripted("alpha", preload=False)]}) as lmx:
+        assert lmx.stop() == 0
+        entry["source"] = str(lmx.root / "stub")
+        models = json.dumps([entry])
+        with reading(lmx, "serve", "--port", "0", terminal=True, LMX_MODELS=models) as serve:
+            serve.saw("lmx chat")
+            assert lmx.wait_state("smol", "ready")["pid"]
+            router, url = lmx.status()["router"]["pid"], lmx.url
+            # This shell has none of the variables.
+            assert "no model is named" not in lmx.cli("estimate", "smol").stderr
+            shown = lmx.cli("config", "show").stdout
+            assert "# the running lmx: LMX_MODELS, LMX_SERVER_PORT\n" in shown
+            assert "id: smol" in shown
+            os.kill(serve.process.pid, signal.SIGKILL)
+            serve.process.wait()
+        status = lmx.cli("status")
+        assert (status.returncode, "--take-over recorded" in status.stderr) == (3, True)
+        refused = lmx.cli("start")
+        assert refused.returncode == 4
+        assert "it was started with: LMX_MODELS, LMX_SERVER_PORT" in refused.stderr
+        assert "worker.ready" in lmx.cli("events").stdout
+        taken = lmx.cli("start", "--take-over", "recorded")
+        assert taken.returncode == 0, taken.stderr
+        assert (lmx.status()["router"]["pid"], lmx.url) == (router, url)
+        assert lmx.events("supervisor.took_over")
+        assert lmx.cli("events").stdout.count("supervisor.ready") >= 3
+        assert lmx.cli("stop").returncode == 0
+        again = lmx.cli("stop")
+        assert (again.returncode, again.stdout) == (0, "lmx is not running\n")
+        assert "supervisor.took_over" in lmx.cli("events").stdout
+        assert not (lmx.home / "state" / "launch.json").exists()
+
+
+def test_a_second_ctrl_c_says_that_it_is_at_once(lmx: Rig) -> None:
+    models = json.dumps([{**scripted("slow"), "source": str(lmx.root / "stub")}])
+    home = str(lmx.root / "home2")
+    environment = {"LMX_MODELS": models, "LMX_HOME": home, "LMX_TIMING_SHUTDOWN_GRACE_S": "30"}
+    with reading(lmx, "serve", "--port", "0", terminal=True, **environment) as serve:
+        serve.saw("lmx chat")
+        asked = {"tokens": 100_000, "step_s": 0.02}
+        with reading(lmx, "run", "slow", json.dumps(asked), terminal=True, LMX_HOME=home) as run:
+            run.saw("word")
+            serve.process.send_signal(signal.SIGINT)
+            serve.saw("stopping (SIGINT); again to stop at once")
+            serve.process.send_signal(signal.SIGINT)
+            serve.saw("stopping at once")
+            serve.saw("stopped\r\n")
+            assert serve.process.wait(20) == 0

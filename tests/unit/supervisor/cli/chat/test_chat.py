@@ -1,0 +1,152 @@
+"""A conversation: lines become messages, commands do what they say, answers come as they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.cli.chat.attachments import audio_part, image_part
+from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
+from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
+
+
+def messages(*lines: str) -> list[str]:
+    taken = Lines()
+    found = [taken.add(line) for line in lines]
+    assert not taken.begun
+    return [message for message in found if message is not None]
+
+
+def test_lines_become_messages() -> None:
+    assert messages("hi", "", "you") == ["hi", "", "you"]
+    assert messages("one \\", "two") == ["one \ntwo"]
+    assert messages('"""', "a", "", "b", '"""', "c") == ["a\n\nb\n", "c"]
+    assert messages('"""a', 'b"""') == ["a\nb"]
+    assert messages('"""a"""') == ["a"]
+
+
+def test_a_message_that_was_begun_can_be_dropped() -> None:
+    lines = Lines()
+    assert lines.add('"""') is None
+    assert lines.begun
+    lines.drop()
+    assert not lines.begun
+    assert lines.add("hi") == "hi"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("/system Be short.", ("/system", "Be short.")),
+        ("  /clear ", ("/clear", "")),
+        ("/image /tmp/a b.png", ("/image", "/tmp/a b.png")),
+        ("/etc/passwd: what is it?", None),
+        ("what is /etc?", None),
+    ],
+)
+def test_commands_are_told_from_messages(line: str, found: tuple[str, str] | None) -> None:
+    assert command_of(line) == found
+
+
+def test_a_conversation_is_sent_whole() -> None:
+    said = Conversation("m", system="Be short.")
+    assert [one["content"] for one in said.ask("hi")] == ["Be short.", "hi"]
+    said.answered("hello")
+    said.attached.append({"type": "image_url"})
+    sent = said.ask("what is it?")
+    assert [one["role"] for one in sent] == ["system", "user", "assistant", "user"]
+    assert sent[-1]["content"] == [{"type": "image_url"}, {"type": "text", "text": "what is it?"}]
+    said.answered("")  # nothing came: it is asked anew
+    assert [one["content"] for one in said.ask("again")][1:] == ["hi", "hello", "again"]
+    said.clear()
+    assert [one["content"] for one in said.ask("new")] == ["Be short.", "new"]
+
+
+def test_what_a_terminal_would_obey_is_not_written() -> None:
+    assert shown("a\x1b[2Jb\x07\n\tü👩‍💻\x9b") == "a\ufffd[2Jb\ufffd\n\tü👩‍💻\ufffd"
+
+
+def test_files_become_parts(tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(b"abc")
+    data = base64.b64encode(b"abc").decode()
+    assert image_part(str(file))["image_url"]["url"] == f"data:image/jpeg;base64,{data}"
+    assert audio_part(str(file.rename(tmp_path / "a.mp3")))["input_audio"] == {
+        "data": data, "format": "mp3",
+    }  # fmt: skip
+    for name in ("", str(tmp_path / "none.png"), str(tmp_path), "~nobody-here/x"):
+        with pytest.raises(OperationError):
+            image_part(name)
+
+
+@contextmanager
+def server(status: int, *lines: str) -> Iterator[tuple[ChatClient, list[dict[str, Any]]]]:
+    """Serve one answer to every request; yields a client and the requests."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            asked.append({**json.loads(self.rfile.read(length)), "_": dict(self.headers)})
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write("".join(f"{line}\n\n" for line in lines).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield ChatClient(f"http://127.0.0.1:{made.server_port}/v1", "the-key"), asked
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+def delta(**values: str) -> str:
+    return "data: " + json.dumps({"choices": [{"delta": values}]})
+
+
+def test_an_answer_comes_in_pieces() -> None:
+    lines = (": m is loading", ": ping", delta(reasoning_content="hm"), delta(content="hi"),
+             'data: {"choices": []}', "data: [DONE]", delta(content="late"))  # fmt: skip
+    with server(200, *lines) as (client, asked):
+        found = list(client.answer("m", [{"role": "user", "content": "q"}]))
+    assert found == [
+        Piece(PieceKind.WAITING, "m is loading"),
+        Piece(PieceKind.REASONING, "hm"),
+        Piece(PieceKind.TEXT, "hi"),
+    ]
+    assert (asked[0]["model"], asked[0]["stream"]) == ("m", True)
+    assert asked[0]["_"]["Authorization"] == "Bearer the-key"
+
+
+@pytest.mark.parametrize(
+    ("status", "line", "said"),
+    [
+        (404, json.dumps({"error": {"code": "model_not_found", "message": "no m"}}), "no m"),
+        (502, "<html>", "the status 502"),
+        (200, 'data: {"error": {"code": "worker_crashed", "message": "it fell"}}', "it fell"),
+        (200, delta(content="half of it"), "was lost"),
+    ],
+)
+def test_a_failed_answer_is_an_error_in_words(status: int, line: str, said: str) -> None:
+    with server(status, line) as (client, _), pytest.raises(OperationError, match=said):
+        list(client.answer("m", []))
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(OperationError, match="was lost") as caught:
+        list(ChatClient("http://127.0.0.1:1/v1", None).answer("m", []))
+    assert caught.value.code is ErrorCode.SUPERVISOR_UNAVAILABLE

@@ -1,0 +1,116 @@
+"""What is said to lmx at its start goes over variables, and these over the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lmx.protocol.errors import OperationError
+from lmx.supervisor.cli.command import own_config
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.serving.first_config import FIRST_CONFIG
+from lmx.supervisor.cli.serving.options import apply
+from lmx.supervisor.config.load import load_config
+from lmx.supervisor.config.schema import Config
+
+KEY = "sk-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("LMX_")]:
+        monkeypatch.delenv(name)
+    # What `apply` writes is taken back with these.
+    for name in ("LMX_SERVER_HOST", "LMX_SERVER_PORT", "LMX_SECURITY_API_KEYS", "LMX_MODELS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def served(
+    *models: str, host: str | None = None, port: int | None = None, keys: Sequence[str] = ()
+) -> Config:
+    apply(models, host, port, keys, None, None)
+    return own_config(None)
+
+
+def test_options_go_over_variables_and_these_over_the_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "lmx.yaml").write_text("server: {port: 1000, max_requests: 5}")
+    assert served().server.port == 1000
+    monkeypatch.setenv("LMX_SERVER_PORT", "2000")
+    assert served().server.port == 2000
+    config = served(host="0.0.0.0", port=3000, keys=[KEY])
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 3000)
+    assert config.server.max_requests == 5
+    assert [one.key for one in config.security.api_key_specs] == [KEY]
+
+
+def test_models_by_every_kind_of_name(home: Path) -> None:
+    (home / "lmx.yaml").write_text(
+        "models:\n  - {id: mine, source: /x, aliases: [me], context_length: 64}\n"
+        "  - {id: unasked, source: /y}\n"
+    )
+    config = served("me", "qwen3-8b", "org/name", "./folder", "own=~/a.gguf")
+    assert [(model.id, model.source) for model in config.models] == [
+        ("mine", "/x"),
+        ("qwen3-8b", "mlx-community/Qwen3-8B-4bit"),
+        ("org/name", "org/name"),
+        ("folder", str(home / "folder")),
+        ("own", str(Path("~/a.gguf").expanduser())),
+    ]
+    assert config.models[0].context_length == 64
+
+
+def test_a_name_that_is_none_says_what_to_write(home: Path) -> None:
+    with pytest.raises(OperationError, match=r"write './nothing' for a folder"):
+        served("nothing")
+    (home / "m" / "minilm").mkdir(parents=True)
+    (home / "m" / "minilm" / "config.json").write_text("{}")
+    for model in ("m/minilm", "a=m/minilm"):
+        with pytest.raises(OperationError, match=r"write '\./m/minilm' for the folder"):
+            served(model)
+
+
+def test_a_folder_in_the_variable_is_no_repository(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "m" / "minilm").mkdir(parents=True)
+    (home / "m" / "minilm" / "config.json").write_text("{}")
+    monkeypatch.setenv("LMX_MODELS", "rel=m/minilm")
+    with pytest.raises(OperationError, match="LMX_MODELS: 'm/minilm' would be a repository"):
+        served()
+
+
+def test_init_writes_a_configuration_that_is_valid_once(home: Path) -> None:
+    done = CliRunner().invoke(main, ["init"])
+    assert done.exit_code == 0, done.output
+    assert f"wrote {home / 'lmx.yaml'}" in done.output
+    assert CliRunner().invoke(main, ["config", "check"]).exit_code == 0
+    (home / "lmx.yaml").write_text("# mine")
+    again = CliRunner().invoke(main, ["init"])
+    assert (again.exit_code, "is there already" in again.output) == (4, True)
+    assert (home / "lmx.yaml").read_text() == "# mine"
+    other = CliRunner().invoke(main, ["init", "--config", str(home / "other.yaml")])
+    assert f"`lmx serve --config {home / 'other.yaml'}`" in other.output
+
+
+def test_what_init_comments_out_is_valid_too(home: Path) -> None:
+    lines = []
+    for line in FIRST_CONFIG.splitlines():
+        bare = line.lstrip().removeprefix("# ").removeprefix("#")
+        indent = line[: len(line) - len(line.lstrip())]
+        is_key = bare.lstrip("- ").split(" ")[0].rstrip().endswith(":") and line != bare
+        lines.append(indent + bare if is_key and not bare.endswith(".") else line)
+    path = home / "all.yaml"
+    path.write_text("\n".join(lines).replace("the-key-that-openssl-printed", KEY))
+    config = load_config(path, {})
+    assert [model.id for model in config.models] == ["qwen", "coder"]
+    assert config.default_model == "qwen"
+    assert config.security.api_keys

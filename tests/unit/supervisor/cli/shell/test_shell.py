@@ -1,0 +1,81 @@
+"""What a shell sees: help in sections that cuts nothing, two names for a command, completion."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
+from fake_supervisor import fake_supervisor, model_line, status
+
+from lmx.protocol.messages.status import GetStatus, Status
+from lmx.supervisor.cli.main import main
+from lmx.supervisor.state.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    for name in [name for name in os.environ if name.startswith("LMX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    return Home(tmp_path)
+
+
+def test_the_help_has_sections_examples_and_whole_sentences() -> None:
+    said = CliRunner().invoke(main, ["-h"]).output
+    for title in ("Serve:", "Talk:", "Models:", "Memory:", "Look:", "Mend:", "Configure:"):
+        assert f"\n{title}\n" in said
+    assert "lmx serve qwen3-8b" in said
+    assert "..." not in said.replace("[ARGS]...", "")
+
+
+def test_every_command_is_in_a_section_or_hidden_and_says_what_it_does() -> None:
+    context = click.Context(main)
+    listed = main.list_commands(context)
+    for name, command in main.commands.items():
+        assert command.hidden != (name in listed), name
+        assert command.get_short_help_str(), name
+        assert CliRunner().invoke(main, [name, "-h"]).exit_code == 0, name
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("download", "pull"), ("available", "list"),
+                                              ("delete", "rm")])  # fmt: skip
+def test_names_that_other_programs_have(ours: str, theirs: str) -> None:
+    assert main.commands[ours] is main.commands[theirs]
+
+
+def test_pull_lists_the_short_names_with_their_repositories() -> None:
+    said = CliRunner().invoke(main, ["pull", "-h"]).output
+    assert "qwen3-8b" in said
+    assert "mlx-community/Qwen3-8B-4bit" in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0, done.output
+    assert f"_LMX_COMPLETE={shell}_complete" in done.output
+
+
+def completed(*words: str, typed: str = "") -> list[str]:
+    found = BashComplete(main, {}, "lmx", "_LMX_COMPLETE").get_completions(list(words), typed)
+    return [one.value for one in found]
+
+
+def test_models_are_completed(home: Home) -> None:
+    models = status(model_line("qwen", aliases=["quick"]), model_line("other"))
+    with fake_supervisor(home, {GetStatus: lambda _: Status(models)}):
+        assert completed("load", typed="q") == ["qwen", "quick"]
+        assert completed("chat") == ["qwen", "quick", "other"]
+    home.default_config.write_text("models: [{id: cold, source: /x}]")
+    assert completed("estimate") == ["cold"]
+    home.default_config.write_text("{")
+    assert completed("estimate") == []
+
+
+def test_commands_are_completed() -> None:
+    assert completed(typed="do") == ["download", "downloads"]
+    assert "--take-over" in completed("serve", typed="--")

@@ -1,0 +1,130 @@
+"""Whatever LMX_HOME is, no command shows a traceback: it says what is wrong in a line or two."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lmx.supervisor.cli import command as cli_command
+from lmx.supervisor.cli.main import main
+
+COMMANDS = (
+    "serve", "start", "up", "init", "status", "status --json", "ps", "top", "events",
+    "events -f", "logs", "logs m", "logs --router", "logs --fetch", "load m", "unload m",
+    "add m /x",
+    "remove m", "drain m", "kill m", "restart m", "restart --router", "restart --supervisor",
+    "reset m", "pin m", "unpin m", "reload", "config check", "config show", "estimate m",
+    "pull qwen3-8b", "downloads", "list", "rm m", "chat", "chat m", "run m hi",
+    "stop",
+)  # fmt: skip
+"""Every command but those that need nothing of a home. `stop` comes last: it takes the lock, which
+is free again when its process ends, and that is this one."""
+
+
+def too_long(folder: Path) -> str:
+    return str(folder / ("x" * 150))
+
+
+def too_long_for_a_file(folder: Path) -> str:
+    return str(folder / ("x" * 5000))
+
+
+def a_file(folder: Path) -> str:
+    (folder / "home").write_text("")
+    return str(folder / "home")
+
+
+def below_a_file(folder: Path) -> str:
+    return a_file(folder) + "/home"
+
+
+def a_link_to_itself(folder: Path) -> str:
+    (folder / "home").symlink_to(folder / "home")
+    return str(folder / "home")
+
+
+def nobodys(_folder: Path) -> str:
+    return "~nobody-here/lmx"
+
+
+def with_a_broken_configuration(folder: Path) -> str:
+    (folder / "lmx.yaml").mkdir()
+    return str(folder)
+
+
+def with_folders_for_files(folder: Path) -> str:
+    for name in ("lock", "run/control", "state/launch.json", "state/events.jsonl", "admin.key"):
+        (folder / name).mkdir(parents=True)
+    (folder / "lmx.yaml").write_text("server: {port: nine}")
+    return str(folder)
+
+
+HOMES = (too_long, too_long_for_a_file, a_file, below_a_file, a_link_to_itself, nobodys,
+         with_a_broken_configuration, with_folders_for_files)  # fmt: skip
+
+
+def run(line: str) -> Result:
+    return CliRunner().invoke(main, shlex.split(line))
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_broken_home_is_told_in_words(
+    home: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("LMX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LMX_HOME", home(tmp_path))
+    for line in COMMANDS:
+        done = run(line)
+        assert done.exception is None or isinstance(done.exception, SystemExit), line
+        assert "Traceback" not in done.output
+        assert "a bug in lmx" not in done.output, (line, done.output)
+        if home in (too_long, a_file, nobodys):
+            assert (done.exit_code, "LMX_HOME" in done.output) == (4, True), (line, done.output)
+    assert not (tmp_path / ("x" * 150)).exists()
+
+
+def test_every_command_is_among_them() -> None:
+    free = {"completion", "demo", "config", "doctor", "rescue"}
+    names = {name for name in main.commands if main.commands[name].name == name} - free
+    assert names <= {
+        *(line.split()[0] for line in COMMANDS),
+        *(main.commands[line.split()[0]].name or "" for line in COMMANDS),
+    }
+
+
+def test_no_home_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LMX_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 123_456)
+    done = run("status")
+    assert done.exit_code == 4, done.output
+    assert "~/.lmx names no folder here" in done.output
+    assert "set LMX_HOME" in done.output
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    @cli_command.command
+    def broken() -> None:
+        raise ZeroDivisionError("the\nreason")
+
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    first = CliRunner().invoke(broken)
+    assert first.exit_code == 1
+    assert "can't be kept" in first.output
+    (tmp_path / "logs").mkdir()
+    second = CliRunner().invoke(broken)
+    assert second.output.startswith(
+        "lmx: a bug in lmx ended this command (ZeroDivisionError: the r"
+    )
+    assert len(second.output.splitlines()) == 1
+    assert "Traceback" in (tmp_path / "logs" / "command-line.log").read_text()

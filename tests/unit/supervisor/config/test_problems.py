@@ -1,0 +1,76 @@
+"""What a person reads of a configuration that is not valid: where, what, and what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmx.protocol.errors import OperationError
+from lmx.supervisor.config.load import load_config
+from lmx.supervisor.config.sources import SourceError, refuse_folder_as_repository
+
+
+def problems(folder: Path, text: str, **variables: str) -> list[str]:
+    path = folder / "lmx.yaml"
+    path.write_text(text)
+    with pytest.raises(OperationError) as caught:
+        load_config(path, variables)
+    return [line.removeprefix("  - ") for line in caught.value.message.splitlines()[1:]]
+
+
+def test_lines_names_and_what_was_meant(tmp_path: Path) -> None:
+    text = """\
+server:
+  prot: 1
+models:
+  - id: qwen
+    source: /x
+    concurency: 2
+  - id: other
+    source: /y
+    kind: picture
+"""
+    port, concurrency, kind = problems(tmp_path, text)
+    assert port == "server.prot (line 2): unknown key: did you mean port?"
+    assert concurrency == "models.qwen.concurency (line 6): unknown key: did you mean concurrency?"
+    assert kind.startswith("models.other.kind (line 9): ")
+
+
+def test_what_no_word_of_python_says(tmp_path: Path) -> None:
+    models, server = problems(tmp_path, "models: {a: 1}\nserver: [1]\n")
+    assert models.startswith("server (line 2): it is a section")
+    assert server.startswith("models (line 1): it is a list")
+
+
+def test_sections_in_which_all_is_commented_out_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text("models:\n#  - id: a\nserver:\n#  port: 1\n")
+    assert load_config(path, {}).models == ()
+
+
+def test_variables_are_named_where_they_are_wrong(tmp_path: Path) -> None:
+    (port,) = problems(tmp_path, "server: {port: 80}", LMX_SERVER_PORT="abc")
+    assert port.startswith("server.port (LMX_SERVER_PORT): ")
+    (key,) = problems(tmp_path, "", LMX_API_KEY="sk-0123456789abcdef")
+    assert key == "LMX_API_KEY is not a setting: did you mean LMX_SECURITY_API_KEYS?"
+    (unlike,) = problems(tmp_path, "", LMX_ZZZZZZZZ="1")
+    assert "known are LMX_CACHE_DIR" in unlike
+
+
+def test_two_models_of_one_name(tmp_path: Path) -> None:
+    (said,) = problems(tmp_path, "models: [{id: a, source: /x}, {id: a, source: /y}]")
+    assert said == "models.a: two models, or a model twice, have this name"
+
+
+def test_a_folder_that_is_here_is_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refuse_folder_as_repository("m/minilm")
+    (tmp_path / "m" / "minilm").mkdir(parents=True)
+    (tmp_path / "m" / "minilm" / "config.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"write '\./m/minilm' for the folder, or 'm/"):
+        refuse_folder_as_repository("m/minilm")
+    for meant in ("./m/minilm", "m/minilm@main", "other/model"):
+        refuse_folder_as_repository(meant)
