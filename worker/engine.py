@@ -518,9 +518,10 @@ class TaskEngine(Protocol):
     """A model that answers tasks: requests that are no generation
     (:mod:`lmx.protocol.messages.tasks`)."""
 
-    def plan(self, task: Task) -> TaskPlan | TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         """Tokenize and check a task, and cut it into pieces; or return the reply to it, if nothing
-        must be computed. Prompt thread.
+        must be computed. ``media`` are those of a ``Tokenize``; the model takes them. Prompt
+        thread.
 
         Raises ``RequestError`` for a task that this model can't do. Any other exception concerns
         only the task.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmx.protocol.messages.data import Thinking, ToolUse
+from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.speech import Transcribe, Transcript
 from lmx.protocol.wire.codec import message
 
@@ -82,6 +83,10 @@ class Tokenize:
     """How the model would think, which its template may show. None: as it does by itself."""
     continue_final_message: bool = False
     """Whether the prompt ends within the last message."""
+    media: tuple[MediaItem, ...] = ()
+    """The images, sounds and videos that the parts of ``messages`` refer to by their place here.
+    The bytes of each are a frame of their own behind this message, in the same order. Their tokens
+    are those that they would take in a prompt."""
 
 
 @message

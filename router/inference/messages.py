@@ -55,11 +55,12 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """Return how many tokens the prompt of a conversation has."""
+    """Return how many tokens the prompt of a conversation has, its images included."""
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
-    wanted, task = parse_count(body, keep_billing=spec.keep_billing_header)
+    wanted, task, sources = parse_count(body, keep_billing=spec.keep_billing_header)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
-    counted = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
+    models = await models_for(request, wanted.model, None, media=sources)
+    counted = await ask_tokenizer(request, models, task, sources)
     assert isinstance(counted, Tokenized)
     return json_value({"input_tokens": len(counted.tokens)})

@@ -16,17 +16,23 @@ from lmx.router.supervisor.routing import candidates, taking_media
 
 
 async def models_for(
-    request: web.Request, name: str | None, kind: ModelKind | None, *, stream: bool | None = None
+    request: web.Request,
+    name: str | None,
+    kind: ModelKind | None,
+    *,
+    stream: bool | None = None,
+    media: Sequence[MediaSource] = (),
 ) -> Sequence[ModelView]:
     """Return the models that ``name`` may mean, at least one, of any kind. The first is to be tried
     first. ``kind`` says which default model is meant if there is no name.
 
     The request counts for the first one until another one answers. ``stream`` says whether the
-    answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE.
+    answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE, and :class:`RequestError` if
+    no model takes the ``media`` of the request.
     """
     models = candidates(await request.app[SERVICES].supervisor.directory(), name, kind)
     set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
-    return models
+    return await _taking(request, models, media, stream=stream)
 
 
 async def models_of_kind(
@@ -41,6 +47,16 @@ async def models_of_kind(
     which could never answer, and if no model takes the ``media`` of the request."""
     models = await models_for(request, name, kind, stream=stream)
     require_kind(models[0], kind)
+    return await _taking(request, models, media, stream=stream)
+
+
+async def _taking(
+    request: web.Request,
+    models: Sequence[ModelView],
+    media: Sequence[MediaSource],
+    *,
+    stream: bool | None,
+) -> Sequence[ModelView]:
     if not media:
         return models
     wanted: dict[MediaKind, str] = {}

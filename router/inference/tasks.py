@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.tasks import Scores, Task, TaskFinished
+from lmx.protocol.messages.tasks import Scores, Task, TaskFinished, Tokenize
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, set_outcome
 from lmx.router.jobs.live import LiveRequest, RequestKind
+from lmx.router.media.source import MediaSource
 from lmx.router.services import SERVICES
+from lmx.router.workers.dispatch import COMPUTE_DEADLINE_S
 from lmx.router.workers.fallback import perform_on_first
 from lmx.router.workers.task import Last, Part
 
@@ -57,15 +60,32 @@ async def compute(
     return computed
 
 
-async def ask_tokenizer(request: web.Request, models: Sequence[ModelView], task: Task) -> Last:
+async def ask_tokenizer(
+    request: web.Request,
+    models: Sequence[ModelView],
+    task: Task,
+    sources: Sequence[MediaSource] = (),
+) -> Last:
     """Return the answer of the first available model of ``models`` to a ``task`` that computes
-    nothing, and so is neither listed nor counted in tokens. Raises the error of its refusal."""
+    nothing, and so is neither listed nor counted in tokens. ``sources`` are the media of a
+    ``Tokenize``. Raises the error of its refusal, and :class:`lmx.protocol.errors.RequestError` for
+    media that can't be had."""
+    services = request.app[SERVICES]
+    own = _own(request, task)
+    blobs: Sequence[bytes] = ()
 
     def choose(model: ModelView) -> None:
         set_outcome(request, Outcome(model=model.model_id))
 
-    tasks = request.app[SERVICES].tasks
-    _, answer = await perform_on_first(tasks, models, _own(request, task), choose)
+    async with AsyncExitStack() as until_answered:
+        if sources:
+            assert isinstance(own, Tokenize)
+            services.media.check(sources)
+            held = await until_answered.enter_async_context(services.media.read(sources, own.owner))
+            # Decoding has a limit of its own.
+            own = replace(own, media=held.items, deadline_s=COMPUTE_DEADLINE_S)
+            blobs = held.blobs
+        _, answer = await perform_on_first(services.tasks, models, own, choose, blobs)
     return answer.last
 
 

@@ -32,9 +32,10 @@ from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 async def tokenize(request: web.Request) -> web.Response:
     """Return the tokens of a text or of a conversation. Any kind of model has a tokenizer."""
     body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, task = parse_tokenize(body)
+    wanted, task, sources = parse_tokenize(body)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
-    answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
+    models = await models_for(request, wanted.model, None, media=sources)
+    answer = await ask_tokenizer(request, models, task, sources)
     assert isinstance(answer, Tokenized)
     return json_value(
         {

@@ -34,6 +34,7 @@ from lmx.worker.engine import (
     wrong_kind,
 )
 from lmx.worker.formats.families.table import marker_ids
+from lmx.worker.media.values import Media
 from lmx.worker.mlx.decoding.batching import can_batch
 from lmx.worker.mlx.decoding.media_trial import tried_media
 from lmx.worker.mlx.decoding.pace import PrefillPace
@@ -94,7 +95,11 @@ class MlxGenerator:
             self._renderer.start()
         self._prompts = PromptEncoder(tokenizer, facts, self._renderer, _media_prompts(loaded))
         self._token_tasks = TokenTasks(
-            tokenizer, facts.vocabulary_size, facts.context_tokens, self._prompts.encode
+            tokenizer,
+            facts.vocabulary_size,
+            facts.context_tokens,
+            self._prompts.encode,
+            spec.template_kwargs,
         )
         self.facts = facts
         """What is known of the model, also by trying."""
@@ -137,10 +142,10 @@ class MlxGenerator:
         """Compile."""
         return self._constraints.compile(source)
 
-    def plan(self, task: Task) -> TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
         """Answer tasks about tokens; refuse all others."""
         if isinstance(task, TokenTask):
-            return self._token_tasks.reply(task)
+            return self._token_tasks.reply(task, media)
         raise wrong_kind(ModelKind.CHAT)
 
     def detokenizer(

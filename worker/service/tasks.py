@@ -13,11 +13,19 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.speech import Transcribe
-from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskFinished, TaskPart, TaskReply
+from lmx.protocol.messages.tasks import (
+    Embed,
+    Rerank,
+    Task,
+    TaskFinished,
+    TaskPart,
+    TaskReply,
+    Tokenize,
+)
 from lmx.worker.engine import Engine, TaskPiece, TaskPlan
 from lmx.worker.media.check import check_media
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import Sound
+from lmx.worker.media.values import Media, Sound
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
 from lmx.worker.scheduling.thread import EngineThread, PieceResult
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Refusal
@@ -34,7 +42,8 @@ of sound."""
 
 _TOO_MUCH: Final = Refusal(
     ErrorCode.QUEUE_FULL,
-    f"The sounds that wait for this model take {_MOST_BLOB_BYTES >> 20} MiB: try again later.",
+    f"The images, sounds and videos that wait for this model take {_MOST_BLOB_BYTES >> 20} MiB: "
+    "try again later.",
     2.0,
 )
 
@@ -56,8 +65,8 @@ class OpenTask(OpenRequest):
     """Whether a piece of it is on the engine thread."""
     blobs: Sequence[bytes] = ()
     """The bytes of its media, until they are decoded."""
-    sound: Sound | None = None
-    """What it hears, from its decoding to its plan."""
+    media: Sequence[Media] = ()
+    """What they are once they are decoded, until the plan is made."""
     held_bytes: int = 0
     """What its plan keeps of its media."""
 
@@ -116,13 +125,11 @@ class Tasks:
         self._counts.requests += 1
         self._blob_bytes += blob_bytes
         task.blobs = blobs
-        transcriber = self._engine.transcriber
-        transcribes = transcriber is not None and isinstance(request, Transcribe)
         self._open.begin(
             task,
             lambda: self._plan(task),
             lambda future: self._planned(task, future),
-            (lambda: self._decode(task)) if transcribes else None,
+            (lambda: self._decode(task)) if self._needs_media(request) else None,
         )
 
     def computed(self, task_id: int, result: PieceResult) -> None:
@@ -153,28 +160,37 @@ class Tasks:
         """Refuse a task, however far it has come."""
         self._open.refuse(task, code, message)
 
+    def _needs_media(self, request: Task) -> bool:
+        """Return whether the media of a request are to be decoded for its plan."""
+        match request:
+            case Tokenize():
+                return bool(request.media)
+            case Transcribe():
+                return self._engine.transcriber is not None
+            case _:
+                return False
+
     def _decode(self, task: OpenTask) -> None:
         # This runs on the media thread.
-        assert isinstance(task.request, Transcribe)
-        needs = self._engine.facts.media
-        assert needs is not None, "a model that transcribes needs sounds"
-        check_media(task.request.media, needs)
-        (sound,) = self._decoder.decode(task.request.media, task.blobs, needs)
-        assert isinstance(sound, Sound), "and nothing else"
-        task.sound = sound
+        assert isinstance(task.request, Tokenize | Transcribe)
+        items, needs = task.request.media, self._engine.facts.media
+        check_media(items, needs)
+        if needs is not None:
+            task.media = self._decoder.decode(items, task.blobs, needs)
 
     def _plan(self, task: OpenTask) -> TaskPlan | TaskReply:
         # This runs on the prompt thread.
-        sound, task.sound = task.sound, None
-        if sound is None:
-            return self._engine.tasks.plan(task.request)
-        assert isinstance(task.request, Transcribe)
-        assert self._engine.transcriber is not None
-        return self._engine.transcriber.transcribe(task.request, sound)
+        request, transcriber = task.request, self._engine.transcriber
+        media, task.media = task.media, ()
+        if isinstance(request, Transcribe) and transcriber is not None:
+            (sound,) = media
+            assert isinstance(sound, Sound), "a model that transcribes takes nothing else"
+            return transcriber.transcribe(request, sound)
+        return self._engine.tasks.plan(request, media)
 
     def _drop_blobs(self, task: OpenTask) -> None:
         self._blob_bytes -= sum(map(len, task.blobs))
-        task.blobs = ()
+        task.blobs = task.media = ()
 
     def _count_held(self, task: OpenTask, size_bytes: int) -> None:
         if size_bytes != task.held_bytes:

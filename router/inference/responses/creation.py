@@ -128,7 +128,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
 
 async def input_tokens(request: web.Request) -> web.Response:
-    """Return how many tokens the prompt of a response has."""
+    """Return how many tokens the prompt of a response has, its images and sounds included."""
     spec = request.app[SERVICES].spec
     body = await read_object(request, spec.body_limit_bytes)
     wanted = parse_input_tokens(body)
@@ -136,8 +136,8 @@ async def input_tokens(request: web.Request) -> web.Response:
     earlier = len(items) - len(own)
     asked = asked_of(wanted, items, sealing_key(spec.admin_key), earlier=earlier)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
-    models = await models_for(request, wanted.model, ModelKind.CHAT)
-    counted = await ask_tokenizer(request, models, tokenizing_of(wanted, asked))
+    models = await models_for(request, wanted.model, ModelKind.CHAT, media=asked.media)
+    counted = await ask_tokenizer(request, models, tokenizing_of(wanted, asked), asked.media)
     assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
 

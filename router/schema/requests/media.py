@@ -6,7 +6,6 @@ names for how closely a model looks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Tag
@@ -196,18 +195,6 @@ def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> MediaSourc
             "use_audio_in_video": True if heard is None else heard,
         }
     return MediaSource(kind, param, content, detail=detail or "auto", **seen)
-
-
-def refuse_media(sources: Sequence[MediaSource], route: str) -> None:
-    """Raise :class:`RequestError` (400) if a request has media on a ``route`` that counts texts."""
-    if sources:
-        param = sources[0].param
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"`{param}`: {route} counts the tokens of text only. How many an image, a sound or a "
-            "video takes is in the `usage` of an answer.",
-            param=param,
-        )
 
 
 def _text_of(reference: Reference, param: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field, Tag
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.tasks import Detokenize, Embed, Rerank, Tokenize
+from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.completions import (
     ID_LISTS,
     IDS,
@@ -17,7 +18,7 @@ from lmx.router.schema.requests.completions import (
     TokenArray,
 )
 from lmx.router.schema.requests.generation import ResidencyFields, keep_alive_of
-from lmx.router.schema.requests.media import VideoDefaults, refuse_media
+from lmx.router.schema.requests.media import VideoDefaults
 from lmx.router.schema.requests.messages import Messages, check_messages, plain_messages
 from lmx.router.schema.requests.tools import ToolFields, tool_use_of
 from lmx.router.schema.requests.unsupported import refuse_unsupported
@@ -159,7 +160,7 @@ class TokenizerInfoQuery(Strict):
     """The id, an alias or the source of a model. Default: the configured one."""
 
 
-class TokenizeRequest(ToolFields):
+class TokenizeRequest(ToolFields, VideoDefaults):
     """The body of POST /tokenize: ``prompt``, or ``messages``."""
 
     model: str | None = None
@@ -253,8 +254,11 @@ def embedding_of(request: ScoreRequest) -> Embed:
     return Embed(0, "", COMPUTE_DEADLINE_S, texts, keep_alive_s=keep_alive_of(request))
 
 
-def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
-    """Return the checked request, and the request to a worker."""
+def parse_tokenize(
+    body: dict[str, Any],
+) -> tuple[TokenizeRequest, Tokenize, tuple[MediaSource, ...]]:
+    """Return the checked request, the request to a worker, and where the media of its messages come
+    from."""
     request = validated(TokenizeRequest, body)
     refuse_unsupported(body, TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
@@ -264,7 +268,7 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
             param="prompt",
         )
     if request.messages is None:
-        return request, Tokenize(
+        task = Tokenize(
             0,
             "",
             TOKENIZE_DEADLINE_S,
@@ -272,16 +276,16 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
             add_special_tokens=request.add_special_tokens is not False,
             pieces=bool(request.return_token_strs),
         )
+        return request, task, ()
     check_messages(request.messages)
-    messages, media = plain_messages(request.messages, VideoDefaults())
-    refuse_media(media, "/tokenize")
+    messages, media = plain_messages(request.messages, request)
     if request.add_special_tokens:
         raise RequestError(
             ErrorCode.UNSUPPORTED_VALUE,
             "`add_special_tokens` is for `prompt`: with `messages` the chat template has them.",
             param="add_special_tokens",
         )
-    return request, Tokenize(
+    task = Tokenize(
         0,
         "",
         TOKENIZE_DEADLINE_S,
@@ -291,6 +295,7 @@ def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeRequest, Tokenize]:
         tool_use=tool_use_of(request),
         pieces=bool(request.return_token_strs),
     )
+    return request, task, media
 
 
 def parse_detokenize(body: dict[str, Any]) -> tuple[DetokenizeRequest, Detokenize]:

@@ -145,6 +145,39 @@ def test_streamed_is_whole_and_anthropic_s_form_is_the_same(seeing: Rig) -> None
     assert said.content[0].text == whole
 
 
+def test_what_counts_tokens_counts_what_the_usage_says(seeing: Rig) -> None:
+    red = in_base64(picture("red"))
+    turn = {"role": "user", "content": [image("red"), WHAT]}
+    source = {"type": "base64", "media_type": "image/png", "data": red}
+    block = {"role": "user", "content": [{"type": "image", "source": source}, WHAT]}
+    parts = [
+        {"type": "input_image", "image_url": f"data:image/png;base64,{red}"},
+        {"type": "input_text", "text": WHAT["text"]},
+    ]
+    origin = seeing.url.removesuffix("/v1")
+
+    def posted(path: str, **body: Any) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{origin}{path}",
+            json.dumps({"model": "shapes", **body}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            told: dict[str, Any] = json.load(response)
+        return told
+
+    used = posted("/v1/chat/completions", messages=[turn], max_tokens=1)["usage"]["prompt_tokens"]
+    assert posted("/tokenize", messages=[turn])["count"] == used > 16
+    told = posted("/v1/messages", messages=[block], max_tokens=1)["usage"]
+    used = told["input_tokens"] + told["cache_read_input_tokens"]
+    assert posted("/v1/messages/count_tokens", messages=[block])["input_tokens"] == used
+    asked = {"input": [{"role": "user", "content": parts}]}
+    used = posted("/v1/responses", **asked, max_output_tokens=1)["usage"]["input_tokens"]
+    assert posted("/v1/responses/input_tokens", **asked)["input_tokens"] == used
+    none = posted("/tokenize", messages=[{"role": "user", "content": WHAT["text"]}])["count"]
+    assert none < used
+
+
 def test_two_images_keep_their_places(seeing: Rig) -> None:
     what = {"type": "text", "text": "What is in the two images?"}
     for first, second in (("red", "blue"), ("blue", "red")):

@@ -381,13 +381,17 @@ class FakeWorker:
                     self._by_key[identity, cancel.stream_id].cancelled = True
                 case Cancel(stream_id):
                     self.cancelled_tasks.append(stream_id)
-                case Transcribe() as task:
+                case (
+                    Embed()
+                    | Rerank()
+                    | Transcribe()
+                    | Tokenize()
+                    | Detokenize()
+                    | DescribeTokenizer()
+                ) as task:
                     self.tasks.append(task)
-                    self.task_blobs.append(tuple(blobs))
-                    for reply in self.task_script(task):
-                        await self.send(identity, reply)
-                case Embed() | Rerank() | Tokenize() | Detokenize() | DescribeTokenizer() as task:
-                    self.tasks.append(task)
+                    if blobs:
+                        self.task_blobs.append(tuple(blobs))
                     for reply in self.task_script(task):
                         await self.send(identity, reply)
 

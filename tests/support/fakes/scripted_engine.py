@@ -93,7 +93,7 @@ from lmx.worker.engine import (
     StepOutput,
     TokenScores,
 )
-from lmx.worker.media.values import MediaNeeds
+from lmx.worker.media.values import Media, MediaNeeds
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.schemas.form import schema_forms
 
@@ -330,9 +330,9 @@ class ScriptedEngine:
         del self._rows[row_id]
         return row.tokens[: row.made]
 
-    def plan(self, task: Task) -> TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
         if isinstance(task, Tokenize):
-            source = PromptSource(text=task.text, messages=task.messages)
+            source = PromptSource(text=task.text, messages=task.messages, media=media)
             tokens = self.encode(source).tokens
             pieces = tuple(chr(token - _BYTE) for token in tokens) if task.pieces else ()
             return Tokenized(task.stream_id, tuple(tokens), 4096, pieces)

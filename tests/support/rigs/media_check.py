@@ -14,6 +14,7 @@ from media_models import MlxVlmAlone, conversation, tiny_towers
 from mlx_vlm.generate.ar import _extend_cache
 from one_renderer import renderer
 
+from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import MediaKind
 from lmx.worker.engine import EncodedPrompt, ModelFacts, PromptSource, RowRequest, RowSampling
 from lmx.worker.media.values import Media, Picture, Sound, Video
@@ -25,6 +26,7 @@ from lmx.worker.mlx.media.spans import MediaSpans
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.prompt import PromptEncoder
+from lmx.worker.mlx.model.token_text import TokenTasks
 
 CHUNKS: Final = (1, 5, 8, 16)
 TOLERANCE: Final = 2e-3
@@ -76,6 +78,7 @@ class MediaModel:
         self.forward = Forward(checkpoint.model)
         self._features = FeatureCache(1 << 30)
         facts = ModelFacts(4096, checkpoint.end_ids, self.forward.vocabulary_size)
+        self._tokenizer = checkpoint.tokenizer
         config = checkpoint.model.config
         self.prompts = PromptEncoder(
             checkpoint.tokenizer,
@@ -89,6 +92,15 @@ class MediaModel:
     def encode(self, *parts: str | Media) -> EncodedPrompt:
         """Return the prompt of one message."""
         return self.prompts.encode(_source(parts))
+
+    def counted(self, *parts: str | Media) -> Sequence[int]:
+        """Return the tokens that such a message is said to have where tokens are counted."""
+        source = _source(parts)
+        tasks = TokenTasks(self._tokenizer, 4096, 4096, self.prompts.encode)
+        task = Tokenize(1, "r", 9.0, messages=tuple(map(dict, source.messages or ())))
+        reply = tasks.reply(task, source.media)
+        assert isinstance(reply, Tokenized)
+        return reply.tokens
 
     def begin(
         self, prompt: EncodedPrompt, cache: PromptCache | None = None, cached: int = 0
@@ -152,6 +164,7 @@ def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
     tokens, logits = MlxVlmAlone(folder).logits(told, [one, other])
     right = logits[-1]
     assert list(prompt.tokens) == tokens, "the tokens are not those of the processor"
+    assert list(model.counted("ab", one, "cde", other, "fghij")) == tokens, "it is counted wrong"
     spread = right.std()
 
     def off(logits: np.ndarray[Any, Any]) -> float:

@@ -19,6 +19,7 @@ from lmx.protocol.messages.speech import Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskReply, Vectors
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
     EncoderMemory,
@@ -77,7 +78,7 @@ class MlxEmbedder:
             )
         self._dimensions = vectors.shape[1]
 
-    def plan(self, task: Task) -> TaskPlan | TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         """Tokenize, check the lengths, and sort the inputs into batches."""
         match task:
             case Embed():

@@ -19,6 +19,7 @@ from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import is_classifier
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine import Engine, LoadReporter, TaskPlan, wrong_kind
+from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
     EncoderMemory,
@@ -100,7 +101,7 @@ class MlxReranker:
         self._form = form
         self._compute(RerankPiece(0, (0,), ((0, 1),), None))
 
-    def plan(self, task: Task) -> TaskPlan | TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         """Tokenize each pair, check the lengths, and sort them into batches."""
         match task:
             case Rerank():

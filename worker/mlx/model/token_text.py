@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tokenizers.decoders import ByteLevel
@@ -24,6 +24,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
 )
 from lmx.worker.engine import EncodedPrompt, PromptSource
+from lmx.worker.media.values import Media
 from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer, TokenTexts
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -133,14 +134,18 @@ class TokenTasks:
         vocabulary_size: int,
         context_tokens: int,
         encode: Callable[[PromptSource], EncodedPrompt],
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        """``template_kwargs`` are the values for the chat template that the configuration sets."""
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._context_tokens = context_tokens
         self._encode = encode
+        self._template_kwargs = template_kwargs or {}
 
-    def reply(self, task: TokenTask) -> TaskReply:
-        """Return the answer to a task. Raises ``RequestError`` for one that can't be met."""
+    def reply(self, task: TokenTask, media: Sequence[Media] = ()) -> TaskReply:
+        """Return the answer to a task. ``media`` are those of its messages. Raises ``RequestError``
+        for one that can't be met."""
         if isinstance(task, DescribeTokenizer):
             text = json.dumps(self._description())
             _check_reply(len(text), "model")
@@ -150,7 +155,7 @@ class TokenTasks:
             text = self._text(task.tokens)
             _check_reply(len(text.encode()), "tokens")
             return Detokenized(task.stream_id, text)
-        tokens = self._tokens(task)
+        tokens = self._tokens(task, media)
         names = self._tokenizer.convert_ids_to_tokens(tokens) if task.pieces else ()
         # This is a token for which an enlarged vocabulary has no name.
         pieces = tuple(name or "" for name in names)
@@ -170,7 +175,7 @@ class TokenTasks:
         described: dict[str, Any] = _plain(settings)
         return described
 
-    def _tokens(self, task: Tokenize) -> list[int]:
+    def _tokens(self, task: Tokenize, media: Sequence[Media]) -> list[int]:
         if task.text is not None:
             if len(task.text) > MAX_CHARACTERS:
                 raise RequestError(
@@ -187,11 +192,12 @@ class TokenTasks:
             )
         source = PromptSource(
             messages=task.messages,
-            template_kwargs=task.template_kwargs or {},
+            template_kwargs={**self._template_kwargs, **(task.template_kwargs or {})},
             tool_use=task.tool_use,
             add_generation_prompt=task.add_generation_prompt,
             continue_final_message=task.continue_final_message,
             thinking=task.thinking or Thinking(),
+            media=media,
         )
         return list(self._encode(source).tokens)
 

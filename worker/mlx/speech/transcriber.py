@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,7 +22,7 @@ from lmx.worker.engine import (
     TaskPlan,
     wrong_kind,
 )
-from lmx.worker.media.values import MediaNeeds, Sound
+from lmx.worker.media.values import Media, MediaNeeds, Sound
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
 from lmx.worker.mlx.speech.decoder import SpeechNetwork
@@ -63,10 +63,10 @@ class MlxTranscriber:
         self._network = network
         self._token_tasks = token_tasks
 
-    def plan(self, task: Task) -> TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskReply:
         """Answer tasks about tokens; refuse all others."""
         if isinstance(task, TokenTask):
-            return self._token_tasks.reply(task)
+            return self._token_tasks.reply(task, media)
         raise wrong_kind(ModelKind.TRANSCRIPTION)
 
     def transcribe(self, task: Transcribe, sound: Sound) -> TaskPlan:

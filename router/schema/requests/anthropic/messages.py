@@ -16,7 +16,6 @@ from lmx.router.schema.requests.anthropic.blocks import SystemText
 from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messages, hosted_blocks
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
 from lmx.router.schema.requests.generation import MAX_STOP_CHARS, ResidencyFields, keep_alive_of
-from lmx.router.schema.requests.media import refuse_media
 from lmx.router.schema.requests.sampling import parameter
 from lmx.router.schema.validation import Count, FreeObject, Positive, Strict, validated
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
@@ -187,15 +186,14 @@ def parse_messages(
 
 def parse_count(
     body: dict[str, Any], *, keep_billing: bool = False
-) -> tuple[CountTokensRequest, Tokenize]:
-    """Return the checked request, and the task for a worker. ``keep_billing`` and errors: as of
-    :func:`parse_messages`."""
+) -> tuple[CountTokensRequest, Tokenize, tuple[MediaSource, ...]]:
+    """Return the checked request, the task for a worker, and where its images come from.
+    ``keep_billing`` and errors: as of :func:`parse_messages`."""
     request = validated(CountTokensRequest, body)
     conversation = chat_messages(request.system, request.messages, keep_billing=keep_billing)
-    refuse_media(conversation.media, "/v1/messages/count_tokens")
     _structure_of(request)
     goes_on = _goes_on(conversation.messages)
-    return request, Tokenize(
+    task = Tokenize(
         0,
         "",
         TOKENIZE_DEADLINE_S,
@@ -205,6 +203,7 @@ def parse_count(
         tool_use=tool_use_of(request.tools, request.tool_choice),
         thinking=request.effective_thinking,
     )
+    return request, task, conversation.media
 
 
 def _goes_on(messages: list[dict[str, Any]]) -> bool:

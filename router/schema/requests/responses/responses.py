@@ -15,7 +15,6 @@ from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.generation import LabelFields, ResidencyFields, keep_alive_of
-from lmx.router.schema.requests.media import refuse_media
 from lmx.router.schema.requests.messages import MAX_MESSAGES
 from lmx.router.schema.requests.responses.conversation import (
     conversation_of,
@@ -321,9 +320,7 @@ def generation_of(request: ResponsesRequest, asked: Asked) -> Generate:
 
 
 def tokenizing_of(request: InputTokensRequest, asked: Asked) -> Tokenize:
-    """Return the task that counts the tokens of a prompt, without its id. Raises
-    :class:`RequestError` if it has media."""
-    refuse_media(asked.media, "/v1/responses/input_tokens")
+    """Return the task that counts the tokens of a prompt, without its id."""
     return Tokenize(
         0,
         "",

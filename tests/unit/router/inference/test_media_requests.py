@@ -20,6 +20,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Acquired
 from lmx.protocol.messages.data import Usage
 from lmx.protocol.messages.specs import MediaLimits
+from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import MediaForm, MediaKind
 from lmx.router.media.source import MediaSource
 from lmx.router.schema.requests.media import ImageReference, ImageUrlPart
@@ -110,6 +111,32 @@ async def test_streams_and_other_families_carry_them_too() -> None:
         status, told = await rig.post_json("/v1/responses", model=MODEL, **asked)
         assert status == 200, told
         assert [stream.blobs for stream in rig.worker.streams] == [(PNG,)] * 4
+
+
+async def test_what_counts_tokens_sends_the_media_too() -> None:
+    block = {"type": "image", "source": {
+        "type": "base64", "media_type": "image/png", "data": IN_BASE64,
+    }}  # fmt: skip
+    item = {"type": "input_image", "image_url": f"data:image/png;base64,{IN_BASE64}"}
+    async with seeing() as (rig, _):
+        rig.worker.task_script = lambda task: [Tokenized(task.stream_id, (1, 2, 3), 256)]
+        for path, count, fields in (
+            ("/tokenize", "count", {"messages": asking(IMAGE)}),
+            ("/v1/messages/count_tokens", "input_tokens", {"messages": asking(block)}),
+            ("/v1/responses/input_tokens", "input_tokens",
+             {"input": [{"role": "user", "content": [item]}]}),
+        ):  # fmt: skip
+            status, told = await rig.post_json(path, model=MODEL, **fields)
+            assert (status, told.get(count)) == (200, 3), told
+        assert rig.worker.task_blobs == [(PNG,)] * 3
+        for task in rig.worker.tasks:
+            assert isinstance(task, Tokenize)
+            assert [item.form for item in task.media] == [MediaForm.PNG]
+        assert rig.router._runner.app[SERVICES].media.held_bytes == 0
+        status, told = await rig.post_json(
+            "/tokenize", model=MODEL, messages=asking(image_at("file:///etc/passwd"))
+        )
+        assert (status, told["error"]["param"]) == (400, PATH)
 
 
 REFUSED = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.states import MediaKind
 from lmx.protocol.wire.codec import decode, encode
@@ -148,22 +148,28 @@ def test_an_answer_goes_on_with_text_alone() -> None:
     assert caught.value.param == "messages[1]"
 
 
+VIDEO_PART = {"type": "video_url", "video_url": {"url": URL}, "max_frames": 3}
+
+
 @pytest.mark.parametrize(
-    ("parse", "param"),
+    ("ask", "count", "part", "fields"),
     [
-        (parse_tokenize, "messages[0].content[0].image_url"),
-        (parse_count, "messages[0].content[0].source.data"),
+        (parse_chat, parse_tokenize, {"type": "image_url", "image_url": BARE}, {}),
+        (parse_chat, parse_tokenize, VIDEO_PART, {"fps": 4, "use_audio_in_video": False}),
+        (
+            parse_messages, parse_count,
+            {"type": "image", "source": {"type": "base64", "data": BARE}}, {},
+        ),
     ],
-)
-def test_what_counts_text_says_that_it_counts_no_media(parse: Any, param: str) -> None:
-    part = (
-        {"type": "image_url", "image_url": BARE}
-        if parse is parse_tokenize
-        else {"type": "image", "source": {"type": "base64", "data": BARE}}
-    )
-    with pytest.raises(RequestError, match="usage") as caught:
-        parse({"model": "m", "messages": [{"role": "user", "content": [part, TEXT]}]})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)
+)  # fmt: skip
+def test_what_counts_tokens_counts_those_of_the_same_media(
+    ask: Any, count: Any, part: Any, fields: dict[str, Any]
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": [part, TEXT]}], **fields}
+    _, generate, sources = ask({**body, "max_tokens": 9})
+    _, task, counted = count(body)
+    assert counted == sources and len(sources) == 1
+    assert task.messages == generate.messages
 
 
 PART = st.sampled_from([
