@@ -48,6 +48,7 @@ from lmx.router.operators.pages.api_page import (
 from lmx.router.operators.pages.front_page import (
     front,
     icon,
+    page_attachments,
     page_chat,
     page_markdown,
     page_style,
@@ -341,6 +342,7 @@ def _front() -> Iterator[Endpoint]:
     yield Endpoint("GET", "/ping", ping, use, tag, "Whether the router lives", quiet=True)
     for path, handler, media in (
         ("/page.css", page_style, "text/css"),
+        ("/attachments.js", page_attachments, "text/javascript"),
         ("/chat.js", page_chat, "text/javascript"),
         ("/markdown.js", page_markdown, "text/javascript"),
         ("/favicon.ico", icon, "image/svg+xml"),

@@ -36,8 +36,9 @@ API_KEY = "an-inference-key-of-the-tests"
 @pytest.fixture(scope="package")
 def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     """Models whose answers the requests script, with an API key; for what clients do with them.
-    ``narrow`` takes one request at a time, ``stumbling``, ``tripping`` and ``halting`` fail to load
-    the first time. ``good`` is no script: it writes what a good model would (:mod:`good_model`).
+    ``narrow`` takes one request at a time, which may have images, sounds and videos. ``stumbling``,
+    ``tripping`` and ``halting`` fail to load the first time. ``good`` is no script: it writes what
+    a good model would (:mod:`good_model`).
     """
     config = {
         "security": {"api_keys": [API_KEY]},
@@ -45,7 +46,7 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
         "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1},
         "models": [
             scripted("scripted"),
-            scripted("narrow", max_rows=1, max_queue=0),
+            scripted("narrow", max_rows=1, max_queue=0, options={"media": True}),
             scripted("stumbling", preload=False, options={"bad_loads": [1]}),
             scripted("tripping", preload=False, options={"bad_loads": [1]}),
             scripted("halting", preload=False, options={"bad_loads": [1]}),

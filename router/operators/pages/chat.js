@@ -1,6 +1,7 @@
 // The chat of the page at /: one conversation with one model, streamed from this server and from
 // nowhere else. Nothing is kept but the key, which stays in this tab until it is closed.
 
+import { clear, files, named, offer, partsOf, refuse, withoutContent } from "./attachments.js";
 import { rendered } from "./markdown.js";
 
 const POLL_MS = 3000;
@@ -10,6 +11,8 @@ const url = (path) => new URL(path, document.baseURI).href;
 
 let turns = [];
 let abort = null;
+let reading = false; // The files of the next message are being read.
+let modalities = {}; // What each model takes, by its id.
 
 // --- Talking to the server ---------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ function show(turn) {
     ask();
   });
   const draw = () => {
-    text.replaceChildren(turn.role === "user" ? turn.content : rendered(turn.content));
+    text.replaceChildren(turn.role === "user" ? turn.shown : rendered(turn.content));
     if (turn.thinking) {
       thought.textContent = turn.thinking;
       if (!thoughts.isConnected) box.prepend(thoughts);
@@ -154,16 +157,37 @@ function working(is) {
   at("stop").hidden = !is;
 }
 
-at("form").addEventListener("submit", (event) => {
+/** Returns the turn of a text and of the files that are attached. */
+async function question(text) {
+  const sent = files();
+  const parts = await partsOf(sent);
+  if (parts.length && text) parts.push({ type: "text", text });
+  return {
+    role: "user",
+    content: parts.length ? parts : text,
+    shown: [...sent.map(named), text].join("\n").trim(),
+  };
+}
+
+at("form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const text = at("say").value.trim();
-  if (!text || abort) return;
-  at("say").value = "";
-  // What was not answered is not asked again.
-  if (turns.at(-1)?.role === "user") turns.pop();
-  turns.push({ role: "user", content: text });
-  show(turns.at(-1));
-  ask();
+  if (abort || reading || !(text || files().length)) return;
+  reading = true;
+  try {
+    const turn = await question(text);
+    at("say").value = "";
+    clear();
+    // What was not answered is not asked again.
+    if (turns.at(-1)?.role === "user") turns.pop();
+    turns.push(turn);
+    show(turn);
+    ask();
+  } catch (error) {
+    refuse(error.message);
+  } finally {
+    reading = false;
+  }
 });
 at("say").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -175,6 +199,7 @@ at("stop").addEventListener("click", () => abort?.abort());
 at("new").addEventListener("click", () => {
   abort?.abort();
   turns = [];
+  clear();
   at("turns").replaceChildren();
   at("say").focus();
 });
@@ -185,9 +210,18 @@ function shellQuoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
+/** Returns the body for people: the content of files is left out. */
+function toldBody() {
+  const told = body();
+  for (const message of told.messages) {
+    if (Array.isArray(message.content)) message.content = message.content.map(withoutContent);
+  }
+  return told;
+}
+
 function asCurl() {
   const key = sessionStorage.getItem(KEY) ? ` \\\n  -H "Authorization: Bearer $LMX_API_KEY"` : "";
-  const sent = JSON.stringify({ ...body(), stream: true });
+  const sent = JSON.stringify({ ...toldBody(), stream: true });
   return (
     `curl -N ${url("v1/chat/completions")} \\\n  -H 'Content-Type: application/json'${key}` +
     ` \\\n  -d ${shellQuoted(sent)}\n`
@@ -195,7 +229,7 @@ function asCurl() {
 }
 
 function asPython() {
-  const { model, messages, ...rest } = body();
+  const { model, messages, ...rest } = toldBody();
   const more = Object.entries(rest).map(([name, value]) => `    ${name}=${value},\n`).join("");
   return (
     `from openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key="unused")\n` +
@@ -251,6 +285,7 @@ async function refresh() {
     const { data } = await response.json();
     at("models").replaceChildren(...data.map(row));
     const chat = data.filter((model) => model.kind === "chat" || model.kind === null);
+    modalities = Object.fromEntries(chat.map((model) => [model.id, model.modalities ?? []]));
     const names = chat.map((model) => model.id);
     const known = [...at("model").options].map((option) => option.value);
     if (names.join("\n") !== known.join("\n")) {
@@ -258,11 +293,17 @@ async function refresh() {
       at("model").replaceChildren(...names.map((name) => new Option(name, name)));
       if (names.includes(chosen)) at("model").value = chosen;
     }
+    choose();
   } catch {
     at("status").textContent = "lmx does not answer";
     at("status").className = "unhealthy";
   }
 }
+
+function choose() {
+  offer(modalities[at("model").value] ?? []);
+}
+at("model").addEventListener("change", choose);
 
 at("chat").hidden = false;
 refresh();

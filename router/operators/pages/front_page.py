@@ -54,7 +54,8 @@ _HEADERS: Final = {
 _FILE_HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 _FOLDER: Final = files(__package__)
 _TEXTS: Final = {
-    name: (_FOLDER / name).read_text("utf-8") for name in ("page.css", "chat.js", "markdown.js")
+    name: (_FOLDER / name).read_text("utf-8")
+    for name in ("page.css", "attachments.js", "chat.js", "markdown.js")
 }
 
 ICON: Final = (
@@ -132,7 +133,11 @@ def page(answer: Front, engines: Sequence[EngineSummary]) -> str:
   </details>
   <pre id="code" hidden></pre>
   <div id="turns" aria-live="polite"></div>
+  <p id="refused" class="note error" role="alert" hidden></p>
+  <ul id="files" class="files"></ul>
   <form id="form">
+    <button id="attach" type="button" title="Attach images, sounds or videos" hidden>Attach</button>
+    <input id="picker" type="file" multiple hidden>
     <textarea id="say" rows="2" placeholder="Ask the model. Shift and Enter begin a new line."
       aria-label="Your message" autofocus></textarea>
     <button id="send">Send</button>
@@ -162,6 +167,11 @@ async def page_style(request: web.Request) -> web.Response:
 async def page_chat(request: web.Request) -> web.Response:
     """Return the script of the chat."""
     return _script("chat.js")
+
+
+async def page_attachments(request: web.Request) -> web.Response:
+    """Return the script that sends files along."""
+    return _script("attachments.js")
 
 
 async def page_markdown(request: web.Request) -> web.Response:

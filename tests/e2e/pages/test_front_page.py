@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from typing import Any
 
 import pytest
 from chromium import Page, chromium, require_chromium
+from hostile_media import picture
+from media_files import sine, wav_file
 from openai import OpenAI
 from rig import Rig
 
@@ -45,6 +48,29 @@ async def say(page: Page, text: Any) -> None:
     await page.run(SAY.replace("TEXT", json.dumps(said)))
 
 
+async def log_in(page: Page, origin: str, key: str) -> None:
+    """Open the page, and give the key that it asks for."""
+    await page.open(f"{origin}/")
+    await until(page, '!document.getElementById("keys").hidden', "the field for the key")
+    await page.run(
+        f'const key = document.getElementById("key"); key.value = "{key}";'
+        'key.dispatchEvent(new Event("change"))'
+    )
+
+
+async def choose(page: Page, model: str) -> None:
+    """Choose a model, once the page has it."""
+    await until(
+        page,
+        f'[...document.getElementById("model").options].some((one) => one.value === "{model}")',
+        "the models",
+    )
+    await page.run(
+        f'document.getElementById("model").value = "{model}";'
+        'document.getElementById("model").dispatchEvent(new Event("change"))'
+    )
+
+
 async def answered(page: Page) -> dict[str, Any]:
     """The last answer, when it has ended."""
     await until(page, 'document.getElementById("stop").hidden', "an answer that ends")
@@ -60,18 +86,8 @@ async def test_a_chat_and_a_model_that_is_killed(
     require_chromium()
     origin = scripted_server.url.removesuffix("/v1")
     async with chromium() as page:
-        await page.open(f"{origin}/")
-        await until(page, '!document.getElementById("keys").hidden', "the field for the key")
-        await page.run(
-            f'const key = document.getElementById("key"); key.value = "{scripted_client.api_key}";'
-            'key.dispatchEvent(new Event("change"))'
-        )
-        await until(
-            page,
-            '[...document.getElementById("model").options].some((one) => one.value === "scripted")',
-            "the models",
-        )
-        await page.run('document.getElementById("model").value = "scripted"')
+        await log_in(page, origin, scripted_client.api_key)
+        await choose(page, "scripted")
 
         await say(page, "Hello")
         assert (await answered(page))["text"].strip() == SENTENCE
@@ -120,3 +136,101 @@ async def test_the_page_loads_nothing_from_elsewhere_and_breaks_no_rule(
             " document.body.append(script); })"
         )
         assert broken == "script-src-elem", "the policy is in force"
+
+
+ATTACH = """
+const files = new DataTransfer();
+for (const [name, type, content] of FILES) {
+  const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+  files.items.add(new File([bytes], name, { type }));
+}
+document.getElementById("picker").files = files.files;
+document.getElementById("picker").dispatchEvent(new Event("change"));
+"""
+WATCH = """
+window.sent = [];
+const send = window.fetch;
+window.fetch = (url, options) => {
+  if (options?.method === "POST") window.sent.push(JSON.parse(options.body));
+  return send(url, options);
+};
+"""
+CHIPS = '[...document.querySelectorAll("#files li")].map((one) => one.firstChild.textContent)'
+REFUSED = 'document.getElementById("refused").textContent'
+
+
+async def attach(page: Page, *files: tuple[str, str, bytes]) -> None:
+    shown = [[name, kind, base64.b64encode(content).decode()] for name, kind, content in files]
+    await page.run(ATTACH.replace("FILES", json.dumps(shown)))
+
+
+async def test_files_go_with_a_message(scripted_server: Rig, scripted_client: OpenAI) -> None:
+    require_chromium()
+    origin = scripted_server.url.removesuffix("/v1")
+    image = picture("png")
+    sound = wav_file(sine(440, 0.2, 16_000), 16_000)
+    async with chromium() as page:
+        await log_in(page, origin, scripted_client.api_key)
+        await choose(page, "scripted")
+        assert await page.run('document.getElementById("attach").hidden'), "it takes text only"
+        await choose(page, "narrow")
+        await until(page, '!document.getElementById("attach").hidden', "a button for files")
+        await page.run(WATCH)
+
+        await attach(
+            page, ("page.pdf", "application/pdf", b"%PDF-"), ("cat.png", "image/png", image)
+        )
+        assert "page.pdf is left out" in await page.run(REFUSED)
+        await attach(page, ("cat.png", "image/png", image), ("talk.wav", "audio/wav", sound))
+        chips = await page.run(CHIPS)
+        assert [chip.split(" ")[0] for chip in chips] == ["cat.png", "cat.png", "talk.wav"]
+        await page.run('document.querySelector("#files button").click()')
+        assert len(await page.run(CHIPS)) == 2
+
+        await say(page, "What is it?")
+        assert (await answered(page))["text"].strip() == SENTENCE
+        assert await page.run(CHIPS) == [] and not await page.run(REFUSED)
+        (sent,) = await page.run("window.sent")
+        (turn,) = sent["messages"]
+        data = base64.b64encode(image).decode()
+        assert turn["content"] == [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+            {"type": "input_audio",
+             "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}},
+            {"type": "text", "text": "What is it?"},
+        ]  # fmt: skip
+        # The next turn has them too, and what is copied has not.
+        await say(page, "And now?")
+        assert (await answered(page))["text"].strip() == SENTENCE
+        assert (await page.run("window.sent"))[1]["messages"][0] == turn
+        await page.run(
+            'Object.defineProperty(navigator, "clipboard", { value: undefined });'
+            'document.getElementById("curl").click()'
+        )
+        copied = await until(page, 'document.getElementById("code").textContent', "the command")
+        assert "data:image/png;base64,..." in copied and data not in copied
+
+        # A file that is no picture is told as every error is.
+        await attach(page, ("cat.png", "image/png", b"<svg/>"))
+        await say(page, "")
+        assert "invalid_media" in (await answered(page))["note"]
+
+
+async def test_the_page_of_the_api_takes_a_file_for_a_transcription(scripted_server: Rig) -> None:
+    require_chromium()
+    origin = scripted_server.url.removesuffix("/v1")
+    async with chromium() as page:
+        await page.open(f"{origin}/docs")
+        block = '[...document.querySelectorAll(".opblock-summary-path")]'
+        path = "/v1/audio/transcriptions"
+        find = f'{block}.find((one) => one.textContent.replaceAll("\\u200b", "") === "{path}")'
+        await until(page, f"Boolean({find})", "the route")
+        await page.run(f"{find}.click()")
+        tried = 'document.querySelector(".opblock.is-open .try-out__btn")'
+        await until(page, f"Boolean({tried})", "the button to try it")
+        await page.run(f"{tried}.click()")
+        await until(
+            page,
+            'document.querySelectorAll(".opblock.is-open input[type=file]").length === 1',
+            "a field for the file",
+        )
