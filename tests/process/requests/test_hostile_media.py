@@ -1,5 +1,6 @@
-"""Files that were made to do harm, sent as requests: each gets an answer that says so, while
-streams of the same model and of another one go on."""
+"""Files that were made to do harm, and servers and names that mean no good, in requests: each gets
+an answer that says so, while streams of the same model and of another one go on. What a decoder
+may take, and a request whose worker ends."""
 
 from __future__ import annotations
 
@@ -7,17 +8,28 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
+import fake_names
 import psutil
 import pytest
+from fake_names import Answers
+from hostile_answers import NOT_PUBLIC, NOT_TO_BE_ASKED, OTHER_SPELLINGS, bad_answers
 from hostile_media import HARMLESS, Hostile, hostile_media, picture
-from media_pieces import jpeg_of_scans
-from rig import Rig, Stream, ask, http, rig, scripted, whole
+from hostile_server import Answer, HostileServer, answer, hostile_server, redirect
+from media_files import sine, wav_file
+from media_pieces import flac_silence, jpeg_of_scans, png
+from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
+from lmx.protocol.errors import ErrorCode
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -29,11 +41,48 @@ LONGEST_GAP_S = 5.0
 """It is seconds, because the machine of the tests may be busy with others."""
 
 
+MOST_ITEM_BYTES = 10 * 1024**2
+LIMITS = {
+    "allowed_networks": ["127.0.0.1"],
+    "max_item_bytes": MOST_ITEM_BYTES,
+    "connect_timeout_s": 1.0,
+    "read_timeout_s": 1.0,
+    "total_timeout_s": 3.0,
+    "max_fetches": 64,
+    "max_audio_s": 600,
+}
+NAMES: Answers = {
+    "changes.test": [["127.0.0.1"], ["127.0.0.2"]],
+    "changes-back.test": [["127.0.0.2"], ["127.0.0.1"]],
+    "hops.test": [["127.0.0.1"], ["127.0.0.2"]],
+    "two.test": [["127.0.0.2", "127.0.0.1"]],
+    "keys.test": [["169.254.169.254"]],
+    "inside.test": [["10.0.0.1", "192.168.1.1"]],
+    "six.test": [["::1"]],
+    "nobody.test": [[]],
+    "silent.test": [None],
+}
+"""``changes`` and ``hops`` lead to another address at the second look-up."""
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Rig]:
-    seeing = scripted("seeing", options={"media": True, "step_s": 0.02})
-    config = {"models": [seeing, scripted("other", options={"step_s": 0.02})]}
-    with rig(config) as lmx:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is noted which names were looked up."""
+    return tmp_path_factory.mktemp("names")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Rig]:
+    options = {"media": True, "step_s": 0.02}
+    config = {
+        "models": [
+            scripted("seeing", options=options, media={"max_image_pixels": 20_000_000}),
+            scripted("other", options=options),
+        ],
+        "media": LIMITS,
+        "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1, "max_failures": 20},
+    }
+    with rig(config, fake_names.variables(folder, NAMES)) as lmx:
         for model in ("seeing", "other"):
             lmx.wait_state(model, "ready")
         yield lmx
@@ -50,10 +99,18 @@ def _part(kind: MediaKind, form: str, file: bytes) -> dict[str, object]:
             return {"type": "video_url", "video_url": {"url": f"data:video/{form};base64,{data}"}}
 
 
-def _body(kind: MediaKind, form: str, file: bytes) -> bytes:
-    content = [{"type": "text", "text": "What is it?"}, _part(kind, form, file)]
-    body = {"model": "seeing", "messages": [{"role": "user", "content": content}]}
+def _body(kind: MediaKind, form: str, file: bytes, model: str = "seeing") -> bytes:
+    return _asking(_part(kind, form, file), model)
+
+
+def _asking(part: dict[str, object], model: str = "seeing") -> bytes:
+    content = [{"type": "text", "text": "What is it?"}, part]
+    body = {"model": model, "messages": [{"role": "user", "content": content}]}
     return json.dumps(body).encode()
+
+
+def _at(url: str) -> bytes:
+    return _asking({"type": "image_url", "image_url": {"url": url}})
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> tuple[int, str]:
@@ -105,6 +162,28 @@ async def _watched(*streams: Stream) -> AsyncIterator[list[float]]:
             task.cancel()
 
 
+@asynccontextmanager
+async def _streams_go_on(
+    session: aiohttp.ClientSession, server: Rig, what: str
+) -> AsyncIterator[None]:
+    """Check that a stream of each model goes on during the block, without a long gap."""
+    forever = {"tokens": 100_000}
+    streams = [
+        Stream(session, server.url, ask(model, forever, max_tokens=100_000))
+        for model in ("seeing", "other")
+    ]
+    for stream in streams:
+        await stream.has_text(50)
+    async with _watched(*streams) as longest:
+        yield
+    for stream in streams:
+        assert not stream.errors and not stream.broken and not stream.done
+        await stream.has_text(len(stream.text) + 50)
+        await stream.hang_up()
+    print(f"\n{what}, longest gap {longest[0]:.3f} s")
+    assert longest[0] < LONGEST_GAP_S
+
+
 # What becomes of each file is tested without HTTP; here it is what becomes of the others meanwhile.
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
 async def test_streams_go_on_while_hostile_files_are_refused(server: Rig, every: int) -> None:
@@ -122,21 +201,10 @@ async def test_streams_go_on_while_hostile_files_are_refused(server: Rig, every:
             answers[row.name] = await _post(session, server.url, body)
 
     async with http() as session:
-        forever = {"tokens": 100_000}
-        same = Stream(session, server.url, ask("seeing", forever, max_tokens=100_000))
-        other = Stream(session, server.url, ask("other", forever, max_tokens=100_000))
-        for stream in (same, other):
-            await stream.has_text(50)
-        async with _watched(same, other) as longest:
+        async with _streams_go_on(session, server, f"{len(sent)} files"):
             await asyncio.gather(*(send(*one) for one in sent))
-        for stream in (same, other):
-            assert not stream.errors and not stream.broken and not stream.done
-            await stream.has_text(len(stream.text) + 50)
-            await stream.hang_up()
         honest = _body(MediaKind.IMAGE, "png", picture("png"))
         assert (await _post(session, server.url, honest))[0] == 200
-    print(f"\n{len(sent)} files, longest gap {longest[0]:.3f} s")
-    assert longest[0] < LONGEST_GAP_S
     ends = {row.name: row.ends for row, _ in sent}
     surprises = {
         name: answer
@@ -177,3 +245,163 @@ async def test_a_new_text_does_not_wait_for_a_file_that_takes_long(server: Rig) 
             await stream.hang_up()
     print(f"\nlongest gap {longest[0]:.3f} s")
     assert longest[0] < LONGEST_GAP_S
+
+
+REDIRECTS: dict[str, str] = {
+    "loop": "/loop", "there": "/back", "back": "/there",
+    **{f"step-{step}": f"/step-{step + 1}" for step in range(7)},
+    "nowhere": "",
+}  # fmt: skip
+CONTENT: dict[str, Answer] = {
+    "svg": answer(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "Content-Type: image/png"),
+    "html": answer(b"<!DOCTYPE html><title>x</title>", "Content-Type: image/jpeg"),
+    "json": answer(b'{"image": true}', "Content-Type: image/png"),
+    "pdf": answer(b"%PDF-1.7 ", "Content-Type: image/png"),
+    "sound": answer(wav_file(sine(440, 0.1, 16_000), 16_000), "Content-Type: image/png"),
+    "half": answer(picture("png")[:90], "Content-Type: image/png"),
+    "empty": answer(b"", "Content-Type: image/png"),
+}
+"""What is no picture, by whatever type it is called."""
+
+STATUSES = {
+    ErrorCode.MEDIA_NOT_FETCHED: 400,
+    ErrorCode.MEDIA_TOO_LARGE: 413,
+    ErrorCode.MEDIA_TIMEOUT: 504,
+}
+
+
+def _cases(good: HostileServer) -> dict[str, tuple[str, set[int]]]:
+    """Return the URLs of hostile servers by name, each with the statuses that may follow."""
+    for name, where in REDIRECTS.items():
+        good.answers[f"/{name}"] = redirect(where)
+    cases = {name: (f"{good.url}/{name}", {400}) for name in ("loop", "there", "step-0", "nowhere")}
+    for place, url in enumerate((*NOT_PUBLIC, *OTHER_SPELLINGS, *NOT_TO_BE_ASKED)):
+        good.answers[f"/to-{place}"] = redirect(url)
+        cases[f"a redirect to {url}"] = (f"{good.url}/to-{place}", {400})
+        cases[url] = (url, {400})
+    for name, content in CONTENT.items():
+        good.answers[f"/{name}"] = content
+        cases[name] = (f"{good.url}/{name}", {400})
+    for place, (name, (said, code)) in enumerate(bad_answers(MOST_ITEM_BYTES).items()):
+        good.answers[f"/bad-{place}"] = said
+        cases[name] = (f"{good.url}/bad-{place}", {STATUSES[code]})
+    for name in ("changes-back", "keys", "inside", "six", "nobody"):
+        cases[name] = (f"http://{name}.test:{good.port}/good", {400})
+    cases["silent"] = (f"http://silent.test:{good.port}/good", {504})
+    good.answers["/hop"] = redirect(f"http://hops.test:{good.port}/good")
+    cases["a name that has moved"] = (f"http://hops.test:{good.port}/hop", {400})
+    return cases
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address")
+async def test_streams_go_on_while_hostile_servers_and_names_are_refused(
+    server: Rig, folder: Path
+) -> None:
+    places = asyncio.Semaphore(2 * AT_ONCE)
+    answers: dict[str, tuple[int, str]] = {}
+
+    async def send(name: str, url: str) -> None:
+        async with places:
+            answers[name] = await _post(session, server.url, _at(url))
+
+    honest = answer(picture("png"), "Content-Type: text/html")
+    async with http() as session, hostile_server() as good, _neighbour(good.port) as bad:
+        good.answers["/good"] = bad.answers["/good"] = bad.answers["/"] = honest
+        cases = _cases(good)
+        async with _streams_go_on(session, server, f"{len(cases)} servers and names"):
+            await asyncio.gather(*(send(name, url) for name, (url, _) in cases.items()))
+        surprises = {
+            name: answers[name]
+            for name, (_, ends) in cases.items()
+            if answers[name][0] not in ends
+            or answers[name][1] != "messages[0].content[1].image_url"
+        }
+        assert len(answers) == len(cases) and not surprises
+        # The address that was checked is the one that is connected to: of each name the first,
+        # though a second look-up would give one that may not be asked.
+        for name in ("changes", "two"):
+            url = f"http://{name}.test:{good.port}/good"
+            assert await _post(session, server.url, _at(url)) == (200, "")
+        asked = fake_names.looked_up(folder)
+        assert asked.count("changes.test") == 1 and asked.count("hops.test") == 2
+        assert bad.requests == [], "nobody was led there"
+
+
+@asynccontextmanager
+async def _neighbour(port: int) -> AsyncIterator[HostileServer]:
+    """A server on the same port of an address that may not be asked."""
+    async with hostile_server("127.0.0.2", port) as bad:
+        yield bad
+
+
+async def test_the_decoder_has_the_limits_of_the_configuration_and_its_memory_is_told(
+    server: Rig,
+) -> None:
+    """A key of the model goes before that of all."""
+    large = _body(MediaKind.IMAGE, "png", png(6000, 4000))
+    long = flac_silence(700, 8000)
+    async with http() as session:
+        seen = await _post(session, server.url, large)
+        assert seen == (413, "messages[0].content[1].image_url")
+        heard = await _post(session, server.url, _body(MediaKind.AUDIO, "flac", long))
+        assert heard == (413, "messages[0].content[1].input_audio")
+        other = _body(MediaKind.IMAGE, "png", png(6000, 4000), "other")
+        assert (await _post(session, server.url, other))[0] == 200
+    decoder_bytes = await asyncio.to_thread(
+        wait_until, lambda: server.worker("other")["decoder_bytes"], "the decoder is told"
+    )
+    assert 10 << 20 < decoder_bytes < DecodeLimits().process_bytes
+    print(f"\nafter one image the decoder has {decoder_bytes >> 20} MiB")
+
+
+async def _ask(
+    session: aiohttp.ClientSession, server: Rig, part: dict[str, object], directive: object
+) -> tuple[int, str]:
+    """Ask with a part and then with a directive of the scripted engine. Return the status, and the
+    answer or the code of the error."""
+    turns = [
+        {"role": "user", "content": [part]},
+        {"role": "user", "content": json.dumps(directive)},
+    ]
+    body = {"model": "seeing", "messages": turns}
+    async with session.post(f"{server.url}/chat/completions", json=body) as response:
+        told = await response.json()
+        if "error" in told:
+            return response.status, told["error"]["code"]
+        return response.status, told["choices"][0]["message"]["content"]
+
+
+async def _held(server: Rig, count: int) -> None:
+    """Wait until the worker has so many requests."""
+
+    def holds() -> bool:
+        line = server.worker("seeing")
+        return bool(line["requests_active"] + line["requests_queued"] >= count)
+
+    await asyncio.to_thread(wait_until, holds, f"the worker has {count} requests")
+
+
+async def test_an_image_whose_worker_ends_is_sent_again_unless_the_worker_had_begun(
+    server: Rig,
+) -> None:
+    """A request that its worker had not begun with goes to the next worker, with its image. One
+    that it had begun with gets the reason, and when its client sends it again, an answer."""
+    image = _part(MediaKind.IMAGE, "png", picture("png"))
+    slow = _part(MediaKind.IMAGE, "jpeg", jpeg_of_scans(300, 2000))
+    quickly = {"tokens": 3}
+    async with http() as session:
+        for part, first in ((image, {"encode_s": 30}), (slow, None)):
+            line = await asyncio.to_thread(server.wait_state, "seeing", "ready")
+            holding = []
+            if first is not None:
+                holding.append(asyncio.create_task(_ask(session, server, image, first)))
+                await _held(server, 1)
+            waiting = asyncio.create_task(_ask(session, server, part, quickly))
+            await _held(server, len(holding) + 1)
+            os.kill(line["pid"], signal.SIGKILL)
+            assert await waiting == (200, "word " * 3)
+            for one in holding:
+                assert await one == (500, "worker_crashed")
+        await asyncio.to_thread(server.wait_state, "seeing", "ready")
+        assert await _ask(session, server, image, {"crash_at": 0}) == (500, "worker_crashed")
+        assert await _ask(session, server, image, quickly) == (200, "word " * 3)

@@ -47,7 +47,7 @@ def redirect(url: str, status: str = "302 Found") -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def hostile_server(host: str = "127.0.0.1") -> AsyncIterator[HostileServer]:
+async def hostile_server(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HostileServer]:
     """Serve until the end of the block."""
     server = HostileServer(0, host)
     tasks: set[asyncio.Task[None]] = set()
@@ -77,7 +77,7 @@ async def hostile_server(host: str = "127.0.0.1") -> AsyncIterator[HostileServer
             server.open_connections -= 1
             writer.close()
 
-    listening = await asyncio.start_server(serve, host, 0)
+    listening = await asyncio.start_server(serve, host, port)
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server

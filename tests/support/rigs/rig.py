@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,10 @@ def scripted(model_id: str, **settings: Any) -> dict[str, Any]:
 class Rig:
     """One LMX_HOME and what runs in it."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], variables: Mapping[str, str] | None = None) -> None:
+        """``variables`` are further ones of the environment; a ``PYTHONPATH`` goes before the
+        rig's."""
+        self._variables = dict(variables or {})
         self.root = Path(tempfile.mkdtemp(prefix="lmx-"))
         self.home = self.root / "home"
         self._elsewhere = [self.root / name for name in ("user", "tmp", "cwd")]
@@ -116,14 +119,16 @@ class Rig:
         """The environment of everything that runs here."""
         user, temporary, _ = self._elsewhere
         kept = {k: v for k, v in os.environ.items() if not k.startswith("LMX_")}
+        before = self._variables.get("PYTHONPATH")
         return {
             **kept,
+            **self._variables,
             "LMX_HOME": str(self.home),
             "HOME": str(user),
             "TMPDIR": str(temporary),
             # Beside what else is looked at when the rig ends: downloads go where they are put.
             "HF_HOME": str(self.home / "hub"),
-            "PYTHONPATH": os.pathsep.join(map(str, ROOMS)),
+            "PYTHONPATH": os.pathsep.join([*([before] if before else []), *map(str, ROOMS)]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
@@ -261,9 +266,10 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 @contextmanager
-def rig(config: dict[str, Any]) -> Iterator[Rig]:
-    """Run an lmx with a configuration; on a failure, show what it logged."""
-    made = Rig(config)
+def rig(config: dict[str, Any], variables: Mapping[str, str] | None = None) -> Iterator[Rig]:
+    """Run an lmx with a configuration; on a failure, show what it logged. ``variables`` as of
+    :class:`Rig`."""
+    made = Rig(config, variables)
     try:
         made.up()
         yield made

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 import pytest
 from fake_peers import until
-from hostile_server import Answer, answer, hostile_server, redirect
+from hostile_answers import (
+    NOT_PUBLIC,
+    NOT_TO_BE_ASKED,
+    OTHER_SPELLINGS,
+    bad_answers,
+    chunked,
+    silence,
+    trickle,
+)
+from hostile_server import answer, hostile_server, redirect
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableError
 from lmx.protocol.messages.specs import MediaLimits
@@ -90,11 +99,7 @@ async def test_redirects_are_followed_a_few_times() -> None:
         assert (await refusal(f"{server.url}/loop")).code is NOT_FETCHED
 
 
-@pytest.mark.parametrize("url", [
-    "http://127.0.0.2/", "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/latest/",
-    "http://192.168.1.1/", "http://0.0.0.0/", "http://[::ffff:127.0.0.1]/", "http://[fe80::1]/",
-    "http://[64:ff9b::7f00:1]/", "http://100.64.0.1/", "http://224.0.0.1/",
-])  # fmt: skip
+@pytest.mark.parametrize("url", NOT_PUBLIC)
 async def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(url: str) -> None:
     async with hostile_server() as server:
         server.answers["/"] = redirect(url)
@@ -104,20 +109,13 @@ async def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(url: 
         assert (error.code, "may be asked" in error.message) == (NOT_FETCHED, True), error
 
 
-@pytest.mark.parametrize("url", [
-    "http://2130706434/", "http://127.2/", "http://0x7f.0.0.2/", "http://0177.0.0.2/",
-    "http://localhost./",
-])  # fmt: skip
+@pytest.mark.parametrize("url", [*OTHER_SPELLINGS, "http://localhost./"])
 async def test_other_ways_to_write_an_address_are_no_way_around(url: str) -> None:
     # Nothing is allowed here, not even what the system makes of such a host.
     assert (await refusal(url, replace(LIMITS, allowed_networks=()))).code is NOT_FETCHED
 
 
-@pytest.mark.parametrize("location", [
-    "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://a/", "gopher://a/", "javascript:1",
-    "http://", "http://user:secret@127.0.0.1/", "//user@127.0.0.1/", "http://[::", "http://a:99999/",
-    "http://a b/", "",
-])  # fmt: skip
+@pytest.mark.parametrize("location", [*NOT_TO_BE_ASKED, ""])
 async def test_a_redirect_to_what_may_not_be_asked_is_not_followed(location: str) -> None:
     async with hostile_server() as server:
         server.answers["/"] = redirect(location)
@@ -211,75 +209,7 @@ async def test_the_system_knows_addresses_and_its_own_networks() -> None:
     assert any(str(network).startswith("127.0.0.") for network in interface_networks())
 
 
-async def endless(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    while True:
-        writer.write(bytes(10_000))
-        await writer.drain()
-
-
-async def trickle(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.02)
-
-
-async def trickling_head(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nX: ")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.02)
-
-
-async def endless_head(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        writer.write(b"X: " + b"y" * 1000 + b"\r\n")
-        await writer.drain()
-
-
-async def silence(writer: asyncio.StreamWriter) -> None:
-    await writer.drain()
-    await asyncio.Event().wait()
-
-
-def chunked(*chunks: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (*chunks, b""))
-
-
-BAD_ANSWERS: dict[str, tuple[Answer, ErrorCode]] = {
-    "endless": (endless, ErrorCode.MEDIA_TOO_LARGE),
-    "announced too large": (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n", ErrorCode.MEDIA_TOO_LARGE),
-    "announced far too large": (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n",
-        ErrorCode.MEDIA_TOO_LARGE),
-    "too large in chunks": (chunked(*[bytes(100)] * 11), ErrorCode.MEDIA_TOO_LARGE),
-    "trickle": (trickle, ErrorCode.MEDIA_TIMEOUT),
-    "trickling head": (trickling_head, ErrorCode.MEDIA_TIMEOUT),
-    "silence": (silence, ErrorCode.MEDIA_TIMEOUT),
-    "endless head": (endless_head, NOT_FETCHED),
-    "shorter than announced": (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", NOT_FETCHED),
-    "a length that is none": (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nabc", NOT_FETCHED),
-    "two lengths": (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", NOT_FETCHED),
-    "a broken chunk": (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc", NOT_FETCHED),
-    "gzip bomb": (
-        answer(gzip.compress(bytes(900_000)), "Content-Encoding: gzip"), NOT_FETCHED),
-    "brotli": (answer(b"x", "Content-Encoding: br"), NOT_FETCHED),
-    "not found": (answer(b"x", status="404 Not Found"), NOT_FETCHED),
-    "a part": (answer(b"x", status="206 Partial Content"), NOT_FETCHED),
-    "not modified": (answer(b"", status="304 Not Modified"), NOT_FETCHED),
-    "an error": (answer(b"x", status="500 Error"), NOT_FETCHED),
-    "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", NOT_FETCHED),
-    "nothing": (b"", NOT_FETCHED),
-}  # fmt: skip
+BAD_ANSWERS: Final = bad_answers(LIMITS.max_item_bytes)
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
