@@ -21,6 +21,7 @@ from lmx.protocol.states import LoadPhase, MemoryPressure, WorkerExit, WorkerSta
 from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.worker.engine import Engine
 from lmx.worker.factory import load_engine
+from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.jobs import JobOutput
 from lmx.worker.scheduling.out_of_memory import is_out_of_memory
@@ -65,6 +66,8 @@ class WorkerLife:
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance)
         self._prompts, self._media = FairThread("prompt"), FairThread("media")
+        # Its process begins with the first image, sound or video.
+        self._decoder = MediaDecoder(spec.decode)
         limits = BatchLimits(spec.max_rows, spec.max_queue_s, spec.kv_cache_bytes, spec.kv_layers)
         self._engine = EngineThread(
             lambda advanced: load_engine(spec, advanced), limits, self, self._loop
@@ -75,7 +78,9 @@ class WorkerLife:
         self._counts, self._idle_clock = LifetimeCounts(), IdleClock()
         # This is None until the model is loaded.
         self._serving: Serving | None = None
-        self._signs = Heartbeat(spec, self._engine, self._in_flight, self._counts, self._idle_clock)
+        self._signs = Heartbeat(
+            spec, self._engine, self._in_flight, self._counts, self._idle_clock, self._decoder
+        )
         self._control = ControlLink(self._context, directory, spec.instance, self)
 
     async def run(self) -> int:
@@ -149,6 +154,7 @@ class WorkerLife:
                 engine,
                 self._prompts,
                 self._media,
+                self._decoder,
                 self._engine,
                 self._in_flight,
                 self._counts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.models.sampling import SamplingParameters
 from lmx.protocol.states import ModelKind
@@ -134,6 +135,9 @@ class WorkerSpec(SamplingParameters):
 
     kv_bits: int | None = None
     """The bits of each number in the KV caches, 4 or 8. None: they are not quantized."""
+
+    decode: DecodeLimits = field(default_factory=DecodeLimits)
+    """How much the images, sounds and videos of its requests may be and may take."""
 
 
 @dataclass(frozen=True, slots=True)

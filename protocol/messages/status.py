@@ -34,6 +34,10 @@ class WorkerFigures:
     peak_memory_bytes: int = 0
     """The most memory that its process ever had, between heartbeats too."""
 
+    decoder_bytes: int = 0
+    """The memory of the process that decodes images, sounds and videos for it, now; 0 while there
+    is none. It is no part of ``memory_bytes``."""
+
     kv_bytes: int = 0
     """The memory that is counted for the KV caches of its requests in flight."""
 
@@ -57,6 +61,11 @@ class WorkerFigures:
 
     preempted_total: int = 0
     """How many times a request in flight gave its memory to others and went on later."""
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of all its processes now."""
+        return self.memory_bytes + self.decoder_bytes
 
 
 @untrimmed

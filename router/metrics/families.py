@@ -57,6 +57,11 @@ _MODEL_GAUGES: Final[tuple[tuple[str, Callable[[ModelStatus], float | None], str
         "The most that its worker has held.",
     ),
     (
+        "model_decoder_bytes",
+        lambda model: model.figures.decoder_bytes,
+        "What the process holds that decodes images, sounds and videos for its worker.",
+    ),
+    (
         "kv_cache_used_bytes",
         lambda model: model.figures.kv_bytes,
         "What the KV caches of its requests in flight have.",

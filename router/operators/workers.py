@@ -94,6 +94,7 @@ def _line(model: ModelStatus) -> WorkerLine:
         instance=model.instance,
         memory_bytes=figures.memory_bytes,
         peak_memory_bytes=figures.peak_memory_bytes,
+        decoder_bytes=figures.decoder_bytes,
         reserved_bytes=model.reserved_bytes,
         kv_bytes=figures.kv_bytes,
         context_length=model.context_length,

@@ -9,6 +9,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -191,6 +192,9 @@ class ModelConfig(Section):
     kv_cache_bytes: Annotated[Size | None, Needs.WORKER] = Field(None, examples=["1GiB"])
     """The KV cache takes at most this much memory, if `concurrency` requests of full length would
     take more. A request that needs more by itself is refused."""
+    media: Annotated[ModelMediaConfig, Needs.NEXT_WORKER] = ModelMediaConfig()
+    """How much the images, sounds and videos of its requests may be, where it differs from what
+    `media` says for all."""
     stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[300])
     """Its own, instead of `timing.stall_timeout_s`."""
     load_stall_timeout_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[600])

@@ -289,7 +289,7 @@ class SlotStore:
                 self._worker_ready(effect)
             case effects_of.WorkerMeasured(measured):
                 # Peaks count too: a cache that has grown is memory that no other model can have.
-                self._ledger.raise_to(measured.instance, measured.figures.memory_bytes)
+                self._ledger.raise_to(measured.instance, measured.figures.held_bytes)
             case effects_of.WorkerStuck():
                 self._worker_stuck(effect)
             case effects_of.WorkerGone():

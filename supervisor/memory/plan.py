@@ -116,6 +116,10 @@ class Estimate:
     media: MediaMemory | None = None
     """What the model's eyes and ears take; None for a model that takes text only."""
 
+    decoder_bytes: int = 0
+    """The most that the process takes which decodes images, sounds and videos for the worker; 0 for
+    a model that takes none."""
+
     @property
     def media_bytes(self) -> int:
         """What computing what is seen in one picture takes. Several are computed one after the
@@ -136,6 +140,7 @@ class Estimate:
             + self.prefix_cache_bytes
             + self.activation_bytes
             + self.media_bytes
+            + self.decoder_bytes
             + self.buffers_bytes
         )
 
@@ -171,10 +176,23 @@ class MemoryPlan:
     kv_bits: int | None = None
     """As in :class:`Estimate`."""
 
+    decoder_bytes: int = 0
+    """As in :class:`Estimate`. It is no part of what workers are measured at."""
+
     @property
     def working_bytes(self) -> int:
         """What the worker takes at work, beyond what it takes once the model is loaded."""
-        return (self.kv_cache_bytes or 0) + self.prefix_cache_bytes + self.activation_bytes
+        return (
+            (self.kv_cache_bytes or 0)
+            + self.prefix_cache_bytes
+            + self.activation_bytes
+            + self.decoder_bytes
+        )
+
+    @property
+    def worker_bytes(self) -> int:
+        """What is reserved for the worker's own process."""
+        return max(self.static_bytes, self.reserve_bytes - self.decoder_bytes)
 
     @property
     def reserve_bytes(self) -> int:
@@ -186,7 +204,7 @@ class MemoryPlan:
         measured figure in place of the estimate, and room for the work."""
         if self.set_bytes is not None:
             return max(self.set_bytes, static_bytes)
-        return max(static_bytes + self.working_bytes, self.peak_bytes)
+        return max(static_bytes + self.working_bytes, self.peak_bytes + self.decoder_bytes)
 
 
 def plan_memory(
@@ -197,16 +215,21 @@ def plan_memory(
     budget_bytes: int,
     measured: Measured | None,
     default_kv_bits: int | None = None,
+    decoder_bytes: int = 0,
 ) -> MemoryPlan:
     """Return the plan for a model's worker, from what was read of the model's files and of those of
-    its draft model. ``default_kv_bits`` is that of a model which doesn't say it.
+    its draft model. ``default_kv_bits`` is that of a model which doesn't say it; ``decoder_bytes``
+    as in :func:`estimate_memory`.
 
     Raises :class:`lmx.protocol.errors.OperationError` for figures that no model has.
     """
-    estimated = estimate_memory(model, kind, files, draft, budget_bytes, default_kv_bits)
+    estimated = estimate_memory(
+        model, kind, files, draft, budget_bytes, default_kv_bits, decoder_bytes
+    )
     plan = plan_of(model, kind, files, draft, estimated, measured)
     # A single worker that once grew beyond all bounds must not keep its model unloaded for ever.
-    return replace(plan, peak_bytes=min(plan.peak_bytes, budget_bytes))
+    most_bytes = max(0, budget_bytes - plan.decoder_bytes)
+    return replace(plan, peak_bytes=min(plan.peak_bytes, most_bytes))
 
 
 def plan_of(
@@ -233,6 +256,7 @@ def plan_of(
         settings_key=key,
         weights_bytes=estimate.weights_bytes,
         kv_bits=estimate.kv_bits,
+        decoder_bytes=estimate.decoder_bytes,
     )
 
 
@@ -243,9 +267,11 @@ def estimate_memory(
     draft: ModelFiles | None,
     budget_bytes: int,
     default_kv_bits: int | None = None,
+    decoder_bytes: int = 0,
 ) -> Estimate:
     """Return what a model's worker takes, without what was measured before.
-    ``default_kv_bits`` is that of a model which doesn't say it.
+    ``default_kv_bits`` is that of a model which doesn't say it, and ``decoder_bytes`` the most that
+    decoding takes, for a model that takes more than text.
 
     A context that is not configured is the model's own, up to 32,768 tokens. It is no longer than
     ``budget_bytes``, or the share that a person set, has room for, but at least 2048 tokens. If not
@@ -253,7 +279,9 @@ def estimate_memory(
     has.
     """
     kv_bits = _kv_bits(model, kind, files, default_kv_bits)
-    found = _fitted(model, kind, files, draft, budget_bytes, kv_bits)
+    if files.memory.media is None and kind is not ModelKind.TRANSCRIPTION:
+        decoder_bytes = 0
+    found = _fitted(model, kind, files, draft, budget_bytes, kv_bits, decoder_bytes)
     if found.total_bytes > MOST_BYTES:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -309,6 +337,7 @@ def _fitted(
     draft: ModelFiles | None,
     budget_bytes: int,
     kv_bits: int | None,
+    decoder_bytes: int,
 ) -> Estimate:
     room_bytes = _set_bytes(model) or budget_bytes
     native = files.context_tokens
@@ -316,10 +345,10 @@ def _fitted(
     configured = model.context_length
     if kind is not ModelKind.CHAT:
         longest = native or _ENCODER_CONTEXT_TOKENS
-        return _encoder(model, files, min(configured or longest, longest))
+        return _encoder(model, files, min(configured or longest, longest), decoder_bytes)
 
     def with_context(tokens: int) -> Estimate:
-        return _writer(model, files, draft, tokens, room_bytes, kv_bits)
+        return _writer(model, files, draft, tokens, room_bytes, kv_bits, decoder_bytes)
 
     if configured is not None or native is None:
         tokens = configured or _UNKNOWN_CONTEXT_TOKENS
@@ -350,6 +379,7 @@ def _writer(
     context_tokens: int,
     room_bytes: int,
     kv_bits: int | None,
+    decoder_bytes: int,
 ) -> Estimate:
     memory = files.memory
     layers = memory.kv_layers_with(kv_bits)
@@ -379,6 +409,7 @@ def _writer(
         buffers_bytes=memory.buffers_bytes,
         kv_bits=kv_bits,
         media=memory.media,
+        decoder_bytes=decoder_bytes,
     )
     full_bytes = model.kept_rows * row_bytes
     left_bytes = max(0, room_bytes - bare.total_bytes)
@@ -404,7 +435,9 @@ def _growth_bytes(model: ModelConfig, layers: tuple[KvLayers, ...], context_toke
     return rows * sum(part.layers * part.token_bytes * part.step_tokens for part in growing)
 
 
-def _encoder(model: ModelConfig, files: ModelFiles, context_tokens: int) -> Estimate:
+def _encoder(
+    model: ModelConfig, files: ModelFiles, context_tokens: int, decoder_bytes: int
+) -> Estimate:
     memory = files.memory
     return Estimate(
         weights_bytes=memory.weights_bytes,
@@ -417,6 +450,7 @@ def _encoder(model: ModelConfig, files: ModelFiles, context_tokens: int) -> Esti
         prefix_cache_bytes=0,
         activation_bytes=activation_bytes(memory.activations, context_tokens, 0, ()),
         buffers_bytes=memory.buffers_bytes,
+        decoder_bytes=decoder_bytes,
     )
 
 

@@ -280,7 +280,7 @@ class MemoryWatch:
             granted = (loading, self.core.ledger.reserved_by(worker.instance))
             self._granted[worker.instance] = granted
         return WorkerMemory(
-            worker.instance, worker.model_id, worker.figures.memory_bytes, granted[1], worker.busy,
+            worker.instance, worker.model_id, worker.figures.held_bytes, granted[1], worker.busy,
             loading, worker.state in (WorkerState.STOPPING, WorkerState.EXITED),
         )  # fmt: skip
 

@@ -31,7 +31,8 @@ def worker_spec(
     kind: ModelKind,
     plan: MemoryPlan,
 ) -> WorkerSpec:
-    """Return the spec of a model's worker. Its share of the memory is what the plan reserves."""
+    """Return the spec of a model's worker. Its share of the memory is what the plan reserves for
+    its process."""
     return WorkerSpec(
         instance=instance,
         model_id=model.id,
@@ -40,7 +41,7 @@ def worker_spec(
         log=_log_spec(config, home.worker_log(model.id)),
         engine=model.engine,
         engine_options=dict(model.engine_options),
-        memory_limit_bytes=plan.reserve_bytes,
+        memory_limit_bytes=plan.worker_bytes,
         max_rows=model.max_rows,
         max_queue=model.max_queue,
         context_length=plan.context_tokens or model.context_length,
@@ -68,6 +69,7 @@ def worker_spec(
         adapters=tuple(
             AdapterSpec(name, str(folder_path(folder))) for name, folder in model.adapters.items()
         ),
+        decode=config.media.decode_limits(model.media),
     )
 
 

@@ -102,9 +102,10 @@ class WorkerProcesses:
         if found.problem is not None or files is None or kind is None:
             problem = found.problem or f"{model.source} is not whole: {found.missing} is missing"
             raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+        config = self._settings.current
         return plan_memory(
             model, kind, files, found.draft_files, self._ledger.budget_bytes, self._measured,
-            self._settings.current.memory.kv_bits,
+            config.memory.kv_bits, config.media.decode_limits(model.media).process_bytes,
         )  # fmt: skip
 
     def remember(self, plan: MemoryPlan, static_bytes: int, peak_bytes: int) -> None:

@@ -132,6 +132,7 @@ from lmx.protocol.messages.tasks import (
     TokenizerDescribed,
     Vectors,
 )
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import (
     DeltaKind,
@@ -534,6 +535,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         owner="key_0",
         thinking=Thinking("high", True, 64),
         continue_final_message=True,
+        media=(MediaItem(MediaKind.IMAGE, MediaForm.PNG, "image_url", 4711, bytes(range(32))),),
     ),
     Detokenize(12, "req_5", 60.0, (1, 2, 3), "key_0"),
     DescribeTokenizer(13, "req_6", 60.0, "key_0"),
@@ -629,6 +631,20 @@ SAMPLES: Final[tuple[Any, ...]] = (
         allow_checkpoint_code=True,
         adapters=(AdapterSpec("tiny-sql", "/models/sql"),),
         kv_bits=8,
+        decode=DecodeLimits(
+            1_000_000,
+            100,
+            2_000_000,
+            64,
+            3_000_000,
+            60.0,
+            1000,
+            90.0,
+            4_000_000,
+            5_000_000,
+            7.0,
+            8.0,
+        ),
     ),
     RouterSpec(
         router_id="0000cafe",

@@ -73,6 +73,12 @@ class ChildProcess:
         """The process; None while there is none."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the process takes now; 0 while there is none. From any thread."""
+        pid = self.pid
+        return 0 if pid is None else _memory_bytes(pid)
+
     def start(self) -> None:
         """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""
         if self._process is not None and self._process.poll() is None:
@@ -106,7 +112,7 @@ class ChildProcess:
         try:
             yield Exchange(
                 self._socket,
-                psutil.Process(self._process.pid),
+                self._process.pid,
                 time.monotonic() + timeout_s,
                 self._most_memory_bytes,
             )
@@ -155,12 +161,12 @@ class Exchange:
     def __init__(
         self,
         stream: socket.socket,
-        process: psutil.Process,
+        pid: int,
         deadline_s: float,
         most_memory_bytes: int,
     ) -> None:
         self._socket = stream
-        self._process = process
+        self._pid = pid
         self._deadline_s = deadline_s
         self._most_memory_bytes = most_memory_bytes
         self._wait_s = _FIRST_LOOK_S
@@ -190,7 +196,7 @@ class Exchange:
             except TimeoutError as error:
                 if time.monotonic() >= self._deadline_s:
                     raise ChildTimeoutError from error
-                if self._memory_bytes() > self._most_memory_bytes:
+                if _memory_bytes(self._pid) > self._most_memory_bytes:
                     raise ChildMemoryError from error
                 self._wait_s = _LOOK_INTERVAL_S
                 continue
@@ -200,11 +206,12 @@ class Exchange:
                 raise ChildEndedError
             rest = rest[count:]
 
-    def _memory_bytes(self) -> int:
-        found = mac_footprint(self._process.pid) if sys.platform == "darwin" else None
-        if found is not None:
-            return found[0]
-        try:
-            return int(self._process.memory_info().rss)
-        except psutil.Error:
-            return 0  # It has ended; the socket says so.
+
+def _memory_bytes(pid: int) -> int:
+    found = mac_footprint(pid) if sys.platform == "darwin" else None
+    if found is not None:
+        return found[0]
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0  # It has ended; its socket says so.

@@ -15,6 +15,7 @@ import structlog
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.media import MediaItem
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import (
     ChildEndedError,
@@ -23,7 +24,6 @@ from lmx.worker.isolation.child import (
     ChildTimeoutError,
     Exchange,
 )
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome, ResultHead
 
@@ -36,9 +36,6 @@ log = structlog.get_logger()
 _DEFAULT_FPS: Final = 1.0
 _ALARM_GRACE_S: Final = 2.0
 _LONGEST_REASON: Final = 4096
-
-_AT_REST_BYTES: Final = 128 << 20
-"""What the process takes before the first file: 80 MiB on Linux."""
 
 _NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
 
@@ -62,7 +59,7 @@ class MediaDecoder:
             "lmx.worker.media.decoding.main",
             (json.dumps(asdict(self._limits)),),
             # It is measured from here with all that it takes at rest.
-            self._limits.memory_bytes + _AT_REST_BYTES,
+            self._limits.process_bytes,
             # Its threads would only take memory.
             {**environment, "OPENBLAS_NUM_THREADS": "1"},
         )
@@ -71,6 +68,11 @@ class MediaDecoder:
     def pid(self) -> int | None:
         """The process that decodes; None while there is none."""
         return self._child.pid
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the process takes now; 0 while there is none. From any thread."""
+        return self._child.memory_bytes
 
     def start(self) -> None:
         """Start the process, unless it runs. Doesn't wait for it. Raises ``OSError``."""

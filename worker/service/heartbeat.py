@@ -17,6 +17,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import MediaKind, WorkerState
 from lmx.worker.engine import ModelFacts, capabilities
+from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts
@@ -88,12 +89,14 @@ class Heartbeat:
         in_flight: InFlight,
         counts: LifetimeCounts,
         idle_clock: IdleClock,
+        decoder: MediaDecoder,
     ) -> None:
         self._spec = spec
         self._engine = engine
         self._in_flight = in_flight
         self._counts = counts
         self._idle_clock = idle_clock
+        self._decoder = decoder
         self._facts: ModelFacts | None = None
 
     def loaded(self, facts: ModelFacts, load_s: float) -> Loaded:
@@ -145,6 +148,7 @@ class Heartbeat:
         return WorkerFigures(
             memory_bytes=memory_bytes(self._engine.memory_bytes),
             peak_memory_bytes=peak_memory_bytes(self._engine.peak_memory_bytes),
+            decoder_bytes=self._decoder.memory_bytes,
             kv_bytes=self._engine.kv_bytes,
             requests_total=counts.requests,
             tokens_total=counts.tokens,

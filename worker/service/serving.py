@@ -38,6 +38,7 @@ class Serving:
         engine: Engine,
         prompts: FairThread,
         media: FairThread,
+        decoder: MediaDecoder,
         thread: EngineThread,
         in_flight: InFlight,
         counts: LifetimeCounts,
@@ -46,7 +47,6 @@ class Serving:
         became_idle: Callable[[], None],
     ) -> None:
         self._open = OpenRequests(spec, prompts, media, in_flight, send, became_idle)
-        decoder = MediaDecoder()
         self._generations = Generations(
             spec, engine, thread, self._open, decoder, counts, idle_clock
         )

@@ -64,6 +64,9 @@ class WorkerLine(Answer):
     """The worker's own id. Null if the model has no worker."""
     memory_bytes: int
     peak_memory_bytes: int
+    decoder_bytes: int
+    """What the process takes that decodes images, sounds and videos for the worker. 0 while there
+    is none."""
     reserved_bytes: int
     kv_bytes: int
     context_length: int | None

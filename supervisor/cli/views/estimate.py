@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.decode_limits import AT_REST_BYTES
 from lmx.protocol.models.memory import kv_bytes
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
@@ -55,7 +56,10 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
         problem = found.problem or f"{path} is not whole: {found.missing} is missing"
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
     budget = budget_bytes(config.memory, read_memory().total_bytes)
-    estimate = estimate_memory(chosen, kind, files, draft, budget, config.memory.kv_bits)
+    decoder_bytes = config.media.decode_limits(chosen.media).process_bytes
+    estimate = estimate_memory(
+        chosen, kind, files, draft, budget, config.memory.kv_bits, decoder_bytes
+    )
     if not estimate.weights_bytes:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
@@ -84,6 +88,7 @@ def as_dict(estimate: Estimate, plan: MemoryPlan, budget: int) -> dict[str, Any]
         "media_bytes": estimate.media_bytes,
         "media_weights_bytes": estimate.media.weights_bytes if estimate.media else 0,
         "image_tokens": estimate.media.image_tokens if estimate.media else None,
+        "decoder_bytes": estimate.decoder_bytes,
         "buffers_bytes": estimate.buffers_bytes,
         "estimated_bytes": estimate.total_bytes,
         "measured_static_bytes": plan.static_bytes if _was_measured(estimate, plan) else None,
@@ -117,6 +122,7 @@ def lines(model: ModelConfig, estimate: Estimate) -> list[Line]:
         Line("prefix cache", estimate.prefix_cache_bytes, "prompts computed before"),
         Line("activations", estimate.activation_bytes, "intermediate results"),
         Line("media", estimate.media_bytes, _media_words(estimate)),
+        Line("decoder", estimate.decoder_bytes, _DECODER_WORDS),
         Line("buffers", estimate.buffers_bytes, "freed ones that are used again"),
     ]
     return [line for line in found if line.size_bytes]
@@ -126,6 +132,12 @@ def _weights_words(estimate: Estimate) -> str:
     media_bytes = estimate.media.weights_bytes if estimate.media else 0
     for_media = f"; {format_bytes(media_bytes)} of them see and hear" if media_bytes else ""
     return f"headers of *.safetensors{for_media}"
+
+
+_DECODER_WORDS: Final = (
+    f"a process that decodes images, sounds and videos: {format_bytes(AT_REST_BYTES)} at rest, and "
+    "media.decode_memory_bytes at most"
+)
 
 
 def _media_words(estimate: Estimate) -> str:
@@ -183,6 +195,8 @@ def hints(model: ModelConfig, estimate: Estimate, plan: MemoryPlan, budget: int)
         found.append("kv_bits 8 saves about half of the KV cache")
     if model.context_length is not None and estimate.kv_cache_bytes:
         found.append(f"a context_length below {model.context_length} saves KV cache")
+    if estimate.decoder_bytes:
+        found.append("a smaller media.decode_memory_bytes saves as much")
     if plan.static_bytes > budget or not found or over_bytes > plan.working_bytes:
         found.append("a smaller or more strongly quantized model")
     found.append("raise memory.budget_bytes or memory.budget_fraction")

@@ -50,7 +50,7 @@ def model_columns(models: Sequence[ModelStatus]) -> dict[str, Column]:
         Column("MODEL", cells(lambda model: model.model), right=False),
         Column("STATE", cells(lambda model: model.state.value), right=False, style=style),
         Column("PID", cells(lambda model: model.pid or "-"), leave=5),
-        Column("MEMORY", cells(lambda model: _size(model.figures.memory_bytes))),
+        Column("MEMORY", cells(lambda model: _size(model.figures.held_bytes))),
         Column("RESERVED", cells(lambda model: _size(model.reserved_bytes)), leave=4),
         Column("ACTIVE", cells(lambda model: model.requests_active)),
         Column("QUEUED", cells(lambda model: model.requests_queued)),

@@ -20,6 +20,7 @@ from typing import Final
 
 from av.error import FFmpegError
 
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaForm, MediaKind
 from lmx.worker.isolation.confine import (
     end_after,
@@ -33,7 +34,6 @@ from lmx.worker.media.decoding.pictures import FORMATS, decode_picture
 from lmx.worker.media.decoding.result import Decoded, RefusedError
 from lmx.worker.media.decoding.sounds import decode_sound
 from lmx.worker.media.decoding.videos import decode_video
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome
 
 _Decoder = Callable[[bytearray, DecodeOrder, DecodeLimits], Decoded]

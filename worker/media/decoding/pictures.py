@@ -23,6 +23,7 @@ from PIL import (
 )
 from pillow_heif import register_heif_opener
 
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaForm
 from lmx.worker.media.decoding.result import (
     Decoded,
@@ -31,7 +32,6 @@ from lmx.worker.media.decoding.result import (
     check_shape,
     fitted_size,
 )
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.wire import DecodeOrder
 
 FORMATS: Final[Mapping[MediaForm, tuple[str, ...]]] = {

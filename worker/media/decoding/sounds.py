@@ -16,9 +16,9 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.worker.media.decoding.container import SOUND_CODECS, opened, prepare_stream
 from lmx.worker.media.decoding.result import Decoded, RefusedError, TooLargeError
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.wire import DecodeOrder
 
 _RATES_HZ: Final = (1_000, 768_000)

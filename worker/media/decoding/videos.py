@@ -19,6 +19,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.worker.media.decoding.container import VIDEO_CODECS, opened, prepare_stream
 from lmx.worker.media.decoding.result import (
     Decoded,
@@ -28,7 +29,6 @@ from lmx.worker.media.decoding.result import (
     fitted_size,
 )
 from lmx.worker.media.decoding.sounds import decoded, limited, read_sound
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.wire import DecodeOrder
 
 _MATRIX: Final = "DISPLAYMATRIX"

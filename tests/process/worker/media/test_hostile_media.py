@@ -15,9 +15,9 @@ from hostile_media import HARMLESS, REFUSED, TOO_LARGE, Hostile, hostile_media
 from hostile_media import picture as honest_picture
 
 from lmx.protocol.errors import RequestError
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.router.http.errors import http_status
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.limits import DecodeLimits
 
 pytestmark = pytest.mark.process
 

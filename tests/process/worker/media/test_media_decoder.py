@@ -19,10 +19,10 @@ from media_pieces import jpeg_of_scans, png
 from rig import wait_until
 
 from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.isolation.child import Exchange
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.values import Picture, Sound
 
 pytestmark = pytest.mark.process
@@ -199,7 +199,7 @@ from decoding import picture
 from hostile_media import picture as honest_picture
 from media_pieces import jpeg_of_scans
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.limits import DecodeLimits
+from lmx.protocol.models.decode_limits import DecodeLimits
 decoder = MediaDecoder(DecodeLimits(deadline_s=8.0))
 endless = jpeg_of_scans(3000, 4000)
 picture(decoder, "png", honest_picture("png"))

@@ -13,8 +13,8 @@ from decoding import picture
 from PIL import Image
 
 from lmx.protocol.errors import RequestError
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.limits import DecodeLimits
 
 pytestmark = pytest.mark.process
 

@@ -21,9 +21,9 @@ from media_files import (
 )
 
 from lmx.protocol.errors import RequestError
+from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.limits import DecodeLimits
 from lmx.worker.media.values import MediaNeeds, Video
 
 pytestmark = pytest.mark.process

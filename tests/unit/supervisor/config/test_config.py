@@ -16,6 +16,7 @@ from lmx.protocol.messages.specs import ApiKey, RateLimits
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
 from lmx.supervisor.config.limits import LimitsConfig
 from lmx.supervisor.config.load import config_notices, load_config, variable_names
+from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.model import PrefixCacheConfig, SpeculationConfig
 from lmx.supervisor.config.schema import Config, GroupConfig
 from lmx.supervisor.config.values import Section
@@ -250,7 +251,8 @@ def test_the_example_documents_every_key_with_its_default() -> None:
         assert all(re.search(rf"^ *# *{key}:", text, re.MULTILINE) for key in missing), missing
     documented = set(values["models"][0]) | {"engine", "engine_options"}
     fields = set(type(example.models[0]).model_fields) | set(Config.model_fields)
-    for nested in (PrefixCacheConfig, SpeculationConfig, GroupConfig, LimitsConfig):
+    nested_sections = (PrefixCacheConfig, SpeculationConfig, ModelMediaConfig)
+    for nested in (*nested_sections, GroupConfig, LimitsConfig):
         fields |= set(nested.model_fields)
     lines = {line.strip().lstrip("# -").partition(":")[0] for line in text.splitlines()}
     assert fields <= documented | lines

@@ -58,6 +58,20 @@ def test_the_bits_of_a_cache_are_those_that_were_planned_for() -> None:
         assert spec.kv_bits == bits
 
 
+def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
+    config, home = config_of(), Home(Path("/home/lmx"))
+    for plan, share in (
+        (MemoryPlan(99, 7), 106),
+        (MemoryPlan(99, 7, decoder_bytes=50), 106),
+        (MemoryPlan(99, 7, decoder_bytes=50, set_bytes=200), 150),
+        # What is loaded is there in any case.
+        (MemoryPlan(99, 7, decoder_bytes=50, set_bytes=120), 99),
+        (MemoryPlan(99, 7, decoder_bytes=50, peak_bytes=300), 300),
+    ):
+        spec = worker_spec(config, home, config.models[0], "i1", Path("/m"), ModelKind.CHAT, plan)
+        assert spec.memory_limit_bytes == share, plan
+
+
 def test_a_spec_has_defaults_for_the_rest() -> None:
     spec = spec_of()
     assert (spec.top_k, spec.min_p, spec.template_kwargs) == (None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from lmx.protocol.messages.tasks import (
 )
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine import Engine, ModelFacts, TaskPlan
+from lmx.worker.media.decoder import MediaDecoder
+from lmx.worker.media.values import Media
 from lmx.worker.scheduling.batch import BatchLimits
 from lmx.worker.scheduling.progress import InFlight
 from lmx.worker.scheduling.thread import EngineThread
@@ -45,7 +47,7 @@ class Vectorizer:
         self.computed: list[tuple[int, int]] = []
         self.go_on = asyncio.Event()
 
-    def plan(self, task: Task) -> TaskPlan | TaskReply:
+    def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         if isinstance(task, Detokenize):
             return Detokenized(task.stream_id, "text")
         assert isinstance(task, Embed)
@@ -115,8 +117,8 @@ class Rig:
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         self.loaded_with = Serving(
-            self.spec, engine, self.prompts, self.media, self.thread, self.in_flight,
-            self.counts, self.idle_clock, self.send, self.became_idle,
+            self.spec, engine, self.prompts, self.media, MediaDecoder(), self.thread,
+            self.in_flight, self.counts, self.idle_clock, self.send, self.became_idle,
         )  # fmt: skip
 
     def computed(self, task_id: int, result: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from model_folders import plan_folder, read_folder, write_model, write_shard
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.cli.views.estimate import hints, print_estimate
@@ -43,6 +44,7 @@ def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     names = ("weights", "draft", "process", "kv_cache", "prefix_cache", "activation", "buffers")
     assert sum(found[f"{name}_bytes"] for name in names) == found["estimated_bytes"]
     assert (found["media"], found["media_bytes"], found["image_tokens"]) == ([], 0, None)
+    assert found["decoder_bytes"] == 0, "a model of text alone has none"
     assert found["reserve_bytes"] == found["estimated_bytes"]
     assert (found["model"], found["kind"], found["fits"]) == ("small", "chat", True)
     assert printed(capsys, config, tmp_path, str(tmp_path / "m"))["weights_bytes"] == 4000
@@ -59,11 +61,17 @@ def test_what_seeing_takes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["media"] == ["image"]
     assert found["image_tokens"] == 768
     without = estimated(write_model(tmp_path / "w", model_type="qwen3_vl", vision_config=eyes))
-    assert found["estimated_bytes"] == without + found["media_bytes"] + 5 * MIB
+    seeing = found["media_bytes"] + found["decoder_bytes"] + 5 * MIB
+    assert found["decoder_bytes"] == DecodeLimits().process_bytes
+    assert found["estimated_bytes"] == found["reserve_bytes"] == without + seeing
     print_estimate(config, Home(tmp_path), "s", False)
     out = " ".join(capsys.readouterr().out.split())
     assert "5 MiB of them see and hear" in out
     assert "which is about 768 tokens" in out
+    assert "decoder 1.1 GiB a process that decodes" in out
+    # A model may be given less.
+    less = config_of(folder, media={"decode_memory_bytes": "100MiB"})
+    assert printed(capsys, less, tmp_path, "s")["decoder_bytes"] == AT_REST_BYTES + 100 * MIB
 
 
 def estimated(folder: Path) -> int:
