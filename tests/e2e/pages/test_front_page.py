@@ -138,15 +138,15 @@ async def test_the_page_loads_nothing_from_elsewhere_and_breaks_no_rule(
         assert broken == "script-src-elem", "the policy is in force"
 
 
-ATTACH = """
-const files = new DataTransfer();
-for (const [name, type, content] of FILES) {
-  const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
-  files.items.add(new File([bytes], name, { type }));
-}
-document.getElementById("picker").files = files.files;
-document.getElementById("picker").dispatchEvent(new Event("change"));
-"""
+ATTACH = """{
+  const files = new DataTransfer();
+  for (const [name, type, content] of FILES) {
+    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+    files.items.add(new File([bytes], name, { type }));
+  }
+  document.getElementById("picker").files = files.files;
+  document.getElementById("picker").dispatchEvent(new Event("change"));
+}"""
 WATCH = """
 window.sent = [];
 const send = window.fetch;
