@@ -109,3 +109,11 @@ def test_no_registry_is_named(name: str) -> None:
     assert not re.search(
         r"://|index-url|find-links|trusted-host|\b[\w-]+\.(org|io|com|net)\b", text
     )
+
+
+def test_the_command_has_two_names(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    lines = archive.read(name).decode().split("\n")
+    assert "lmx = lmx.supervisor.cli.main:main" in lines
+    assert "lmx-supervisor = lmx.supervisor.cli.main:main" in lines

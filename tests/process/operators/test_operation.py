@@ -96,7 +96,7 @@ def test_exit_codes_and_messages() -> None:
         assert said[1] in [event.detail for event in lmx.events("memory.returned")]
         lmx.wait_state("alpha", "ready")
         lmx.stop()
-        for arguments in (["status"], ["status", "--json"], ["stop"], ["kill", "alpha"]):
+        for arguments in (["status"], ["status", "--json"], ["kill", "alpha"]):
             down = lmx.cli(*arguments)
             assert (down.returncode, "is not running" in down.stderr) == (3, True)
         lmx.config_path.write_text("server: {port: nine}")
