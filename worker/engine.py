@@ -143,6 +143,8 @@ class PromptSource:
     """Whether the prompt ends with the text of the last message, which the answer goes on with."""
     media: Sequence[Media] = ()
     """The pictures, sounds and videos of ``messages``, whose parts name them by their numbers."""
+    media_params: Sequence[str] = ()
+    """The path of each of them in the request, for errors."""
 
 
 class PromptMedia(Protocol):

@@ -1,4 +1,5 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text. /v1/audio/speech is not
+there, and says so."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcribe, Transcript
 from lmx.protocol.messages.tasks import TaskFinished
@@ -41,6 +42,15 @@ from lmx.router.schema.requests.audio import (
 )
 from lmx.router.services import SERVICES
 from lmx.router.workers.fallback import perform_on_first
+
+
+async def speech(request: web.Request) -> web.Response:
+    """Say that no text is read aloud here."""
+    raise RequestError(
+        ErrorCode.NOT_FOUND,
+        "lmx reads no text aloud: it has no models for speech. Ask another server for it; "
+        "/v1/audio/transcriptions is the way from speech to text.",
+    )
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.router.http.endpoint import Access, Endpoint
-from lmx.router.inference.audio import transcriptions, translations
+from lmx.router.inference.audio import speech, transcriptions, translations
 from lmx.router.inference.chat import chat_completions
 from lmx.router.inference.completions import completions
 from lmx.router.inference.embeddings import embeddings
@@ -271,6 +271,10 @@ def _inference() -> Iterator[Endpoint]:
         "POST", "/v1/audio/translations", translations, use, "Audio",
         "Write down speech in English", form=TranslationRequest,
         answer=Transcription | VerboseTranscription, also="text/plain",
+    )  # fmt: skip
+    yield Endpoint(
+        "POST", "/v1/audio/speech", speech, use, "Audio", "Not there: a 404 says so",
+        errors=(ErrorCode.NOT_FOUND,),
     )  # fmt: skip
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         yield Endpoint(

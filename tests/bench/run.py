@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
 Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, sampling, relay.
+stall, stall-media, sampling, relay.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ BENCHES = {
     "prefix": bench_prefix.measure,
     "prefix-files": bench_prefix_files.measure,
     "stall": bench_stall.measure,
+    "stall-media": bench_stall.measure_media,
     "sampling": bench_sampling.measure,
     "relay": bench_relay.measure,
 }

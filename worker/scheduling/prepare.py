@@ -169,6 +169,7 @@ def prepare(
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             media=media,
+            media_params=tuple(item.param for item in request.media),
         )
     )
     prompt = truncated(encoded.tokens, request, spec, facts.context_tokens)

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from engine_rig import spec_of
-from media_check import MediaModel, picture, sound, video
+from media_check import PART_S, MediaModel, picture, sound, video
 from media_families import FAMILIES
 from media_models import make_media_model
 from mlx_vlm.models.qwen3_vl import Model
@@ -132,7 +132,7 @@ def test_what_the_model_can_not_place_is_refused(folder: Path) -> None:
 
 
 def test_the_sound_of_a_video_comes_behind_its_frames(tmp_path: Path) -> None:
-    model = MediaModel(make_media_model(tmp_path, "qwen3_omni_moe"))
+    model = MediaModel(make_media_model(tmp_path, "gemma4"))
     frames, heard = video(1), sound(1)
     whole: Media = Video(frames.frames, frames.times_s, frames.duration_s, heard)
     together = model.encode("ab", whole, "cd")
@@ -166,7 +166,7 @@ def test_more_features_than_places_are_an_error_and_so_are_fewer(tmp_path: Path)
         tokens = np.full(len(places), span.tokens[span.token_places[0]], np.int32)
         with pytest.raises(FeatureMismatchError, match=f"{count} features"):
             own = places.astype(np.int32)
-            model.forward.encode(replace(span, tokens=tokens, token_places=own))
+            model.forward.encode(replace(span, tokens=tokens, token_places=own), PART_S)
 
 
 def test_a_model_with_cross_attention_is_served_without_pictures(

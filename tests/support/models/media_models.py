@@ -27,6 +27,7 @@ from vlm_models import SEEING, save_random_model, seeing_config
 
 from lmx.worker.media.values import Media, Picture, Sound, Video
 from lmx.worker.mlx.model.gemma3n import mend_gemma3n
+from lmx.worker.mlx.model.qwen3_omni import mend_qwen3_omni
 
 HEARING: Final = {
     name: family for name, family in FAMILIES.items() if (family.model_type or name) not in SEEING
@@ -123,13 +124,14 @@ def conversation(*parts: str | int, kind: str) -> list[dict[str, Any]]:
 
 class MlxVlmAlone:
     """A folder's model and processor, as mlx-vlm has them, without lmx but for what that mends of
-    Gemma 3n."""
+    Gemma 3n and Qwen3-Omni."""
 
     def __init__(self, folder: Path) -> None:
         with tiny_towers():
             self.model: Any = load_alone(folder)
             self.processor: Any = load_processor(folder)
         mend_gemma3n(self.model)
+        mend_qwen3_omni(self.model)
 
     def inputs(
         self, messages: Sequence[Mapping[str, Any]], media: Sequence[Media]
@@ -158,6 +160,13 @@ class MlxVlmAlone:
         pixels, mask = inputs.pop("pixel_values", None), inputs.pop("attention_mask", None)
         found = self.model.get_input_embeddings(tokens, pixels, mask=mask, **inputs)
         known = {name: value for name, value in found.to_dict().items() if value is not None}
+        if "video_second_per_grid" in inputs:
+            # mlx-vlm takes all videos for such of one frame a second.
+            times = [each.times_s for each in media if isinstance(each, Video)]
+            known["position_ids"], known["rope_deltas"] = self.model.language_model.get_rope_index(
+                tokens, inputs.get("image_grid_thw"), inputs["video_grid_thw"],
+                video_second_per_grid=mx.array([2 * (own[1] - own[0]) for own in times]),
+            )  # fmt: skip
         # As mlx-vlm's generate_step does it, but for the whole prompt at once.
         cache = make_prompt_cache(self.model.language_model)
         out = self.model.language_model(tokens, cache=cache, **(inputs | known))

@@ -4,6 +4,7 @@ however it comes about: in chunks, after a cached beginning, in a batch."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,9 @@ CHUNKS: Final = (1, 5, 8, 16)
 TOLERANCE: Final = 2e-3
 """A share of the spread of the logits. A feature in a wrong place moves them by a hundred times
 as much."""
+
+PART_S: Final = 1e-5
+"""So little that also tiny models compute in slices."""
 
 RATE_HZ: Final = 16000
 
@@ -74,6 +78,7 @@ class MediaModel:
         assert checkpoint.processor is not None, "the folder has no processor"
         mx.eval(checkpoint.model.parameters())
         self.model = checkpoint.model
+        self.needs = checkpoint.media
         self.processor = checkpoint.processor
         self.forward = Forward(checkpoint.model)
         self._features = FeatureCache(1 << 30)
@@ -134,7 +139,7 @@ class MediaModel:
         while (span := prefill.media.missing(prefill.done_tokens, end)) is not None:
             features = self._features.get(span.digest, "")
             if features is None:
-                encoding = self.forward.encode(span)
+                encoding = self.forward.encode(span, PART_S)
                 while not encoding.advance(0.0):
                     pass
                 features = encoding.features
@@ -173,6 +178,7 @@ def check_media(folder: Path, kind: MediaKind = MediaKind.IMAGE) -> None:
     assert off(model.logits(prompt)) < TOLERANCE, "the prompt at once"
     for chunk in CHUNKS:
         assert off(model.logits(prompt, chunk)) < TOLERANCE, f"chunks of {chunk}"
+    check_slices(model, prompt)
     check_cached(model, prompt, right)
     check_batch(model, prompt, model.encode("klm", third, "n"))
     for first, second in ((third, other), (other, one), (one, third)):
@@ -200,6 +206,22 @@ def check_together(folder: Path, media: Sequence[Media], *, by_library: bool) ->
     reversed_parts = [part for each in reversed(media) for part in ("ab", each)]
     off = np.abs(model.logits(model.encode(*reversed_parts, "cdef")) - right).max()
     assert off > 10 * TOLERANCE * right.std(), "it sees no difference"
+
+
+def check_slices(model: MediaModel, prompt: EncodedPrompt) -> None:
+    """Check that what is computed of media in slices is what is computed in one go."""
+    media = prompt.media
+    assert isinstance(media, MediaSpans)
+    found = []
+    for part_s in (math.inf, PART_S):
+        encoding = model.forward.encode(media.spans[0], part_s)
+        steps = 1
+        while not encoding.advance(0.0):
+            steps += 1
+        found.append((steps, np.array(encoding.features.embeddings.astype(mx.float32))))
+    (least, whole), (most, sliced) = found
+    assert most > 2 * least, "nothing is sliced"
+    assert np.abs(sliced - whole).max() < 1e-3 * np.abs(whole).max(), "slices"
 
 
 def check_cached(model: MediaModel, prompt: EncodedPrompt, right: np.ndarray[Any, Any]) -> None:

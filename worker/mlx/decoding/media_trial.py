@@ -9,6 +9,7 @@ another one for them. A model is asked for no picture that it would not see.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -23,9 +24,9 @@ from lmx.worker.engine import EncodedPrompt, PromptSource, RowRequest, RowSampli
 from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.mlx.decoding.media import token_types
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.media.encoding import FeatureMismatchError
+from lmx.worker.mlx.media.encoding import FeatureMismatchError, Features
 from lmx.worker.mlx.media.processor import to_mlx
-from lmx.worker.mlx.media.spans import MediaSpans
+from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 from lmx.worker.mlx.model.forward import Forward, cache_states
 
 log = structlog.get_logger()
@@ -37,6 +38,7 @@ _TOLERANCE: Final = 0.1
 _SIDE: Final = 112
 _FRAMES: Final = 4
 _RATE_HZ: Final = 16_000
+_PART_S: Final = 0.01
 
 _UNFIT: Final = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
@@ -93,7 +95,7 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     )  # fmt: skip
     assert prefill.media is not None
     while (span := prefill.media.missing(0, len(prompt.tokens))) is not None:
-        prefill.media.put(span, forward.encode(span).features)
+        prefill.media.put(span, _encoded(forward, span))
     if prefill.chunked:
         prefill.advance((media.spans[0].start + media.spans[0].end) // 2, ())
     found = prefill.finish()[0].astype(mx.float32)
@@ -103,6 +105,14 @@ def _off(forward: Forward, prompt: EncodedPrompt) -> float:
     return cast(float, (mx.linalg.norm(found - right) / spread).item())
 
 
+def _encoded(forward: Forward, span: MediaSpan) -> Features:
+    """Return the features of a picture or a sound, in parts. What these take is measured by that
+    before the first request."""
+    encoding = forward.encode(span, _PART_S)
+    encoding.advance(math.inf)
+    return encoding.features
+
+
 def _differ(forward: Forward, *prompts: EncodedPrompt) -> bool:
     """Return whether the model makes something else of each of two prompts' media. Some classes
     leave out what they can't see, without a word."""
@@ -110,7 +120,7 @@ def _differ(forward: Forward, *prompts: EncodedPrompt) -> bool:
     for prompt in prompts:
         assert isinstance(prompt.media, MediaSpans)
         (span,) = prompt.media.spans
-        made.append(forward.encode(span).features.embeddings)
+        made.append(_encoded(forward, span).embeddings)
     one, other = made
     return one.shape != other.shape or not mx.array_equal(one, other).item()
 

@@ -9,6 +9,9 @@ MOST_TOKENS: Final = 2048
 _FIRST_TOKENS: Final = 16
 # The rest of the limit is for what can't be foreseen: a busy machine, a deeper context.
 _SHARE_OF_STALL: Final = 0.6
+# What can't be interrupted should fit more than once, because it may take longer than foreseen.
+_PART_SHARE: Final = 0.25
+_LEAST_PART_S: Final = 0.005
 # While no row decodes, only cancellations and progress reports wait for a chunk.
 _IDLE_CHUNK_S: Final = 1.0
 # A chunk's cost is at most so many times what was foreseen when the next one doubles.
@@ -55,6 +58,11 @@ class PrefillPace:
         self._measured_tokens = tokens
         self._token_s = took_s / tokens
         self._depth_tokens = depth_tokens
+
+    @property
+    def part_s(self) -> float:
+        """How long each part of an encoding should take, which can't be interrupted."""
+        return max(_LEAST_PART_S, _PART_SHARE * self._stall_s)
 
     def budget_s(self, decoding: bool) -> float:
         """Return how long work on a prompt may take until it lets others go on. ``decoding`` says

@@ -306,9 +306,12 @@ class RowSet:
             if features is not None:
                 media.put(span, features)
                 continue
-            if media.encoding is None:
-                media.encoding = self._forward.with_adapter(row.adapter).encode(span)
             encoding = media.encoding
+            if encoding is None:
+                # Writing it down is a step of its own: for a large picture it takes a while.
+                forward = self._forward.with_adapter(row.adapter)
+                media.encoding = forward.encode(span, self._pace.part_s)
+                return True
             before = encoding.done_share
             if encoding.advance(self._pace.budget_s(decoding)):
                 self._features.put(span.digest, row.cache_salt, encoding.features)

@@ -1,22 +1,25 @@
-"""The blocks of a model's eyes and ears: after each of them, encoding can pause.
+"""The parts of an encoding: after each of them, it can pause.
 
 MLX computes nothing before it is asked for. So the whole of an encoding is written down at once,
-with the output of each block noted on the way, and these are then computed one after the other, in
-as many steps as other rows want to come between.
+with what each part makes noted on the way, and the parts are then computed one after the other, in
+as many steps as other rows want to come between. A part is a block of the model's eyes or ears, or
+less of it if that would take too long.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from lmx.worker.mlx.media.encoding import Features
+from lmx.worker.mlx.media.slices import Part, Slicer
 from lmx.worker.mlx.module_calls import wrap_call
 
 _OTHERS: Final = frozenset({"language_model", "talker", "code2wav", "lm_head"})
@@ -24,56 +27,74 @@ _OTHERS: Final = frozenset({"language_model", "talker", "code2wav", "lm_head"})
 
 
 class BlockTap:
-    """Notes what the blocks of a model's eyes and ears make. Engine thread."""
+    """Notes the parts in which a model's eyes and ears compute. Engine thread."""
 
     def __init__(self, model: Any) -> None:
-        self._noted: list[mx.array] | None = None
-        for block in _blocks(model):
+        blocks = list(_blocks(model))
+        self._slicer = Slicer(list(_modules(model)), blocks)
+        for block in blocks:
             wrap_call(block, self._note)
 
     @contextmanager
-    def noting(self) -> Iterator[list[mx.array]]:
-        """Note, as long as the block of the statement runs, what the blocks of the model make."""
-        self._noted = []
-        try:
-            yield self._noted
-        finally:
-            self._noted = None
+    def noting(self, part_s: float) -> Iterator[Callable[[Features], Encoding]]:
+        """Note, as long as the block of the statement runs, what the model computes, in parts that
+        seem to take ``part_s`` at most. The function returns how the features are computed."""
+        with self._slicer.slicing(part_s) as parts:
+            yield lambda features: Encoding(features, parts, self._slicer)
 
     def _note(self, output: Any) -> None:
-        if self._noted is not None:
-            made = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(made, mx.array):
-                self._noted.append(made)
+        made = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(made, mx.array):
+            self._slicer.pause(made)
 
 
 class Encoding:
     """The features of one picture, sound or video while they are computed. Engine thread."""
 
-    def __init__(self, features: Features, steps: list[mx.array]) -> None:
-        """``steps`` are what has to be computed before the features, in order."""
+    def __init__(self, features: Features, parts: Sequence[Part], slicer: Slicer) -> None:
+        """``parts`` are what has to be computed before the features, in order."""
         self.features = features
-        self._left: deque[list[mx.array]] = deque([[step] for step in steps])
-        self._left.append(features.arrays)
-        self._all = len(self._left)
+        self._slicer = slicer
+        self._left = deque(parts)
+        self._all = len(self._left) + 1
+        self._done = False
 
     @property
     def done_share(self) -> float:
         """How much of it is done, from 0 to 1."""
-        return 1.0 - len(self._left) / self._all
+        return 1.0 if self._done else 1.0 - (len(self._left) + 1) / self._all
 
     def advance(self, budget_s: float) -> bool:
         """Compute the next parts, at least one, and no more than seem to fit into the time; return
         whether all are done."""
         began_s = time.perf_counter()
         longest_s = 0.0
-        while self._left:
+        while not self._done:
             now_s = time.perf_counter()
             if longest_s and now_s - began_s + longest_s > budget_s:
                 return False
-            mx.eval(self._left.popleft())
+            self._compute()
             longest_s = max(longest_s, time.perf_counter() - now_s)
         return True
+
+    def _compute(self) -> None:
+        if not self._left:
+            mx.eval(self.features.arrays)
+            self._done = True
+            return
+        part = self._left.popleft()
+        began_s = time.perf_counter()
+        mx.eval(part.array)
+        self._slicer.computed(part, time.perf_counter() - began_s)
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """Yield a module and those in it that see or hear."""
+    yield module
+    for name, child in module.children().items():
+        if name not in _OTHERS:
+            for _, each in tree_flatten(child, is_leaf=nn.Module.is_module):
+                yield from _modules(each)
 
 
 def _blocks(module: Any) -> Iterator[Any]:

@@ -23,7 +23,8 @@ from lmx.protocol.states import MediaKind
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 
-_GRIDS: Final = ("image_grid_thw", "video_grid_thw")
+_OF_POSITIONS: Final = ("image_grid_thw", "video_grid_thw", "video_second_per_grid")
+"""From what of a picture or a video the positions of a prompt follow."""
 _MERGERS: Final = (
     "merge_input_ids_with_image_features",
     "prepare_inputs_for_multimodal",
@@ -104,7 +105,7 @@ def positions(model: Any, tokens: mx.array, media: MediaSpans) -> dict[str, mx.a
     if rope_index is None:
         return {}
     grids = {}
-    for name in _GRIDS:
+    for name in _OF_POSITIONS:
         parts = [np.asarray(span.inputs[name]) for span in media.spans if name in span.inputs]
         if parts:
             grids[name] = mx.array(np.concatenate(parts))

@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
 from lmx.worker.media.values import Media, Sound, Video
+from lmx.worker.mlx.media.hearing import Hearing
 from lmx.worker.mlx.media.markers import (
     Marker,
     Message,
@@ -21,6 +23,7 @@ from lmx.worker.mlx.media.markers import (
     in_template_form,
     takes_text,
 )
+from lmx.worker.mlx.media.omni import hear_all, interleaved, is_omni, timed
 from lmx.worker.mlx.media.placeholders import image_token_id, placeholder_ids
 from lmx.worker.mlx.media.processor import Processed, kind_of, process
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans, digest_of
@@ -32,6 +35,13 @@ class _Found(NamedTuple):
     begin: int
     end: int
     kind: MediaKind
+
+
+class _Done(NamedTuple):
+    """What the processor has made of a picture, a sound or a video."""
+
+    kind: MediaKind
+    processed: Processed
 
 
 class MediaPrompts:
@@ -51,6 +61,9 @@ class MediaPrompts:
         self._image_token = image_token_id(config)
         self._markers: dict[MediaKind, Marker | None] = {}
         self._takes_text: bool | None = None
+        self._hearing = Hearing()
+        self._hears_several = bool(getattr(processor, "supports_multiple_audio", False))
+        hear_all(processor)
 
     def in_template_form(self, messages: Sequence[Message], render: Render) -> list[Message]:
         """Return the messages as the template wants them. Raises :class:`RequestError` for media
@@ -69,38 +82,46 @@ class MediaPrompts:
             self._find(MediaKind.AUDIO, render)  # For its sound.
         return in_template_form(messages, markers, parts_only=not self._takes_text)
 
-    def expand(self, text: str, media: Sequence[Media]) -> tuple[list[int], MediaSpans]:
+    def expand(
+        self, text: str, media: Sequence[Media], params: Sequence[str] = ()
+    ) -> tuple[list[int], MediaSpans]:
         """Return the tokens of a prompt, of which ``text`` is what the template has made, and what
-        its media are. The sound of a video, if the model hears, comes right behind its frames.
+        its media are. ``params`` are their paths in the request, for errors. The sound of a video,
+        if the model hears, comes right behind its frames, or in between where the model was made
+        for that.
 
         Raises :class:`RequestError` if the text has not one place for each of them; for one that
-        the processor refuses; and if there is not one placeholder for each part of what was seen
-        or heard.
+        the processor refuses, or of which it would leave out a part; and if there is not one
+        placeholder for each part of what was seen or heard.
         """
         found = list(self._places(text, {kind_of(one) for one in media}))
         # Some templates show the pictures of a message before its sounds, wherever they stand.
         waiting = {kind: deque(own) for kind, own in _by_kind(media).items()}
         if Counter(place.kind for place in found) != Counter(map(kind_of, media)):
             raise _misplaced(len(media), len(found))
-        done: list[tuple[MediaKind, Processed]] = []
+        done: list[list[_Done]] = []
         pieces = []
         end = 0
         for place in found:
             number, one = waiting[place.kind].popleft()
             pieces.append(text[end : place.begin])
-            for part in (one, *self._heard(one)):
-                processed = self._process(number, part)
-                pieces.append(self._decode(processed))
-                done.append((kind_of(part), processed))
+            param = params[number - 1] if params else "messages"
+            done += self._told(self._processed(number, one, param), pieces)
             end = place.end
         pieces.append(text[end:])
         tokens: list[int] = self._tokenizer.encode("".join(pieces), add_special_tokens=False)
         return tokens, self._spans(tokens, done)
 
-    def _heard(self, one: Media) -> Iterator[Sound]:
-        """Yield the sound of a video, if the model has a place for it."""
-        if isinstance(one, Video) and one.sound and self._markers.get(MediaKind.AUDIO):
-            yield one.sound
+    def _told(self, parts: list[_Done], pieces: list[str]) -> list[list[_Done]]:
+        """Add the text for a picture or a sound, or for a video and its sound. Return which of
+        these have their placeholders among each other's."""
+        if len(parts) > 1 and is_omni(self._processor):
+            video, sound = parts
+            tokens = interleaved(video.processed, sound.processed, self._placeholders)
+            pieces.append(self._decode(tokens))
+            return [parts]
+        pieces += [self._decode(part.processed.tokens) for part in parts]
+        return [[part] for part in parts]
 
     def _marker(self, kind: MediaKind, render: Render) -> Marker:
         marker = self._find(kind, render)
@@ -130,32 +151,63 @@ class MediaPrompts:
         for match in re.finditer(pattern, text) if pattern else ():
             yield _Found(match.start(), match.end(), known[match.group()])
 
-    def _process(self, number: int, one: Media) -> Processed:
-        kind = kind_of(one)
-        marker = self._markers[kind]
-        assert marker is not None
+    def _processed(self, number: int, one: Media, param: str) -> list[_Done]:
+        """Return what the processor makes of the parts of an item: of a sound in parts if it does
+        not take all of it at once, and of the frames and then the sound of a video."""
         try:
-            return process(self._processor, one, marker.text, self._image_token)
+            if isinstance(one, Sound):
+                windows = self._hearing.windows(one, self._process)
+                if len(windows) > 1 and not self._hears_several:
+                    raise ValueError(
+                        f"it hears one sound of at most {self._hearing.most_s:g} seconds, and this "
+                        f"one has {one.duration_s:.1f}: send a part of it."
+                    )
+                return [_Done(MediaKind.AUDIO, self._process(each)) for each in windows]
+            done = [_Done(kind_of(one), self._process(one))]
         except Exception as error:  # A processor raises anything for what it can't take.
             raise RequestError(
                 ErrorCode.INVALID_VALUE,
-                f"The model can't take {kind} {number} of the request: {error}",
-                param="messages",
+                f"The model can't take {kind_of(one)} {number} of the request: {error}",
+                param=param,
             ) from error
+        if isinstance(one, Video) and one.sound and self._markers.get(MediaKind.AUDIO):
+            done += self._processed(number, one.sound, param)
+        return done
 
-    def _decode(self, processed: Processed) -> str:
+    def _process(self, one: Media) -> Processed:
+        marker = self._markers[kind_of(one)]
+        assert marker is not None
+        processed = process(self._processor, one, marker.text, self._image_token)
+        if isinstance(one, Video) and is_omni(self._processor):
+            return timed(self._processor, one, processed)
+        return processed
+
+    def _decode(self, tokens: npt.NDArray[np.int32]) -> str:
         text: str = self._tokenizer.decode(
-            processed.tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 
-    def _spans(
-        self, tokens: Sequence[int], done: Sequence[tuple[MediaKind, Processed]]
-    ) -> MediaSpans:
-        ids = list(self._placeholders)
-        places = np.flatnonzero(np.isin(np.asarray(tokens, np.int32), ids)).astype(np.int32)
-        own = [np.flatnonzero(np.isin(each.tokens, ids)).astype(np.int32) for _, each in done]
-        if sum(map(len, own)) != len(places) or not all(map(len, own)):
+    def _spans(self, tokens: Sequence[int], done: Sequence[Sequence[_Done]]) -> MediaSpans:
+        """``done``: those whose placeholders stand among each other's are together."""
+        numbers, ids = np.asarray(tokens, np.int32), list(self._placeholders)
+        places = np.flatnonzero(np.isin(numbers, ids)).astype(np.int32)
+        spans = []
+        begin = 0
+        for group in done:
+            own = [np.flatnonzero(np.isin(each.processed.tokens, ids)) for each in group]
+            here = places[begin : begin + sum(map(len, own))]
+            begin += len(here)
+            for (kind, each), token_places in zip(group, own, strict=True):
+                mine = here[np.isin(numbers[here], each.tokens[token_places])]
+                if len(mine) != len(token_places) or not len(mine):
+                    raise _misplaced(len(done), None)
+                digest = digest_of(kind, each.tokens, each.inputs)
+                span = MediaSpan(
+                    kind, mine, each.tokens, token_places.astype(np.int32), each.inputs, digest
+                )
+                spans.append(span)
+        if begin != len(places):
             raise _misplaced(len(done), None)
         if len(places) and places[-1] == len(tokens) - 1:
             raise RequestError(
@@ -163,20 +215,7 @@ class MediaPrompts:
                 "A prompt can't end with an image, a sound or a video: put text behind it.",
                 param="messages",
             )
-        ends = np.cumsum([len(each) for each in own])
-        return MediaSpans(
-            tuple(
-                MediaSpan(
-                    kind,
-                    places[end - len(token_places) : end],
-                    each.tokens,
-                    token_places,
-                    each.inputs,
-                    digest_of(kind, each.tokens, each.inputs),
-                )
-                for (kind, each), token_places, end in zip(done, own, ends, strict=True)
-            )
-        )
+        return MediaSpans(tuple(spans))
 
 
 def _by_kind(media: Sequence[Media]) -> dict[MediaKind, list[tuple[int, Media]]]:

@@ -79,13 +79,12 @@ class Forward:
         features = self.model.get_input_embeddings(tokens)
         return {name: value for name, value in features.to_dict().items() if value is not None}
 
-    def encode(self, span: MediaSpan) -> Encoding:
-        """Begin to encode a picture, a sound or a video. Raises what
-        :func:`lmx.worker.mlx.media.encoding.encode` raises."""
+    def encode(self, span: MediaSpan, part_s: float) -> Encoding:
+        """Begin to encode a picture, a sound or a video, in parts that seem to take ``part_s`` at
+        most. Raises what :func:`lmx.worker.mlx.media.encoding.encode` raises."""
         self.active.adapter_id = self.adapter
-        with self._blocks.noting() as steps:
-            features = encode(self.model, span)
-        return Encoding(features, steps)
+        with self._blocks.noting(part_s) as in_parts:
+            return in_parts(encode(self.model, span))
 
     def embed_part(self, tokens: mx.array, begin: int, end: int) -> dict[str, Any]:
         """Return the arguments of a whole prompt, but with the embeddings of only a part.

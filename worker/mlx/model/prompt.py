@@ -91,7 +91,7 @@ class PromptEncoder:
         tokens: list[int]
         media = None
         if source.media:
-            tokens, media = self._needed_media().expand(text, source.media)
+            tokens, media = self._needed_media().expand(text, source.media, source.media_params)
         else:
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens:

@@ -321,3 +321,12 @@ async def test_a_form_whose_parts_have_no_proper_heads_is_refused(name: str) -> 
     ):
         assert response.status == 400
         assert (await response.json())["error"]["code"] == "invalid_json"
+
+
+async def test_nothing_is_read_aloud() -> None:
+    async with router_rig() as rig:
+        wanted = {"model": MODEL, "input": "Hello", "voice": "alloy"}
+        async with rig.http.post(f"{rig.url}/v1/audio/speech", json=wanted) as response:
+            told = (await response.json())["error"]
+        assert (response.status, told["code"]) == (404, "not_found_error")
+        assert "reads no text aloud" in told["message"]
