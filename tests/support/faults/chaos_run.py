@@ -41,7 +41,7 @@ class Ending:
 async def run_day(lmx: Rig, day: Day) -> list[Ending]:
     """Have a day happen; returns when its last request has ended, and no later than it must."""
     url, began_s = lmx.url, time.monotonic()
-    async with http() as session, asyncio.TaskGroup() as group:
+    async with http(silence_s=DEADLINE_S) as session, asyncio.TaskGroup() as group:
         requests = [group.create_task(_request(session, url, a, began_s)) for a in day.requests]
         for blow in day.blows:
             group.create_task(_deal(lmx, blow, began_s))

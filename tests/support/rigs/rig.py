@@ -282,9 +282,9 @@ def rig(config: dict[str, Any], variables: Mapping[str, str] | None = None) -> I
 
 
 @asynccontextmanager
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
+async def http(silence_s: float = 30.0) -> AsyncIterator[aiohttp.ClientSession]:
     """A client without a total time-out but with one between bytes."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=30)
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=silence_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield session
 
