@@ -69,6 +69,9 @@ class AdapterSpec:
     path: str
     """Its folder."""
 
+    problem: str | None = None
+    """Why it can't be used, for people. The worker does not look into its folder then."""
+
 
 @message
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ class AdapterConfig:
     dora: bool
     """Whether each layer also has a magnitude (DoRA)."""
 
+    base: str | None = None
+    """The model that it says it was made for, as a name or a path on the machine of its maker."""
+
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read the configuration of the adapter in a folder, and see that its weights are there.
@@ -95,7 +98,8 @@ def _mlx(folder: Path, content: Mapping[str, Any]) -> AdapterConfig:
             f"{folder / CONFIG_NAME} has no lora_parameters.scale, which mlx-lm writes there: "
             "add the scale that the adapter was trained with"
         )
-    return AdapterConfig(folder / "adapters.safetensors", False, scale, kind == "dora")
+    base = _name(content.get("model"))
+    return AdapterConfig(folder / "adapters.safetensors", False, scale, kind == "dora", base)
 
 
 def _peft(folder: Path, content: Mapping[str, Any]) -> AdapterConfig:
@@ -114,7 +118,8 @@ def _peft(folder: Path, content: Mapping[str, Any]) -> AdapterConfig:
         raise _refused(f"{folder / CONFIG_NAME} has no r and lora_alpha: fetch the adapter again")
     scale = alpha / (math.sqrt(rank) if content.get("use_rslora") is True else rank)
     dora = content.get("use_dora") is True
-    return AdapterConfig(folder / "adapter_model.safetensors", True, scale, dora)
+    base = _name(content.get("base_model_name_or_path"))
+    return AdapterConfig(folder / "adapter_model.safetensors", True, scale, dora, base)
 
 
 def _no_adapter(folder: Path) -> OperationError:
@@ -131,6 +136,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _name(value: Any) -> str | None:
+    return value[:_LONGEST_NAME] if isinstance(value, str) and value.isprintable() else None
 
 
 def _shown(value: Any) -> str:

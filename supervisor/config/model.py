@@ -131,9 +131,10 @@ class ModelConfig(Section):
     adapters: Annotated[dict[Name, str], Needs.WORKER] = Field(
         default_factory=dict, examples=[{"smollm2-sql": "/models/smollm2-sql-lora"}]
     )
-    """LoRA and DoRA adapters of this model: the folders that `mlx_lm.lora` or PEFT wrote, by the
-    names that requests use. For clients each is a model of its own; the worker of this model
-    answers for all of them, so its weights are in memory once."""
+    """LoRA and DoRA adapters of this model by the names that requests use: folders that
+    `mlx_lm.lora` or PEFT wrote, or `org/name[@revision]` on the hub. For clients each is a model of
+    its own; the worker of this model answers for all of them, so its weights are in memory once.
+    One that can't be fetched or doesn't fit is left out, and is tried again at the next load."""
     preload: Annotated[bool, Needs.NOTHING] = True
     """Whether the model is loaded at the start. Otherwise its first request loads it, or
     `lmx load`."""
@@ -222,6 +223,15 @@ class ModelConfig(Section):
         return (self.id, *self.aliases, *self.adapters)
 
     @property
+    def hub_adapters(self) -> tuple[str, ...]:
+        """The sources of its adapters that come from the hub."""
+        return tuple(
+            source
+            for source in self.adapters.values()
+            if isinstance(parse_source(source), HubSource)
+        )
+
+    @property
     def kept_rows(self) -> int:
         """For how many requests of full length memory is kept."""
         return min(self.concurrency, self.max_rows)
@@ -248,12 +258,13 @@ class ModelConfig(Section):
 
     @field_validator("adapters")
     @classmethod
-    def _adapters_are_folders(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, folder in value.items():
+    def _adapters_have_sources(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, source in value.items():
             try:
-                _check_folder(folder, "an adapter")
+                if not isinstance(parse_source(source), HubSource):
+                    _check_folder(source, "an adapter")
             except ValueError as error:
-                raise ValueError(f"{name}: {error} (given: {folder[:80]!r})") from None
+                raise ValueError(f"{name}: {error} (given: {source[:80]!r})") from None
         return value
 
     @model_validator(mode="after")

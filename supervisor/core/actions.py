@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.decisions.slots.demand import Asker
@@ -24,7 +25,8 @@ class Actions(Events, Protocol):
         """Return the time of day, in seconds since 1970."""
 
     def local_path(self, model: ModelConfig) -> Path | None:
-        """Return the model's folder if it is on this machine and needs no fetch, else None."""
+        """Return the model's folder if it is on this machine, and neither it nor an adapter of it
+        needs a fetch, else None."""
 
     def inspect(self, model_id: str, question: Question) -> Inspection | None:
         """Ask for a model's files to be read. Returns what they say if that is known at once. If
@@ -32,7 +34,8 @@ class Actions(Events, Protocol):
         question about this model."""
 
     def start_fetch(self, model: ModelConfig) -> None:
-        """Begin to make the model available. Progress and the end come as events."""
+        """Begin to make the model and its adapters available. Progress and the end come as
+        events."""
 
     def stop_fetch(self, model_id: str) -> None:
         """End a fetch, if one runs. No event follows."""
@@ -45,7 +48,13 @@ class Actions(Events, Protocol):
         ``peak_bytes`` of 0, and at its end."""
 
     def spawn(
-        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+        self,
+        model: ModelConfig,
+        instance: str,
+        path: Path,
+        kind: ModelKind,
+        plan: MemoryPlan,
+        adapters: Sequence[AdapterSpec],
     ) -> int:
         """Start a worker and return its pid. Raises ``OSError``, and ``TypeError``, ``ValueError``
         or ``OverflowError`` for a configuration that can't be encoded."""

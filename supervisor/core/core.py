@@ -11,6 +11,7 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -260,14 +261,23 @@ class Core:
         if model_id in self.slots:
             self._store.step(model_id, events.FetchAdvanced(phase, fraction), now_s)
 
-    def fetch_ended(self, model_id: str, outcome: Path | LmxError, now_s: float) -> None:
-        """Take the end of a fetch: the model's folder, or the error. The end of a fetch that was
-        given up is ignored."""
+    def fetch_ended(
+        self,
+        model_id: str,
+        outcome: Path | LmxError,
+        now_s: float,
+        unfetched: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Take the end of a fetch: the model's folder, or the error. ``unfetched`` says why
+        adapters could not be fetched, by their sources. The end of a fetch that was given up is
+        ignored."""
         slot = self.slots.get(model_id)
         if slot is None or slot.state is not SlotState.FETCHING:
             return
         if isinstance(outcome, Path):
-            self._store.put(slot.knows(replace(slot.files, path=outcome)))
+            for source, why in unfetched.items():
+                self._actions.note("adapter.not_fetched", model_id, why, source=source)
+            self._store.put(slot.knows(replace(slot.files, path=outcome, unfetched=unfetched)))
             self._take(model_id, events.Fetched(), now_s)
         else:
             self._take(model_id, events.FetchFailed(outcome), now_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lmx.protocol.errors import LmxError
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.config.sources import folder_path
+from lmx.supervisor.config.sources import HubSource, folder_path, parse_source
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, Question
@@ -25,8 +25,14 @@ def question_of(model: ModelConfig, path: str | None = None) -> Question:
         None if draft is None else str(folder_path(draft)),
         model.kind,
         model.engine,
-        tuple(str(folder_path(folder)) for folder in model.adapters.values()),
+        tuple(adapter_source(source) for source in model.adapters.values()),
     )
+
+
+def adapter_source(source: str) -> str:
+    """Return the source of an adapter in one form: the absolute path of a folder, or a repository
+    as it is written."""
+    return source if isinstance(parse_source(source), HubSource) else str(folder_path(source))
 
 
 def inspect_files(slot: Slot, actions: Actions) -> Slot:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
+from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ExitCause, MediaKind, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import ModelConfig
@@ -32,6 +34,8 @@ class SlotFiles:
     needs: MemoryPlan | None = None
     """The memory that its next worker would get, from its files and from what was measured since.
     None if the files are not known, or the model can't be planned for."""
+    unfetched: Mapping[str, str] = field(default_factory=dict)
+    """Why adapters were not fetched with the model, for people, by their sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,11 @@ class Slot:
         return None
 
     def adapter_problem(self, adapter_id: str) -> str | None:
-        """Why one of the model's adapters can't be used, for people: what the worker says that has
-        tried it, else what its files say. None: nothing is known to be wrong."""
+        """Why one of the model's adapters can't be used, for people: that it could not be fetched;
+        else what the worker says that has tried it, or what its files say. None: nothing is known
+        to be wrong."""
+        if (unfetched := self.files.unfetched.get(self.model.adapters[adapter_id])) is not None:
+            return unfetched
         if self.ready_worker is not None:
             refused = self.ready_worker.refused_adapters
             return next((one.problem for one in refused if one.adapter_id == adapter_id), None)
@@ -121,6 +128,19 @@ class Slot:
         if found is None or len(found.adapter_problems) != len(self.model.adapters):
             return None
         return dict(zip(self.model.adapters, found.adapter_problems, strict=True))[adapter_id]
+
+    @property
+    def adapter_specs(self) -> tuple[AdapterSpec, ...]:
+        """The model's adapters as its next worker gets them."""
+        found = self.files.inspection
+        paths = found.adapter_paths if found is not None else ()
+        specs = []
+        for (adapter_id, source), path in zip_longest(self.model.adapters.items(), paths):
+            problem = self.files.unfetched.get(source)
+            if path is None and problem is None:
+                problem = f"{source} is not on this machine: load the model anew"
+            specs.append(AdapterSpec(adapter_id, path or "", problem))
+        return tuple(specs)
 
     @property
     def added(self) -> bool:

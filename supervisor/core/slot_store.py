@@ -152,7 +152,8 @@ class SlotStore:
             self.inspected(model_id, found, now_s)
 
     def _start_fetch(self, model: ModelConfig) -> None:
-        self._actions.note("model.fetching", model.id, model.source)
+        sources = ", ".join((model.source, *model.hub_adapters))
+        self._actions.note("model.fetching", model.id, sources)
         self._actions.start_fetch(model)
 
     # Its worker.
@@ -169,7 +170,7 @@ class SlotStore:
             self.step(model_id, events.NotStarted(error), now_s)
             return
         try:
-            pid = self._actions.spawn(slot.model, instance, path, kind, plan)
+            pid = self._actions.spawn(slot.model, instance, path, kind, plan, slot.adapter_specs)
         except (OSError, TypeError, ValueError, OverflowError) as error:
             self._ledger.release(instance)
             if isinstance(error, OSError):
@@ -183,6 +184,10 @@ class SlotStore:
         limits = self.limits(slot.model)
         worker = lifecycle.spawned(instance, model_id, pid, limits, now_s)
         self.step(model_id, events.Launched(worker), now_s)
+        if slot.files.unfetched:
+            # The next start fetches them again.
+            slot = self.slots[model_id]
+            self.put(slot.knows(replace(slot.files, path=None)))
         self._actions.note(
             "worker.spawned", model_id, f"{format_bytes(plan.reserve_bytes)} reserved",
             instance=instance, worker_pid=pid, reserved_bytes=plan.reserve_bytes,

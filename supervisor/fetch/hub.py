@@ -26,6 +26,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.models.adapter import read_adapter_config
 from lmx.supervisor.fetch.errors import explained
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch.progress import Counted, Report, gb
@@ -34,6 +35,10 @@ from lmx.supervisor.memory.files import has_tokenizer, missing_part
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
 # card may be all that tells an embedding model from a chat model.
 ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
+ADAPTER = ("adapter_config.json", "adapters.safetensors", "adapter_model.safetensors")
+"""What an adapter consists of. Whatever else its repository has, such as a merged model or what a
+training left, stays there."""
+
 _NEVER: Final = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 # Left free after a download, so that the machine does not end up with a full disk.
 SPARE_BYTES = 1 << 30
@@ -51,10 +56,11 @@ def fetch_hub(
     *,
     report: Report,
     filename: str | None = None,
+    adapter: bool = False,
     longest_wait_s: float = LONGEST_WAIT_S,
 ) -> Path:
     """Return the folder of the repository's snapshot, or the path of the one file, after
-    downloading what is missing.
+    downloading what is missing. With `adapter` the repository holds an adapter, and no model.
 
     Without the hub, a whole snapshot in the cache is used as it is. Does not look into the
     weights. A hub that is asked too much, and says for how long, is waited for until
@@ -78,10 +84,10 @@ def fetch_hub(
         except RevisionNotFoundError:
             raise
         except (HfHubHTTPError, OfflineModeIsEnabled, ConnectError, TimeoutException) as error:
-            return _cached(repo_id, revision, filename, error)
-        files = _wanted(listed, repo_id, filename)
+            return _cached(repo_id, revision, filename, adapter, error)
+        files = _wanted(listed, repo_id, filename, adapter)
         counted = _fetch_missing(repo_id, commit, files, report)
-        return patiently(lambda: _linked(repo_id, revision, filename, counted))
+        return patiently(lambda: _linked(repo_id, revision, filename, adapter, counted))
     # A border to a library that raises its own, its HTTP client's and the system's errors:
     # each becomes one of ours, with the original as its cause.
     except Exception as error:
@@ -93,7 +99,7 @@ def look_up(repo_id: str, revision: str | None, filename: str | None) -> dict[st
     much room is where it would go. Downloads nothing. Raises `OperationError`."""
     try:
         _, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
-        files = _wanted(listed, repo_id, filename)
+        files = _wanted(listed, repo_id, filename, adapter=False)
     # The same border as in `fetch_hub`.
     except Exception as error:
         raise explained(error, repo_id, revision) from error
@@ -124,12 +130,17 @@ def _listed(repo_id: str, revision: str | None) -> tuple[str, list[HubFile]]:
     return str(found.sha), files
 
 
-def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[HubFile]:
+def _wanted(
+    listed: list[HubFile], repo_id: str, filename: str | None, adapter: bool
+) -> list[HubFile]:
     if filename is None:
         names = set(
-            filter_repo_objects([file.name for file in listed], allow_patterns=list(ALLOWED))
+            filter_repo_objects([file.name for file in listed], allow_patterns=_patterns(adapter))
         )
-        _refuse_no_model(names, repo_id)
+        if adapter:
+            _refuse_no_adapter(names, repo_id)
+        else:
+            _refuse_no_model(names, repo_id)
         return [file for file in listed if file.name in names]
     files = [file for file in listed if file.name == filename]
     if files:
@@ -147,6 +158,23 @@ def _wanted(listed: list[HubFile], repo_id: str, filename: str | None) -> list[H
     )
 
 
+def _patterns(adapter: bool) -> list[str]:
+    return list(ADAPTER if adapter else ALLOWED)
+
+
+def _refuse_no_adapter(names: set[str], repo_id: str) -> None:
+    if "adapter_config.json" not in names:
+        problem = "adapter_config.json, so it is no adapter"
+    elif not names - {"adapter_config.json"}:
+        problem = (
+            "adapters.safetensors and no adapter_model.safetensors: lmx reads no other files of "
+            "an adapter, as they may hold code"
+        )
+    else:
+        return
+    raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, f"{repo_id} has no {problem}")
+
+
 def _refuse_no_model(names: set[str], repo_id: str) -> None:
     """Refuse a repository that is not a model, before gigabytes of something else are
     downloaded."""
@@ -158,10 +186,12 @@ def _refuse_no_model(names: set[str], repo_id: str) -> None:
         missing = "tokenizer.json"
     else:
         return
+    hint = "if it holds GGUF files, download one by its name, or give its path"
+    if "adapter_config.json" in names:
+        hint = "it is an adapter: name it under `adapters` of the model that it belongs to"
     raise OperationError(
         ErrorCode.MODEL_SOURCE_INVALID,
-        f"{repo_id} has no {missing}, so it is not a model that MLX can load; if it holds GGUF "
-        "files, download one by its name, or give its path",
+        f"{repo_id} has no {missing}, so it is not a model that MLX can load; {hint}",
         param="repo_id",
     )
 
@@ -205,15 +235,20 @@ def _places(repo_id: str) -> tuple[Path, Path]:
     return cache / folder / "blobs", cache / ".locks" / folder
 
 
-def _linked(repo_id: str, revision: str | None, filename: str | None, counted: Counted) -> Path:
+def _linked(
+    repo_id: str, revision: str | None, filename: str | None, adapter: bool, counted: Counted
+) -> Path:
     """Let the hub client make the snapshot from what is in its cache."""
     bar = _bar_class(counted)
     if filename is not None:
         return Path(hf_hub_download(repo_id, filename, revision=revision, tqdm_class=bar))
-    patterns = list(ALLOWED)
+    patterns = _patterns(adapter)
     folder = Path(
         snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar)
     )
+    if adapter:
+        read_adapter_config(folder)
+        return folder
     missing = missing_part(folder)
     if missing is not None:
         raise OperationError(
@@ -224,7 +259,9 @@ def _linked(repo_id: str, revision: str | None, filename: str | None, counted: C
     return folder
 
 
-def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exception) -> Path:
+def _cached(
+    repo_id: str, revision: str | None, filename: str | None, adapter: bool, error: Exception
+) -> Path:
     """Return the complete snapshot in the cache when the hub can't be asked. If there is none,
     raise why the hub can't be asked."""
     try:
@@ -232,7 +269,7 @@ def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exc
             return Path(
                 hf_hub_download(repo_id, filename, revision=revision, local_files_only=True)
             )
-        patterns = list(ALLOWED)
+        patterns = _patterns(adapter)
         folder = Path(
             snapshot_download(
                 repo_id, revision=revision, allow_patterns=patterns, local_files_only=True
@@ -240,7 +277,12 @@ def _cached(repo_id: str, revision: str | None, filename: str | None, error: Exc
         )
     except LocalEntryNotFoundError:
         raise error from None
-    if missing_part(folder) is not None:
+    if adapter:
+        try:
+            read_adapter_config(folder)
+        except OperationError:
+            raise error from None
+    elif missing_part(folder) is not None:
         raise error
     return folder
 

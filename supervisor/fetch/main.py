@@ -1,6 +1,7 @@
 """The fetch program: make one model available as a local folder, then end.
 
-    python -m lmx.supervisor.fetch.main --source S --models-dir D [--revision R] [--filename F]
+    python -m lmx.supervisor.fetch.main --source S --models-dir D [--revision R]
+        [--filename F | --adapter]
 
 On stdout are JSON lines and nothing else: any number of
 `{"phase": "download"|"convert"|"check", "fraction": 0.42|null, "detail": "..."}`, with
@@ -101,9 +102,10 @@ def fetch(
     platform: Platform,
     outlet: Outlet,
     longest_wait_s: float,
+    adapter: bool = False,
 ) -> Path:
     """Make the source available and return its folder, or the one file of it that was asked for.
-    Raises `OperationError`."""
+    With `adapter` a repository holds an adapter. Raises `OperationError`."""
     match source:
         case FolderSource(path=path):
             return _checked_folder(Path(path).expanduser().absolute())
@@ -124,6 +126,7 @@ def fetch(
                 revision,
                 report=outlet.progress,
                 filename=filename,
+                adapter=adapter,
                 longest_wait_s=longest_wait_s,
             )
 
@@ -176,6 +179,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--revision", help="of a repository: a branch, tag or commit")
     parser.add_argument("--filename", help="of a repository: this file alone")
     parser.add_argument(
+        "--adapter", action="store_true", help="the repository holds an adapter, and no model"
+    )
+    parser.add_argument(
         "--parent",
         type=int,
         # By the time that this is parsed, a parent may be gone already.
@@ -216,6 +222,7 @@ def main(argv: list[str] | None = None) -> int:
             _platform(),
             outlet,
             arguments.longest_wait_s,
+            arguments.adapter,
         )
         outlet.line({"path": str(folder)})
     except OperationError as error:

@@ -10,7 +10,7 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.inventory import Available, Deleted
 from lmx.protocol.states import DOWN
-from lmx.supervisor.config.sources import parse_source
+from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
@@ -96,8 +96,8 @@ class Deletion:
         if name in slot.model.adapters:
             raise OperationError(
                 ErrorCode.NOT_DELETABLE,
-                f"{name} is an adapter of {slot.model.id}, and its folder is not lmx's: take it "
-                "out of the configuration and delete the folder yourself",
+                f"{name} is an adapter of {slot.model.id}: take it out of the configuration, then "
+                f"delete {slot.model.adapters[name]}, which only you can do if it is a folder",
                 param="model_id",
             )
         return _served(slot)
@@ -156,4 +156,6 @@ def _served(slot: Slot) -> Served:
     inspection = slot.files.inspection
     file = inspection.gguf_path if inspection is not None else None
     source = parse_source(slot.model.source)
-    return Served(slot.model.id, source, None if file is None else Path(file))
+    found = (parse_source(repository) for repository in slot.model.hub_adapters)
+    repositories = tuple(each for each in found if isinstance(each, HubSource))
+    return Served(slot.model.id, source, None if file is None else Path(file), repositories)

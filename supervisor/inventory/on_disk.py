@@ -26,6 +26,9 @@ class Served:
     """The GGUF file that the model is made from, with links followed. None for other models, and
     while the model's files were not inspected yet."""
 
+    repositories: tuple[HubSource, ...] = ()
+    """The repositories that its adapters come from."""
+
     @property
     def gguf(self) -> Path | None:
         """The GGUF file that the model is made from; None for other models."""
@@ -125,7 +128,15 @@ def users(
 
 
 def _needs(served: Served, gone: DeletionPlan, repos: Sequence[CachedRepo]) -> bool:
-    match served.source:
+    return any(
+        _comes_from(source, served, gone, repos) for source in (served.source, *served.repositories)
+    )
+
+
+def _comes_from(
+    source: Source, served: Served, gone: DeletionPlan, repos: Sequence[CachedRepo]
+) -> bool:
+    match source:
         case HubSource(repo_id, revision):
             if repo_id != gone.repo_id:
                 return False

@@ -75,7 +75,7 @@ def inspect(question: Question, home: Home) -> Inspection:
         found = _located(found, home)
         if not found.whole:
             return found
-        return _read(found)
+        return _read(found, home)
     except LmxError as error:
         return replace(found, problem=shown(error.message))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -118,7 +118,7 @@ def _source_problem(source: Source) -> str | None:
             return None
 
 
-def _read(found: Inspection) -> Inspection:
+def _read(found: Inspection, home: Home) -> Inspection:
     question = found.question
     assert found.path is not None
     folder = Path(found.path)
@@ -130,7 +130,7 @@ def _read(found: Inspection) -> Inspection:
     facts = ModelFacts(
         config.family, config.context_tokens, created_s, _media(folder, kind, config)
     )
-    found = _with_adapters(replace(found, facts=facts, files=files))
+    found = _with_adapters(replace(found, facts=facts, files=files), home)
     if question.engine == MLX_ENGINE and not weight_files(folder, kind):
         # Other engines say at the load what they lack.
         what = "a model's folder has *.safetensors beside config.json"
@@ -151,17 +151,21 @@ def _media(folder: Path, kind: ModelKind, config: CheckpointConfig) -> tuple[Med
     return tuple(each for each in MediaKind if each in taken)
 
 
-def _with_adapters(found: Inspection) -> Inspection:
+def _with_adapters(found: Inspection, home: Home) -> Inspection:
     """Return the answer with what the adapters' files say. One that can't be used takes nothing,
-    and the model does without it."""
+    and the model does without it. Nothing is said of one that was not fetched yet."""
     files = found.files
     assert files is not None
     problems: list[str | None] = []
-    for path in found.question.adapters:
+    paths = [_adapter_folder(source, home) for source in found.question.adapters]
+    for path in paths:
         try:
             if found.kind is not ModelKind.CHAT:
                 raise _refused("adapters are for models that write, and this one doesn't")
-            weights = read_adapter_config(Path(path)).weights
+            if path is None:
+                problems.append(None)
+                continue
+            weights = read_adapter_config(path).weights
             stat = weights.stat()
         except (OperationError, OSError) as error:
             why = error.message if isinstance(error, OperationError) else str(error)
@@ -174,7 +178,19 @@ def _with_adapters(found: Inspection) -> Inspection:
             revision=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
         )
         problems.append(None)
-    return replace(found, files=files, adapter_problems=tuple(problems))
+    return replace(
+        found,
+        files=files,
+        adapter_problems=tuple(problems),
+        adapter_paths=tuple(None if path is None else str(path) for path in paths),
+    )
+
+
+def _adapter_folder(source: str, home: Home) -> Path | None:
+    try:
+        return fetched_folder(source, home, os.environ)
+    except OperationError:
+        return None
 
 
 def read_model_files(

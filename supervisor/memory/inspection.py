@@ -50,7 +50,7 @@ class Question:
     """The engine that is asked for an estimate of the model's memory."""
 
     adapters: tuple[str, ...] = ()
-    """The folders of the model's adapters."""
+    """The model's adapters: absolute paths of folders, and repositories of the hub."""
 
     def same_model(self, other: Question) -> bool:
         """Return whether both ask the same about one model, wherever its folder is."""
@@ -117,6 +117,10 @@ class Inspection:
     """Why each of the question's adapters can't be used, for people; None where nothing is wrong.
     Whether they fit the model is not known before the load. It is empty if they were not read."""
 
+    adapter_paths: tuple[str | None, ...] = ()
+    """The folders of the question's adapters. None: it was not fetched yet. It is empty if they
+    were not read."""
+
     source_problem: str | None = None
     """Why its source can't be the source of a model, for people."""
 
@@ -139,11 +143,12 @@ def read_answer(question: Question, answer: Any) -> Inspection:
     found = codec.from_map(Inspection, answer, "inspection")
     if found.question != question:
         raise ProtocolError("inspection: it answers another question")
-    for path in (found.path, found.gguf_path):
+    for path in (found.path, found.gguf_path, *found.adapter_paths):
         _check(path is None or (0 < len(path) <= _LONGEST_PATH and "\0" not in path), "path")
     for text in (found.missing, found.problem, found.source_problem, *found.adapter_problems):
         _check(text is None or text == shown(text), "text")
     _check(len(found.adapter_problems) in (0, len(question.adapters)), "adapter_problems")
+    _check(len(found.adapter_paths) == len(found.adapter_problems), "adapter_paths")
     family = found.facts.family
     _check(family is None or family == shown(family, _LONGEST_FAMILY), "family")
     media = found.facts.media or ()

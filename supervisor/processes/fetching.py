@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -210,15 +210,19 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 class LoadFetches:
-    """The fetches of models that will be loaded. ``on_advance(model_id, phase, fraction)`` and
-    ``on_end(model_id, path or error)`` are called on the event loop."""
+    """The fetches of models that will be loaded, each with its adapters. ``on_advance(model_id,
+    phase, fraction)`` and ``on_end(model_id, path or error, unfetched)`` are called on the event
+    loop. ``unfetched`` says why adapters could not be fetched, by their sources: the model is
+    loaded without them."""
 
     def __init__(
         self,
+        program: FetchProgram,
         runs: FetchRuns,
         on_advance: Callable[[str, LoadPhase, float | None], None],
-        on_end: Callable[[str, Path | LmxError], Awaitable[None]],
+        on_end: Callable[[str, Path | LmxError, Mapping[str, str]], Awaitable[None]],
     ) -> None:
+        self._program = program
         self._runs = runs
         self._on_advance = on_advance
         self._on_end = on_end
@@ -230,16 +234,22 @@ class LoadFetches:
             self._on_advance(model.id, LoadPhase(report["phase"]), report.get("fraction"))
 
         async def ended(outcome: Path | LmxError) -> None:
+            unfetched: dict[str, str] = {}
+            if isinstance(outcome, Path):
+                for source in dict.fromkeys(model.hub_adapters):
+                    found = await self._program.run(source, ("--adapter",), advanced)
+                    if isinstance(found, LmxError):
+                        unfetched[source] = found.message
             if isinstance(outcome, LmxError):
                 # The error names a field of a download, but a load has none of these fields.
                 outcome = UnavailableError(
                     outcome.code, outcome.message, retry_after_s=outcome.retry_after_s
                 )
-            await self._on_end(model.id, outcome)
+            await self._on_end(model.id, outcome, unfetched)
 
         async def broke(error: Exception) -> None:
             message = f"the fetch broke: {error}"
-            await self._on_end(model.id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, message))
+            await self._on_end(model.id, UnavailableError(ErrorCode.DOWNLOAD_FAILED, message), {})
 
         self._runs.start(_key(model.id), Fetch(model.source, (), advanced, ended, broke))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmx.protocol.messages.specs import (
@@ -30,6 +31,7 @@ def worker_spec(
     path: Path,
     kind: ModelKind,
     plan: MemoryPlan,
+    adapters: Sequence[AdapterSpec],
 ) -> WorkerSpec:
     """Return the spec of a model's worker. Its share of the memory is what the plan reserves for
     its process."""
@@ -66,9 +68,7 @@ def worker_spec(
         beat_interval_s=config.timing.beat_interval_s,
         orphan_grace_s=config.timing.orphan_grace_s,
         allow_checkpoint_code=model.allow_checkpoint_code,
-        adapters=tuple(
-            AdapterSpec(name, str(folder_path(folder))) for name, folder in model.adapters.items()
-        ),
+        adapters=tuple(adapters),
         decode=config.media.decode_limits(model.media),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
@@ -83,7 +84,7 @@ class WorkerProcesses:
 
     def local_path(self, model: ModelConfig) -> Path | None:
         source = parse_source(model.source)
-        if isinstance(source, FolderSource):
+        if isinstance(source, FolderSource) and not model.hub_adapters:
             return folder_path(source.path)
         return None
 
@@ -112,9 +113,17 @@ class WorkerProcesses:
         self._measured.record(plan.settings_key, static_bytes, peak_bytes)
 
     def spawn(
-        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+        self,
+        model: ModelConfig,
+        instance: str,
+        path: Path,
+        kind: ModelKind,
+        plan: MemoryPlan,
+        adapters: Sequence[AdapterSpec],
     ) -> int:
-        spec = worker_spec(self._settings.current, self._home, model, instance, path, kind, plan)
+        spec = worker_spec(
+            self._settings.current, self._home, model, instance, path, kind, plan, adapters
+        )
         pid = self._launcher.start(
             "lmx.worker", (model.id, instance), spec, self._home.worker_log(model.id),
             lambda _pid, status: self._exited(instance, status),

@@ -127,8 +127,10 @@ def wire(
     descendants = Descendants(home)
     inspector = Inspector(home)
     inspections = Inspections(inspector, lambda *report: reports.inspected(*report))
-    runs = FetchRuns(FetchProgram.of(home))
+    program = FetchProgram.of(home)
+    runs = FetchRuns(program)
     fetches = LoadFetches(
+        program,
         runs,
         lambda *report: reports.fetch_advanced(*report),
         lambda *report: reports.fetch_ended(*report),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmx.protocol.errors import LmxError
@@ -65,12 +66,15 @@ class Reports:
         """A load's fetch has made progress."""
         self._core.fetch_advanced(model_id, phase, fraction, time.monotonic())
 
-    async def fetch_ended(self, model_id: str, outcome: Path | LmxError) -> None:
-        """A load's fetch has ended. The outcome is the model's folder, or the error."""
+    async def fetch_ended(
+        self, model_id: str, outcome: Path | LmxError, unfetched: Mapping[str, str]
+    ) -> None:
+        """A load's fetch has ended. The outcome is the model's folder, or the error. ``unfetched``
+        says why adapters could not be fetched, by their sources."""
         now_s = time.monotonic()
         slot = self._core.slots.get(model_id)
         source = None if slot is None else parse_source(slot.model.source)
-        self._core.fetch_ended(model_id, outcome, now_s)
+        self._core.fetch_ended(model_id, outcome, now_s, unfetched)
         self._core.flush(now_s)
         if isinstance(outcome, Path) and isinstance(source, HubSource):
             await self._downloads.completed_elsewhere(source.repo_id, source.revision, outcome)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hub import fake_hub
 from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 pytestmark = pytest.mark.process
@@ -69,3 +70,54 @@ async def test_several_ids_have_one_worker_and_a_reload_adds_another() -> None:
             assert late.text == "[prose] word "
             status, _ = await whole(session, lmx.url, "sql", {"tokens": 1})
             assert status == 404
+
+
+ADAPTER = {
+    "adapter_config.json": json.dumps({"lora_parameters": {"rank": 1, "scale": 1.0}}).encode(),
+    "adapters.safetensors": b"-" * 60_000,
+    # What a training left there, and the merged model.
+    "checkpoint-5.safetensors": b"-" * 70_000,
+    "model.safetensors": b"-" * 80_000,
+    "config.json": b"{}",
+}
+
+
+async def test_an_adapter_comes_from_the_hub_and_another_can_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        hub.add("org/sql-lora", ADAPTER)
+        sources = {"sql": "org/sql-lora", "late": "org/late", "odd": "org/odd"}
+        hub.add("org/odd", {"adapter_config.json": b"{}", "adapter_model.bin": b"-"})
+        with rig({"models": [scripted("base", adapters=sources)]}) as lmx:
+            lmx.wait_state("base", "ready")
+            large = {name: hub.served[name] for name in ADAPTER if name.endswith(".safetensors")}
+            assert large == {
+                "adapters.safetensors": 60_000, "checkpoint-5.safetensors": 0,
+                "model.safetensors": 0,
+            }  # fmt: skip
+            told = {one["id"]: one["problem"] for one in lmx.worker("base")["adapters"]}
+            assert told["sql"] is None
+            assert "no repository org/late" in told["late"]
+            assert "no adapter_model.safetensors" in told["odd"]
+            async with http() as session:
+                stream = Stream(session, lmx.url, ask("sql", {"tokens": 1}))
+                await stream.ended()
+                assert stream.text == "[sql] word "
+                status, answer = await whole(session, lmx.url, "late", {"tokens": 1})
+                assert status == 503 and "no repository org/late" in answer["message"]
+                used = await asyncio.to_thread(lmx.cli, "delete", "org/sql-lora")
+                assert "base is loaded" in used.stderr
+                # It is there now, and the next worker has it.
+                hub.add("org/late", ADAPTER)
+                await asyncio.to_thread(lmx.cli, "restart", "base")
+
+                def problems() -> dict[str, str | None]:
+                    base = lmx.worker("base")
+                    return {one["id"]: one["problem"] for one in base["adapters"]}
+
+                wait_until(lambda: problems()["late"] is None, "the other adapter has come")
+                late = Stream(session, lmx.url, ask("late", {"tokens": 1}))
+                await late.ended()
+                assert late.text == "[late] word "

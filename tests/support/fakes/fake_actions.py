@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.models.memory import Activations, MemoryModel
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.schema import ModelConfig
@@ -33,6 +34,8 @@ class FakeActions:
         self.spawn_error: Exception | None = None
         self.alive: dict[int, str] = {}
         self.spawned: list[str] = []
+        self.adapters: dict[str, tuple[AdapterSpec, ...]] = {}
+        """What the last worker of each model was started with."""
         self.signals: list[tuple[int, int]] = []
         self.sent: list[tuple[str, Any]] = []
         self.replies: list[tuple[Asker, Any]] = []
@@ -91,10 +94,17 @@ class FakeActions:
         self.remembered.append((plan.settings_key, static_bytes, peak_bytes))
 
     def spawn(
-        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+        self,
+        model: ModelConfig,
+        instance: str,
+        path: Path,
+        kind: ModelKind,
+        plan: MemoryPlan,
+        adapters: Sequence[AdapterSpec],
     ) -> int:
         if self.spawn_error is not None:
             raise self.spawn_error
+        self.adapters[model.id] = tuple(adapters)
         self._next_pid += 1
         self.alive[self._next_pid] = instance
         self.spawned.append(model.id)

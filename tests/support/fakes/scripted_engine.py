@@ -119,7 +119,8 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     options = {**told, **spec.engine_options}
     loads = Path(spec.model_path) / f"loads-{spec.model_id}"
     load(options, advanced, loads)
-    return ScriptedEngine(options, [one.adapter_id for one in spec.adapters]).engine()
+    adapters = {one.adapter_id: one.problem for one in spec.adapters}
+    return ScriptedEngine(options, adapters).engine()
 
 
 def load(
@@ -184,9 +185,11 @@ class _Free:
 class ScriptedEngine:
     """See the module's docstring. ``calls`` counts what was asked of it."""
 
-    def __init__(self, options: Mapping[str, Any], adapters: Sequence[str] = ()) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], adapters: Mapping[str, str | None] | None = None
+    ) -> None:
         self._options = options
-        self._adapters = adapters
+        self._adapters = adapters or {}
         self._context_tokens: int = options.get("context_length", 4096)
         self._rows: dict[int, _Row] = {}
         self._grown: list[bytes] = []
@@ -214,7 +217,7 @@ class ScriptedEngine:
             reasoning=ReasoningMarkers("<think>", "</think>"),
             tool_parser="json_tools",
             converses=True,
-            adapters=dict.fromkeys(self._adapters),
+            adapters=self._adapters,
             media=_MEDIA if self._options.get("media") else None,
         )
 

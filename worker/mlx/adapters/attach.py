@@ -74,6 +74,8 @@ def attach_adapters(
     for spec in specs:
         folder = Path(spec.path)
         try:
+            if spec.problem is not None:
+                raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, spec.problem)
             config = read_adapter_config(folder)
             digests[spec.adapter_id] = _digest(folder, config)
             _attach(spec.adapter_id, config, layers, active, run)
@@ -118,7 +120,7 @@ def _attach(
 def _check(config: AdapterConfig, name: str, layer: Any, matrices: LayerMatrices) -> None:
     if layer is None:
         raise _refused(
-            config, f"it changes {name}, which the model doesn't have: it is of another model"
+            config, f"it changes {name}, which the model doesn't have: {_of_another(config)}"
         )
     if not can_change(layer, dora=config.dora):
         kind = "DoRA" if config.dora else "LoRA"
@@ -136,8 +138,13 @@ def _check(config: AdapterConfig, name: str, layer: Any, matrices: LayerMatrices
         raise _refused(
             config,
             f"its matrices for {name} are {given[0]} and {given[1]}, and this model needs "
-            f"{needed[0]} and {needed[1]}: it is of another model",
+            f"{needed[0]} and {needed[1]}: {_of_another(config)}",
         )
+
+
+def _of_another(config: AdapterConfig) -> str:
+    said = "" if config.base is None else f", by its configuration of {config.base}"
+    return f"it is of another model{said}"
 
 
 class _Seen:

@@ -60,15 +60,12 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ),
         ("models: [{id: a, source: /x, adapters: {a: /l}}]", ["models.a", "twice"]),
         (
-            "models: [{id: a, source: /x, adapters: {b: org/lora}}]",
-            [
-                "models.a.adapters (line 1): b: an adapter is not downloaded: name a folder",
-                "'org/lora'",
-            ],
+            "models: [{id: a, source: /x, adapters: {b: ./lora.gguf}}]",
+            ["models.a.adapters (line 1): b: an adapter can't be a .gguf file", "'./lora.gguf'"],
         ),
         (
             "models: [{id: a, source: /x, adapters: {b: lora}}]",
-            ["models.a.adapters (line 1): b: this is no path", "'lora'"],
+            ["models.a.adapters (line 1): b: ", "'lora' is neither a path nor a hub repository"],
         ),
         (
             "models: [{id: a, source: /x, adapters: {'b c': /l}}]",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from core_rig import CoreRig
 
 from lmx.protocol.messages import control
@@ -59,3 +61,28 @@ def test_what_is_wrong_with_an_adapter_is_told_and_keeps_nobody_else() -> None:
     assert [view.problem for view in views(rig).values()] == [
         None, "it is of another model", None, None,
     ]  # fmt: skip
+
+
+def test_adapters_from_the_hub_are_fetched_and_one_that_is_not_costs_itself_alone() -> None:
+    sources = {"sql": "org/sql-lora", "prose": "org/none"}
+    rig = CoreRig({"a": 100}, models={"a": {"adapters": sources}})
+    rig.actions.remote.add("a")
+    asker = rig.ask("sql")
+    assert rig.state("a") == "fetching"
+    why = "the hub has no repository org/none"
+    rig.core.fetch_ended("a", Path("/models/a"), rig.now_s, {"org/none": why})
+    assert rig.noted("adapter.not_fetched") == [("a", {"source": "org/none"})]
+    assert [spec.problem for spec in rig.actions.adapters["a"]][1] == why
+    rig.bring_up("a")
+    assert rig.answer(asker) == control.Acquired("a", rig.worker("a").instance)
+    assert [view.problem for view in views(rig).values()] == [None, None, why]
+    # The next start asks for it again.
+    rig.exits("a", 1)
+    rig.operate(control.RestartModel("a"))
+    assert rig.state("a") == "fetching"
+    rig.core.fetch_ended("a", Path("/models/a"), rig.now_s)
+    rig.bring_up("a")
+    assert [view.problem for view in views(rig).values()] == [None, None, None]
+    rig.exits("a", 1)
+    rig.operate(control.RestartModel("a"))
+    assert rig.state("a") == "starting"

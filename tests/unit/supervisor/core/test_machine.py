@@ -3,6 +3,7 @@ fit: what holds after each event, whatever came before."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
+from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import (
     ExitCause,
@@ -64,11 +66,17 @@ class Supervised(RuleBasedStateMachine):
         self._signal(worker, number)
 
     def spawn(
-        self, model: ModelConfig, instance: str, path: Path, kind: ModelKind, plan: MemoryPlan
+        self,
+        model: ModelConfig,
+        instance: str,
+        path: Path,
+        kind: ModelKind,
+        plan: MemoryPlan,
+        adapters: Sequence[AdapterSpec],
     ) -> int:
         assert self.pressure is MemoryPressure.NONE
         assert not self.stopped
-        return self._spawn(model, instance, path, kind, plan)
+        return self._spawn(model, instance, path, kind, plan, adapters)
 
     @rule(name=names, wait_s=st.floats(1, 50), waited_s=st.floats(0, 20))
     def acquire(self, name: str, wait_s: float, waited_s: float) -> None:

@@ -99,5 +99,10 @@ def test_adapters_are_counted_with_their_model_and_cost_themselves_alone(tmp_pat
         for files in (plain.files, found.files)
     ]
     assert needs[1] - needs[0] == 1000
+    assert found.adapter_paths == (str(bad), str(good))
+    # One that was not fetched yet takes nothing, and nothing is wrong with it.
+    far = inspect(replace(question, adapters=(f"{tmp_path.name}/far", str(good))), home)
+    assert (far.adapter_paths, far.adapter_problems) == ((None, str(good)), (None, None))
+    assert far.files == found.files
     writes_not = replace(question, adapters=(str(good),), kind=ModelKind.EMBEDDING)
     assert "models that write" in (inspect(writes_not, home).adapter_problems[0] or "")

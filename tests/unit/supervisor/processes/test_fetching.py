@@ -17,22 +17,24 @@ MODEL = ModelConfig(id="m", source="owner/name")
 
 
 async def outcome_of(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, script: str
-) -> tuple[str, Path | LmxError]:
+    monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, model: ModelConfig = MODEL
+) -> tuple[str, Path | LmxError, dict[str, str]]:
     """What comes of a fetch whose program is a shell script."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(program))
-    ended: asyncio.Future[tuple[str, Path | LmxError]] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def take_end(*found: Any) -> None:
         ended.set_result(found)
 
-    runs = FetchRuns(FetchProgram(folder, folder / "fetch.log"))
-    LoadFetches(runs, lambda *_: None, take_end).start(MODEL)
+    fetching = FetchProgram(folder, folder / "fetch.log")
+    runs = FetchRuns(fetching)
+    LoadFetches(fetching, runs, lambda *_: None, take_end).start(model)
     try:
-        return await asyncio.wait_for(ended, 20)
+        found: tuple[str, Path | LmxError, dict[str, str]] = await asyncio.wait_for(ended, 20)
+        return found
     finally:
         await runs.close()
 
@@ -41,13 +43,27 @@ async def test_the_folder_is_what_it_says_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = """echo '{"phase": "download", "fraction": 0.5}'; echo '{"path": "/models/m"}'"""
-    assert await outcome_of(monkeypatch, tmp_path, script) == ("m", Path("/models/m"))
+    assert await outcome_of(monkeypatch, tmp_path, script) == ("m", Path("/models/m"), {})
+
+
+async def test_adapters_come_after_their_model_and_each_may_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources = {"a": "org/good", "b": "org/bad", "c": "/a/folder", "d": "org/good"}
+    model = ModelConfig(id="m", source="owner/name", adapters=sources)
+    bad = '{"error": {"code": "download_failed", "message": "no such repository"}}'
+    script = f"""echo "$5 ${{10}}" >> {tmp_path}/asked
+case "$5" in org/bad) echo '{bad}';; *) echo '{{"path": "/models/m"}}';; esac"""
+    outcome = await outcome_of(monkeypatch, tmp_path, script, model)
+    assert outcome == ("m", Path("/models/m"), {"org/bad": "no such repository"})
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["owner/name ", "org/good --adapter", "org/bad --adapter"]
 
 
 async def test_an_end_without_a_word_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _, error = await outcome_of(monkeypatch, tmp_path, "exit 3")
+    _, error, _ = await outcome_of(monkeypatch, tmp_path, "exit 3")
     assert isinstance(error, LmxError)
     assert "status 3" in error.message
 
@@ -57,7 +73,7 @@ async def test_one_that_says_nothing_is_ended(
 ) -> None:
     monkeypatch.setattr("lmx.supervisor.processes.fetching._STALL_S", 0.2)
     pid_file = tmp_path / "pid"
-    _, error = await outcome_of(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 600")
+    _, error, _ = await outcome_of(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 600")
     assert isinstance(error, LmxError)
     assert error.code is ErrorCode.DOWNLOAD_FAILED
     assert "no progress" in error.message

@@ -29,7 +29,8 @@ def config_of(**model: Any) -> Config:
 def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: Any) -> WorkerSpec:
     config, home = config_of(**model), Home(Path("/home/lmx"))
     plan = MemoryPlan(99, prefix_bytes)
-    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, plan)
+    adapters = [AdapterSpec("sql", "/lora")]
+    return worker_spec(config, home, config.models[0], "i1", Path("/m"), kind, plan, adapters)
 
 
 def test_a_spec_has_all_that_was_configured() -> None:
@@ -37,7 +38,6 @@ def test_a_spec_has_all_that_was_configured() -> None:
         top_k=20, min_p=0.1, repetition_penalty=1.1, tool_parser="hermes",
         chat_template_kwargs={"enable_thinking": False}, max_decode_stall_s=0.5,
         speculation={"method": "draft_model", "draft": "/d/../e", "num_assistant_tokens": 6},
-        adapters={"sql": "/d/../lora"},
     )  # fmt: skip
     assert spec.adapters == (AdapterSpec("sql", "/lora"),)
     assert (spec.top_k, spec.min_p, spec.repetition_penalty) == (20, 0.1, 1.1)
@@ -54,7 +54,7 @@ def test_the_bits_of_a_cache_are_those_that_were_planned_for() -> None:
     for bits in (None, 8):
         plan = MemoryPlan(99, kv_bits=bits)
         model = config.models[0]
-        spec = worker_spec(config, home, model, "i1", Path("/m"), ModelKind.CHAT, plan)
+        spec = worker_spec(config, home, model, "i1", Path("/m"), ModelKind.CHAT, plan, ())
         assert spec.kv_bits == bits
 
 
