@@ -166,6 +166,13 @@ PARTS: dict[str, Sequence[Part]] = {
             ),
         ),
         Part(
+            "mlx_vlm.models.cache:BatchRotatingKVCache._temporal_order",
+            (ROLLBACK,),
+            "ordering the windows of a batch by time, without which the mask for several tokens is "
+            "wrong",
+            ("self",),
+        ),
+        Part(
             "mlx_vlm.speculative.cache_state:start_speculative_cache",
             (ROLLBACK,),
             "taking wrong guesses back out of a cache",

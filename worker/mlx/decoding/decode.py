@@ -23,7 +23,13 @@ import numpy.typing as npt
 from mlx_vlm.generate.ar import _extend_cache, _get_batch_cache_eval_interval
 
 from lmx.worker.engine import RowDrafts, RowToken, TokenScores
-from lmx.worker.mlx.decoding.rollback import Blocks, Rollback, Undo, cut_padding, fits_rows
+from lmx.worker.mlx.decoding.rollback import (
+    Blocks,
+    Rollback,
+    Undo,
+    cut_padding,
+    put_windows_in_order,
+)
 from lmx.worker.mlx.decoding.single_row import can_be_single, single_row
 from lmx.worker.mlx.decoding.sure import SureTokens
 from lmx.worker.mlx.decoding.verify import Guesses, draw, score, score_known
@@ -180,12 +186,12 @@ class DecodeBatch:
     @property
     def undo(self) -> Undo | None:
         """How wrong guesses can be removed from the caches; None: they can't."""
-        return self._blocks.together if self.in_step else self._blocks.alone
+        return self._blocks.alone if len(self.rows) == 1 else self._blocks.together
 
     @property
     def in_step(self) -> bool:
         """Whether all rows must keep the same number of guesses."""
-        return not fits_rows(self.prompt_cache, len(self.rows))
+        return len(self.rows) > 1 and not self._blocks.apart
 
     @property
     def ahead(self) -> bool:
@@ -264,6 +270,7 @@ class DecodeBatch:
         lengths = [1 + length for length in known.lengths]
         tokens = mx.concatenate([inputs[:, None].astype(mx.int32), known.tokens], axis=1)
         rollback = None
+        put_windows_in_order(self.prompt_cache)
         if len(set(lengths)) > 1:
             rollback = Rollback(self.prompt_cache, tokens.shape[1], Undo.RECORDED)
         logits, hidden = self._decode(tokens, listen=listen)
@@ -290,14 +297,14 @@ class DecodeBatch:
     def sure_after(self, row: DecodeRow, token: int) -> Sequence[int]:
         """Return the tokens that must follow ``token``, which a row feeds next according to
         ``drawn``."""
-        possible = self._sure.possible(self._row_ids, self.prompt_cache)
+        possible = self._sure.possible(self._row_ids)
         return self._sure.after(row, token, self.rows) if possible else ()
 
     def _foreseen(self) -> Sequence[Sequence[int]]:
         """Return for each row the tokens that must follow the one that it feeds next, as far as
         that is known without waiting for the device; empty if it doesn't pay to feed them at once.
         """
-        if not self._sure.possible(self._row_ids, self.prompt_cache):
+        if not self._sure.possible(self._row_ids):
             return ()
         sure: list[Sequence[int]] = []
         for row in self.rows:

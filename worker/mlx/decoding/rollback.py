@@ -6,21 +6,28 @@ for those recurrent models that record their states. The states of others are ke
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import mlx.core as mx
 import structlog
 from mlx_vlm.generate.ar import _extend_cache
-from mlx_vlm.models.cache import ArraysCache, BatchKVCache, RotatingKVCache
+from mlx_vlm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    KVCache,
+    RotatingKVCache,
+)
 from mlx_vlm.speculative.cache_state import iter_leaf_caches, start_speculative_cache
 
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
-from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache
+from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
 
 log = structlog.get_logger()
 
@@ -28,12 +35,16 @@ log = structlog.get_logger()
 _MOST_PADDING_TOKENS: Final = 64
 # Rounding moves logits by much less of their spread, a state that is wrong by much more.
 _TOLERANCE: Final = 0.05
+# The rounding in a batch is another than that of a row alone.
+_TOLERANCE_TOGETHER: Final = 0.1
 
 # What the trials feed.
 _PROMPTS: Final = ([1, 2, 3, 4, 5, 6, 7, 8], [3, 1, 4])
 _TAKEN: Final = (1, 5)
 _WRONG: Final = (3, 4)
 _NEXT: Final = 2
+_WINDOW_TOKENS: Final = 6
+"""So short that the window of the first prompt has slid, and that of the second has not."""
 
 
 class Undo(Enum):
@@ -55,6 +66,7 @@ class Rollback:
 
     def __init__(self, prompt_cache: PromptCache, tokens: int, undo: Undo) -> None:
         self._tokens = tokens
+        put_windows_in_order(prompt_cache)
         layers: list[Any] = list(iter_leaf_caches(prompt_cache))
         # Nobody writes into a state: the next one is another array.
         self._before = [
@@ -83,19 +95,25 @@ class Rollback:
         replay(kept)
 
 
-def fits_rows(prompt_cache: PromptCache, rows: int) -> bool:
-    """Return whether the rows of this batch may keep different numbers of tokens: a single
-    row, or plain attention in all layers."""
-    return rows == 1 or all(
-        type(layer) in (BatchKVCache, BatchQuantizedCache) for layer in prompt_cache
-    )
+def put_windows_in_order(prompt_cache: PromptCache) -> None:
+    """Order the entries of windows by time. It must be called before a forward pass of a batch over
+    several tokens of each row.
+
+    The windows of a batch overwrite their oldest entry in place. mlx-vlm 0.7.10 makes the mask for
+    several tokens as if none had been overwritten: it hides one token too many of a row that is
+    shorter than its window. Without the mask for it, the pass itself would order the entries.
+    """
+    for layer in iter_leaf_caches(prompt_cache):
+        if isinstance(layer, BatchRotatingKVCache):
+            layer._temporal_order()
 
 
 def cut_padding(prompt_cache: PromptCache, rows: int, longest_tokens: int) -> None:
     """Remove what no row of a batch uses, if it is more than a little: the longest row has so many
-    tokens in the cache. Only for caches whose rows may keep different numbers of tokens."""
-    if prompt_cache[0].size() - longest_tokens > _MOST_PADDING_TOKENS:
-        for layer in prompt_cache:
+    tokens in the cache. Windows keep theirs until it slides out of them."""
+    layers = [layer for layer in prompt_cache if type(layer) in (BatchKVCache, BatchQuantizedCache)]
+    if layers and layers[0].size() - longest_tokens > _MOST_PADDING_TOKENS:
+        for layer in layers:
             layer.filter(mx.arange(rows))
 
 
@@ -112,24 +130,30 @@ class Blocks:
     alone: Undo | None = None
     """How some of them are removed again while a row is alone; None: they can't be."""
     together: Undo | None = None
-    """The same for several rows that keep the same number."""
+    """The same for several rows."""
+    apart: bool = False
+    """Whether several rows may keep different numbers of tokens; otherwise all keep the same."""
 
 
 def try_blocks(forward: Forward, *, guesses: bool) -> Blocks:
     """Return what works. The reason is logged where something doesn't. Without ``guesses``, it is
-    not tried to remove tokens."""
+    not tried to remove the same number of tokens from all rows."""
     if (fault := _fault(forward, 1, _at_once)) is not None:
         log.info("decode.one_by_one", reason=fault)
         return Blocks(False)
-    if not guesses:
-        return Blocks(True)
-    alone = _find_undo(forward, 1)
-    # In a batch, a window that has slid is wrong after several tokens, which needs longer prompts
-    # to show than there is time for.
     slides = any(
         isinstance(layer, RotatingKVCache) for layer in iter_leaf_caches(forward.new_cache())
     )
-    return Blocks(True, alone, None if slides or alone is None else _find_undo(forward, 2))
+    apart = all(
+        type(layer) in (KVCache, QuantizedCache, RotatingKVCache) for layer in forward.new_cache()
+    ) and not (slides and _slips(forward, Undo.RECORDED, (2, 1)))
+    if not guesses:
+        return Blocks(True, apart=apart)
+    alone = _find_undo(forward, 1)
+    together = None if alone is None else _find_undo(forward, 2)
+    if together is not None and slides and not apart and _slips(forward, together, (2, 2)):
+        together = None
+    return Blocks(True, alone, together, apart)
 
 
 def _find_undo(forward: Forward, rows: int) -> Undo | None:
@@ -163,26 +187,42 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
 
 
 def _logits_after(forward: Forward, rows: int, take: _Take) -> mx.array:
-    cache: PromptCache = []
-    deltas: list[mx.array] = []
-    for prompt in _PROMPTS[:rows]:
-        prefill = PromptPrefill(
-            forward, RowRequest(0, prompt, 1, RowSampling(0.0)), forward.new_cache(), 0
-        )
-        prefill.finish()
-        mx.eval(cache_states(prefill.prompt_cache))
-        delta = prefill.rope_deltas()
-        deltas += [] if delta is None else [delta]
-        cache = _extend_cache(cache, prefill.prompt_cache) if cache else prefill.prompt_cache
-    rope_deltas = mx.concatenate(deltas) if deltas else None
+    joined = _joined([_read(forward, prompt, forward.new_cache()) for prompt in _PROMPTS[:rows]])
+    decode = _decoding(forward, joined, rows)
+    take(decode, joined.cache, rows)
+    return decode(_NEXT)[:, -1].astype(mx.float32)
 
+
+class _Rows(NamedTuple):
+    """What rows have read."""
+
+    cache: PromptCache
+    rope_deltas: mx.array | None
+
+
+def _read(forward: Forward, prompt: list[int], cache: PromptCache) -> _Rows:
+    prefill = PromptPrefill(forward, RowRequest(0, prompt, 1, RowSampling(0.0)), cache, 0)
+    prefill.finish()
+    mx.eval(cache_states(prefill.prompt_cache))
+    return _Rows(prefill.prompt_cache, prefill.rope_deltas())
+
+
+def _joined(rows: Sequence[_Rows]) -> _Rows:
+    """Return a batch of single rows. It uses up their caches."""
+    cache: PromptCache = []
+    for row in rows:
+        cache = _extend_cache(cache, row.cache) if cache else row.cache
+    deltas = [row.rope_deltas for row in rows if row.rope_deltas is not None]
+    return _Rows(cache, mx.concatenate(deltas) if deltas else None)
+
+
+def _decoding(forward: Forward, batch: _Rows, rows: int) -> _Decode:
     def decode(*tokens: int) -> mx.array:
-        logits = forward.decode(mx.array([tokens] * rows), cache, rope_deltas)
-        mx.eval(logits, cache_states(cache))
+        logits = forward.decode(mx.array([tokens] * rows), batch.cache, batch.rope_deltas)
+        mx.eval(logits, cache_states(batch.cache))
         return logits
 
-    take(decode, cache, rows)
-    return decode(_NEXT)[:, -1].astype(mx.float32)
+    return decode
 
 
 def _one_by_one(decode: _Decode, _: PromptCache, rows: int) -> None:
@@ -202,3 +242,47 @@ class _Undone:
         rollback = Rollback(cache, len(_TAKEN) + len(_WRONG), self.undo)
         decode(*_TAKEN, *_WRONG)
         rollback.keep([len(_TAKEN)] * rows, lambda kept: decode(*_TAKEN[:kept]))
+
+
+def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
+    """Return whether something goes wrong in a batch whose windows have slid, if each row keeps so
+    many tokens: its logits differ from those of each row alone. The reason is logged.
+
+    The windows are made short for it. A real one would need a long prompt to slide.
+    """
+    try:
+        rows = []
+        for prompt in _PROMPTS:
+            cache = forward.new_cache()
+            for layer in iter_leaf_caches(cache):
+                if isinstance(layer, RotatingKVCache):
+                    layer.max_size = _WINDOW_TOKENS
+            rows.append(_read(forward, prompt, cache))
+        alone = [
+            _logits_on_the_way(forward, copy.deepcopy(row), undo, [tokens])
+            for row, tokens in zip(rows, kept, strict=True)
+        ]
+        expected = mx.concatenate(alone)
+        logits = _logits_on_the_way(forward, _joined(rows), undo, kept)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))
+        return True
+    spread = mx.linalg.norm(expected - mx.mean(expected, axis=-1, keepdims=True), axis=-1)
+    off = cast(float, mx.max(mx.linalg.norm(logits - expected, axis=-1) / spread).item())
+    if not off <= _TOLERANCE_TOGETHER:
+        log.info("decode.windows_one_by_one", kept=list(kept), off=off)
+    return not off <= _TOLERANCE_TOGETHER
+
+
+def _logits_on_the_way(forward: Forward, batch: _Rows, undo: Undo, kept: Sequence[int]) -> mx.array:
+    """Return the logits [rows, tokens, vocabulary] of a block of which each row keeps so many
+    tokens, of a token after it, which is written over the oldest one of each window, and of a
+    block after that."""
+    decode = _decoding(forward, batch, len(kept))
+    rollback = Rollback(batch.cache, len(_TAKEN) + len(_WRONG), undo)
+    found = [decode(*_TAKEN, *_WRONG)]
+    rollback.keep(kept, lambda tokens: decode(*_TAKEN[:tokens]))
+    found.append(decode(_NEXT))
+    put_windows_in_order(batch.cache)
+    found.append(decode(*_TAKEN))
+    return mx.concatenate(found, axis=1).astype(mx.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from lmx.worker.mlx.decoding.rollback import Blocks, fits_rows
+from lmx.worker.mlx.decoding.rollback import Blocks
 from lmx.worker.mlx.model.forward import Forward, PromptCache
 from lmx.worker.mlx.sampling.sampler import RowSampler
 from lmx.worker.scheduling.length_groups import most_alike
@@ -30,14 +30,14 @@ class SureTokens:
         self._sampler = sampler
         self._blocks = blocks
 
-    def possible(self, row_ids: Sequence[int], prompt_cache: PromptCache) -> bool:
+    def possible(self, row_ids: Sequence[int]) -> bool:
         """Return whether there may be such tokens, and the caches may take them. Called at every
         step."""
         return (
             self._blocks.right
             and self._sampler.needs_tokens(row_ids)
             and _most_tokens(len(row_ids)) > 0
-            and fits_rows(prompt_cache, len(row_ids))
+            and (self._blocks.apart or len(row_ids) == 1)
         )
 
     def after(self, row: DecodeRow, token: int, rows: Sequence[DecodeRow]) -> list[int]:

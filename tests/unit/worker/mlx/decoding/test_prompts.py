@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prompts import Prompt, PromptQueue
 
@@ -79,3 +82,51 @@ def test_what_is_kept_is_asked_for_once_a_chunk_and_not_at_each_step() -> None:
     queue.read()
     queue.next(can_begin)
     assert begins == [1, 1]
+
+
+def test_the_one_with_the_least_left_is_next_and_a_cached_one_before_all() -> None:
+    cached = {1: 0, 2: 0, 3: 980}
+    queue = queue_of(
+        list(range(1, 400)), list(range(500, 600)), list(range(700, 1700)),
+        found=lambda prompt: cached[prompt.row.row_id],
+    )  # fmt: skip
+    assert chosen(queue) == 3
+    queue.remove(3)
+    assert chosen(queue) == 2
+
+
+@given(
+    lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
+    later=st.lists(st.integers(1, 200), max_size=60),
+    chunk_tokens=st.integers(20, 500),
+)
+def test_the_one_that_has_waited_longest_goes_on_however_many_shorter_ones_come(
+    lengths: list[int], later: list[int], chunk_tokens: int
+) -> None:
+    """A prompt of n chunks is through after 4 n of all chunks from when it is the oldest, for a
+    shorter one may come with each chunk."""
+    queue = PromptQueue(lambda _: 0)
+    prompts = iter(range(1, 10_000))
+
+    def add(tokens: int) -> None:
+        row_id = next(prompts)
+        queue.add(row(row_id, [row_id, *[0] * tokens]))
+
+    for tokens in lengths:
+        add(tokens)
+    oldest, waited = 1, 0
+    for tokens in later:
+        add(tokens)
+        prompt = queue.next(lambda _: True)
+        assert prompt is not None
+        left_tokens = len(prompt.tokens) - 1 - prompt.done_tokens
+        if left_tokens > chunk_tokens:
+            read(prompt, prompt.done_tokens + chunk_tokens)
+        else:
+            queue.remove(prompt.row.row_id)
+        queue.read()
+        waited = 0 if prompt.row.row_id == oldest else waited + 1
+        assert waited < 4
+        if left_tokens <= chunk_tokens and prompt.row.row_id == oldest:
+            oldest = next(iter(queue._prompts), oldest)
+            waited = 0
