@@ -14,7 +14,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos agents bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos agents lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ chaos: install ## a bad day of 2,000 requests for eight models in the memory of 
 
 agents: install ## a coding agent's session of 40 turns: what of its prompts is computed again (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py
+
+lm-eval: install ## likelihoods as lm-evaluation-harness itself asks for them (minutes the first time)
+	@$(BIN)/pytest -q -s -m soak tests/e2e/clients/test_lm_eval.py
 
 bench: install ## measure, and write docs/benchmarks.md (takes minutes; use an idle machine)
 	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/run.py

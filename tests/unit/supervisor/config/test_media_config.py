@@ -28,7 +28,9 @@ def limits(media: dict[str, Any] | None = None, own: dict[str, Any] | None = Non
     found = config(media, own)
     plan = MemoryPlan(99, decoder_bytes=7)
     home = Home(Path("/home/lmx"))
-    return worker_spec(found, home, found.models[0], "i", Path("/m"), ModelKind.CHAT, plan).decode
+    return worker_spec(
+        found, home, found.models[0], "i", Path("/m"), ModelKind.CHAT, plan, ()
+    ).decode
 
 
 def test_without_keys_the_limits_are_those_of_the_code() -> None:

@@ -68,7 +68,9 @@ def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
         (MemoryPlan(99, 7, decoder_bytes=50, set_bytes=120), 99),
         (MemoryPlan(99, 7, decoder_bytes=50, peak_bytes=300), 300),
     ):
-        spec = worker_spec(config, home, config.models[0], "i1", Path("/m"), ModelKind.CHAT, plan)
+        spec = worker_spec(
+            config, home, config.models[0], "i1", Path("/m"), ModelKind.CHAT, plan, ()
+        )
         assert spec.memory_limit_bytes == share, plan
 
 
