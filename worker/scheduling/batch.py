@@ -243,6 +243,8 @@ class Batch:
         self._places: dict[int, int] = {}
         self._searching: set[int] = set()
         self.outputs: list[JobOutput] = []
+        self.urgent = False
+        """Whether an answer's first token or its end is among the outputs. The caller resets it."""
         self.paused = False
         self.preempted_total = 0
         """How many times a job had to give way to others, and was to come back."""
@@ -356,6 +358,7 @@ class Batch:
                 continue  # It ended with an earlier token of this step.
             if live.first_token_s is None:
                 live.first_token_s = now
+                self.urgent = True
             self._kv.made(row_id)
             row = live.rows[row_id]
             try:
@@ -364,6 +367,7 @@ class Batch:
                 self._fail(generator, live, error)
                 continue
             if ended:
+                self.urgent = True
                 self._row_ended(generator, live, row_id, row, now)
         for row_id, hypotheses in result.found:
             if (live := self._job_of.get(row_id)) is not None:

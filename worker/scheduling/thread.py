@@ -25,6 +25,7 @@ from lmx.worker.engine import Engine, Generator, LoadReporter, Resident, TaskPie
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.jobs import Job, JobOutput
+from lmx.worker.scheduling.outbox import Outbox
 from lmx.worker.scheduling.progress import ProgressClock
 
 PieceResult = TaskPart | Exception | None
@@ -86,53 +87,6 @@ class Press:
 
 Order = Job | Cancel | RunPiece | DropPiece | Press | None
 """An item of the inbox. None means: end."""
-
-
-# Steps that the loop may lag behind. The engine waits for a loop that is further behind: its
-# output has nowhere to go, and would pile up here.
-LIMIT_STEPS: Final = 256
-_WAIT_S: Final = 0.5
-
-
-class Outbox:
-    """A bounded queue of steps. The engine thread calls ``post``; ``deliver`` is called on the loop
-    with the outputs of one or more steps, in order."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[JobOutput]], None]
-    ) -> None:
-        self._loop = loop
-        self._deliver = deliver
-        self._steps: list[list[JobOutput]] = []
-        self._changed = threading.Condition()
-
-    def post(self, outputs: list[JobOutput]) -> None:
-        """Hand over one step's outputs; wait if the loop lags behind. They are dropped if the loop
-        has closed."""
-        with self._changed:
-            while len(self._steps) >= LIMIT_STEPS:
-                self._changed.wait(_WAIT_S)
-                if self._loop.is_closed():
-                    return
-            self._steps.append(outputs)
-            wake = len(self._steps) == 1
-        if wake:
-            self.call(self._drain)
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop. Does nothing if the loop has closed, because the process
-        ends then."""
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-
-    def _drain(self) -> None:
-        with self._changed:
-            steps, self._steps = self._steps, []
-            self._changed.notify()
-        self._deliver([output for step in steps for output in step])
 
 
 log = structlog.get_logger()
@@ -286,8 +240,8 @@ class EngineThread:
 
     def _post(self) -> None:
         if self._batch.outputs:
-            self._outbox.post(self._batch.outputs)
-            self._batch.outputs = []
+            self._outbox.post(self._batch.outputs, urgent=self._batch.urgent)
+            self._batch.outputs, self._batch.urgent = [], False
 
     def _take_inbox(self, engine: Engine) -> None:
         rested = False

@@ -474,7 +474,7 @@ async def test_an_engine_rests_once_in_a_pause(
 async def test_a_loop_that_lags_holds_up_the_engine_not_memory(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmx.worker.scheduling.thread.LIMIT_STEPS", 8)
+    monkeypatch.setattr("lmx.worker.scheduling.outbox.LIMIT_STEPS", 8)
     recorder = await start()
     row = recorder.submit(tokens=500)
     time.sleep(0.2)  # The loop stands still: that is what is tested.
