@@ -454,8 +454,9 @@ class Failed:
 @message
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """All that one step of the engine produced for one router: one message for all rows. If it is
-    large, it is split into several messages, and the last of them has the ends."""
+    """All that one step of the engine produced for one router: one message for all rows. If steps
+    follow each other within milliseconds, it may be that of a few steps. If it is large, it is
+    split into several messages, and the last of them has the ends."""
 
     deltas: tuple[Delta, ...] = ()
     ended: tuple[ChoiceEnded, ...] = ()

@@ -5,9 +5,10 @@ The hot path is ``worker/scheduling/batch.py`` to ``worker/service/stream.py`` i
 this checkout; ``AGAINST=FOLDER``, another checkout with a ``.venv`` of its own, is measured in
 turns with it.
 
-At 100 steps a second every token is a delta, and every delta a write. At full speed the worker
-makes tokens faster than the router passes them on: it joins those for which it has no credit, so a
-token costs less there, and how much less is chance.
+At 100 steps a second every token is a delta, and every delta a write. At 500, the deltas of five
+steps come in one message, and each stream has one write for it. At full speed the worker makes
+tokens faster than the router passes them on: it joins those for which it has no credit, so a token
+costs less there, and how much less is chance.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _FIGURES = ("router, us a token", "worker, us a token", "router, events a CPU se
 _TEXT = (
     "Processor time of the router and of a worker whose engine computes nothing (`make "
     "bench-relay`; `AGAINST=` another checkout measures both in turns). At 100 steps a second each "
-    "token is an event and a write of its own. At full speed the worker makes more than the router "
-    "passes on, and joins the text for which it has no credit. Of requests for one token, the "
-    "figure of a token is what a request itself costs.\n\n"
+    "token is an event and a write of its own. At 500 steps a second the worker sends the tokens "
+    "of five steps in one message, and they are one write. At full speed the worker makes more "
+    "than the router passes on, and joins the text for which it has no credit. Of requests for one "
+    "token, the figure of a token is what a request itself costs.\n\n"
     "Where the router's time goes, by py-spy at 64 streams: 40 % is the write to the client's "
     "socket, nearly all of it the kernel's. Reading the worker's message (msgpack, and a check of "
     "each field) takes 15 %, giving credit back 15 % (these are samples of time, and mostly a wait "
@@ -66,6 +68,7 @@ CASES = (
     Case("32 streams, 100 steps/s", 32, 400, 0.01),
     Case("64 streams, 100 steps/s", 64, 400, 0.01),
     Case("64 messages, 100 steps/s", 64, 400, 0.01, "/messages"),
+    Case("8 streams, 500 steps/s", 8, 1500, 0.002),
     Case("32 streams, full speed", 32, 3000, 0.0),
     Case("requests for 1 token, whole", 8, 1, 0.0, stream=False, requests=150),
     Case("requests for 1 token, streamed", 8, 1, 0.0, requests=150),

@@ -80,7 +80,8 @@ def measure(model: Path) -> Section:
         "Worker against the bare batch loop",
         "Decode throughput while all rows decode, no end of sequence. The bare loop is mlx-vlm's "
         "`BatchGenerator` with nothing around it (`tests/bench/rigs/bare_loop.py`); the worker is "
-        "the whole process: its sockets, text, and messages included. Both in processes of their "
+        "the whole process: its sockets, text, and messages included. The bare loop makes no text "
+        "and sends nothing. Both in processes of their "
         f"own, in turns, median of {ROUNDS}.",
         _measured(model, FIRST_TOKEN, BATCHES),
     )
@@ -94,7 +95,8 @@ def measure_tiny(_: Path) -> Section:
     return Section(
         "The same with a tiny model",
         "Three thin layers and a token for each byte: the device does so little that the work "
-        f"around it shows. Median of {ROUNDS}.",
+        "around it shows. Steps are so quick that the outputs of several go in one message "
+        f"(`worker/scheduling/outbox.py`). Median of {ROUNDS}.",
         rows,
     )
 

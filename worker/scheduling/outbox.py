@@ -1,8 +1,8 @@
 """Takes the outputs of the engine thread's steps to the event loop.
 
-Whenever the loop wakes up for a step, it takes the interpreter from the engine thread, and sends a
-message that wakes the router too. That costs a tiny model as much time as a part of its step. So
-steps that follow each other closely are delivered together. Each token keeps a delta of its own.
+Whenever the loop wakes up, it takes the interpreter from the engine thread, and sends a message
+that wakes the router too. While steps take a millisecond or two, that is a part of their time. So
+steps that follow each other so closely are delivered together. Each token keeps a delta of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LIMIT_STEPS: Final = 256
 """So many steps the loop may lag behind. The engine waits for a loop that is further behind: its
 output has nowhere to go, and would pile up here."""
 
-GATHER_S: Final = 0.005
+GATHER_S: Final = 0.01
 """How long a step's outputs wait at most for those of the next steps. They never wait if steps take
-more than half of this."""
+more than half of this. A screen shows a new picture every 16 ms."""
 
 _WAIT_S: Final = 0.5
 

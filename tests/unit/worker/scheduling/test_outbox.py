@@ -91,23 +91,23 @@ def rig() -> _Rig:
 
 def test_slow_steps_are_delivered_at_once(rig: _Rig) -> None:
     for text in "abcdef":
-        rig.step(text, 0.003)
-    assert rig.delivered == [(3, "a"), (6, "b"), (9, "c"), (12, "d"), (15, "e"), (18, "f")]
+        rig.step(text, 0.006)
+    assert rig.delivered == [(6, "a"), (12, "b"), (18, "c"), (24, "d"), (30, "e"), (36, "f")]
     assert not rig.loop.waits
 
 
 def test_quick_steps_are_delivered_together(rig: _Rig) -> None:
     for text in "abcdefghijkl":
-        rig.step(text, 0.0007)
+        rig.step(text, 0.0014)
     rig.loop.run(1)
-    assert rig.delivered == [(1, "a"), (1, "b"), (6, "cdefghi"), (11, "jkl")]
+    assert rig.delivered == [(1, "a"), (3, "b"), (13, "cdefghi"), (23, "jkl")]
     assert rig.loop.wakes == 2
     assert not rig.loop.waits, "an outbox at rest wakes nobody"
 
 
 def test_no_step_waits_longer_than_it_may(rig: _Rig) -> None:
     made_ms = {}
-    for place, took_ms in enumerate([0, 1, 1, 9, 1, 1, 1, 1, 1, 4, 4, 1, 1, 1, 30, 1]):
+    for place, took_ms in enumerate([0, 2, 1, 18, 2, 3, 1, 2, 2, 8, 9, 2, 1, 1, 60, 3]):
         text = chr(ord("a") + place)
         rig.loop.run(took_ms / 1000)
         made_ms[text] = round(1000 * (rig.loop.now_s - 100))
@@ -127,7 +127,7 @@ def test_what_is_urgent_takes_along_what_waits(rig: _Rig) -> None:
     assert rig.delivered[-1] == (4, "cd")
     rig.step("e", 0.001)
     rig.loop.run(1)
-    assert rig.delivered[-1] == (9, "e")
+    assert rig.delivered[-1] == (14, "e")
 
 
 def test_a_call_comes_after_all_that_was_posted(rig: _Rig) -> None:
