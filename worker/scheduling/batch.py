@@ -244,7 +244,8 @@ class Batch:
         self._searching: set[int] = set()
         self.outputs: list[JobOutput] = []
         self.urgent = False
-        """Whether a job's first token or an answer's end is among the outputs. The caller resets it."""
+        """Whether a job's first token or an answer's end is among the outputs. The caller resets
+        it."""
         self.paused = False
         self.preempted_total = 0
         """How many times a job had to give way to others, and was to come back."""
