@@ -29,6 +29,7 @@ from media_pieces import flac_silence, jpeg_of_scans, png
 from rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.messages.control import KillModel
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 
@@ -81,6 +82,8 @@ def server(folder: Path) -> Iterator[Rig]:
         ],
         "media": LIMITS,
         "restart": {"backoff_base_s": 0.05, "backoff_max_s": 0.1, "max_failures": 20},
+        # A test holds a worker up for seconds.
+        "timing": {"stall_timeout_s": 60.0},
     }
     with rig(config, fake_names.variables(folder, NAMES)) as lmx:
         for model in ("seeing", "other"):
@@ -355,14 +358,12 @@ async def test_the_decoder_has_the_limits_of_the_configuration_and_its_memory_is
 
 
 async def _ask(
-    session: aiohttp.ClientSession, server: Rig, part: dict[str, object], directive: object
+    session: aiohttp.ClientSession, server: Rig, directive: object, part: dict[str, object] | None
 ) -> tuple[int, str]:
-    """Ask with a part and then with a directive of the scripted engine. Return the status, and the
-    answer or the code of the error."""
-    turns = [
-        {"role": "user", "content": [part]},
-        {"role": "user", "content": json.dumps(directive)},
-    ]
+    """Ask with a directive of the scripted engine, behind a turn with a part. Return the status,
+    and the answer or the code of the error."""
+    turns = [{"role": "user", "content": [part]}] if part else []
+    turns.append({"role": "user", "content": json.dumps(directive)})
     body = {"model": "seeing", "messages": turns}
     async with session.post(f"{server.url}/chat/completions", json=body) as response:
         told = await response.json()
@@ -384,24 +385,26 @@ async def _held(server: Rig, count: int) -> None:
 async def test_an_image_whose_worker_ends_is_sent_again_unless_the_worker_had_begun(
     server: Rig,
 ) -> None:
-    """A request that its worker had not begun with goes to the next worker, with its image. One
-    that it had begun with gets the reason, and when its client sends it again, an answer."""
+    """A request that its worker had not begun with goes to the next worker, with its image, while
+    it waits for its turn and while it is decoded. One that its worker had begun with gets the
+    reason, and when its client sends it again, an answer."""
     image = _part(MediaKind.IMAGE, "png", picture("png"))
-    slow = _part(MediaKind.IMAGE, "jpeg", jpeg_of_scans(300, 2000))
-    quickly = {"tokens": 3}
+    slow = _part(MediaKind.IMAGE, "jpeg", jpeg_of_scans(120, 2000))
+    quickly, answer_of_it = {"tokens": 3}, (200, "word " * 3)
     async with http() as session:
-        for part, first in ((image, {"encode_s": 30}), (slow, None)):
-            line = await asyncio.to_thread(server.wait_state, "seeing", "ready")
-            holding = []
-            if first is not None:
-                holding.append(asyncio.create_task(_ask(session, server, image, first)))
-                await _held(server, 1)
-            waiting = asyncio.create_task(_ask(session, server, part, quickly))
-            await _held(server, len(holding) + 1)
-            os.kill(line["pid"], signal.SIGKILL)
-            assert await waiting == (200, "word " * 3)
-            for one in holding:
-                assert await one == (500, "worker_crashed")
+        # A text is begun with at once: the image behind it waits.
+        line = await asyncio.to_thread(server.wait_state, "seeing", "ready")
+        begun = asyncio.create_task(_ask(session, server, {"encode_s": 60}, None))
+        await _held(server, 1)
+        waiting = asyncio.create_task(_ask(session, server, quickly, image))
+        await _held(server, 2)
+        os.kill(line["pid"], signal.SIGKILL)
+        assert await waiting == answer_of_it
+        assert await begun == (500, "worker_crashed")
+        decoding = asyncio.create_task(_ask(session, server, quickly, slow))
+        await _held(server, 1)
+        await asyncio.to_thread(server.ask, KillModel("seeing"))
+        assert await decoding == answer_of_it
         await asyncio.to_thread(server.wait_state, "seeing", "ready")
-        assert await _ask(session, server, image, {"crash_at": 0}) == (500, "worker_crashed")
-        assert await _ask(session, server, image, quickly) == (200, "word " * 3)
+        assert await _ask(session, server, {"crash_at": 0}, image) == (500, "worker_crashed")
+        assert await _ask(session, server, quickly, image) == answer_of_it
