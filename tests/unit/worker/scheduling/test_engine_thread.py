@@ -484,6 +484,20 @@ async def test_a_loop_that_lags_holds_up_the_engine_not_memory(
     assert recorder.batches < 500
 
 
+async def test_first_tokens_and_ends_wait_for_no_other_steps(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmx.worker.scheduling.outbox.GATHER_S", 2 * DEADLINE_S)
+    recorder = await start()
+    long = recorder.submit(tokens=100_000, step_s=0.02)
+    await recorder.until(lambda: recorder.text(long))
+    short = recorder.submit(tokens=20)
+    await recorder.until(lambda: recorder.text(short))
+    await recorder.end(short)
+    assert recorder.text(short) == "word " * 20
+    assert recorder.batches < 20, "what was made in between has waited"
+
+
 async def test_several_answers_are_rows_of_one_job(start: Start) -> None:
     recorder = await start(max_rows=2)
     job = recorder.submit(tokens=5, n=3)
