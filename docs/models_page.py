@@ -7,8 +7,16 @@ import re
 import tempfile
 from pathlib import Path
 
-from conformance import FOLLOWING, PROMPT, WITH_EYES, Conformance, examine, examine_seeing
-from model_table import PAGE, line
+from conformance import (
+    FOLLOWING,
+    PROMPT,
+    WITH_EYES,
+    Conformance,
+    examine,
+    examine_few_bits,
+    examine_seeing,
+)
+from model_table import PAGE, bits_cell, cells, line
 from text_models import CONFIGS, make_text_model, reference_logits
 from vlm_models import TEXT_ALONE, make_vlm_model
 
@@ -30,9 +38,11 @@ for types, found_of in (
 ):
     lines = []
     for model_type in sorted(types, key=str.lower):
-        with tempfile.TemporaryDirectory() as name:
-            found = found_of(Path(name), model_type)
-            lines.append(line(model_type, found, sees=found_of is examine_seeing) + "\n")
+        sees = found_of is examine_seeing
+        with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as wide:
+            told = cells(model_type, found_of(Path(name), model_type), sees=sees)
+            bits = examine_few_bits(Path(wide), model_type, sees=sees)
+        lines.append(line(told | {"kv_bits": bits_cell(bits)}) + "\n")
     tables.append("".join(lines))
 rest = iter(tables)
 page = PAGE.read_text()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 # Alone and together; None: guesses are made for a single row only.
 TYPES: dict[str, tuple[Undo, Undo | None]] = {
-    "baichuan_m1": (Undo.REPLAYED, None),  # It has windows.
+    "baichuan_m1": (Undo.REPLAYED, Undo.REPLAYED),
     "bailing_moe_linear": (Undo.REPLAYED, None),
     "falcon_h1": (Undo.REPLAYED, Undo.REPLAYED),
     "granitemoehybrid": (Undo.REPLAYED, Undo.REPLAYED),
@@ -35,7 +35,7 @@ TYPES: dict[str, tuple[Undo, Undo | None]] = {
     "olmo_hybrid": (Undo.REPLAYED, Undo.REPLAYED),
     "plamo2": (Undo.REPLAYED, Undo.REPLAYED),
     "qwen3_next": (Undo.REPLAYED, Undo.REPLAYED),
-    "recurrent_gemma": (Undo.REPLAYED, None),
+    "recurrent_gemma": (Undo.REPLAYED, Undo.REPLAYED),
     "rwkv7": (Undo.REPLAYED, Undo.REPLAYED),
 }
 QUICK = ("falcon_h1", "kimi_linear", "recurrent_gemma")

@@ -392,11 +392,52 @@ def text_sizes(model_type: str) -> dict[str, Any]:
     return found
 
 
+_FEWER: frozenset[str] = frozenset(
+    {
+        *("kv_n_heads", "n_head", "n_heads", "n_kv_heads", "num_attention_groups"),
+        *("num_attention_heads", "num_attention_heads_per_layer", "num_key_value_heads"),
+        *("num_kv_heads", "swa_num_attention_heads", "swa_num_key_value_heads"),
+    }
+)
+_WIDER: frozenset[str] = frozenset(
+    {
+        *("global_head_dim", "head_dim", "index_head_dim", "kv_channels", "kv_lora_rank"),
+        *("mrope_section", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim", "swa_head_dim"),
+        *("swa_v_head_dim", "v_head_dim", "xdrope_section"),
+    }
+)
+
+
+def widened(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a text with half as many heads that are twice as wide, so that
+    their keys and values can be quantized. It has as many weights."""
+    return {name: _widened(name, value) for name, value in config.items()}
+
+
+def _widened(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return widened(value)
+    if name in _FEWER | _WIDER and isinstance(value, list):
+        return [_widened(name, each) for each in value]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if name in _FEWER:
+        return max(1, value // 2)
+    # Those that are turned in latent attention are 8.
+    return value * (4 if name == "qk_rope_head_dim" else 2) if name in _WIDER else value
+
+
 def make_text_model(
-    folder: Path, model_type: str, *, bits: int | None = None, tied: bool = False
+    folder: Path,
+    model_type: str,
+    *,
+    bits: int | None = None,
+    tied: bool = False,
+    wide: bool = False,
 ) -> Path:
-    """Write a model into ``folder``, and return that. ``bits``: quantized, in groups of 32."""
-    config, model = _build(model_type)
+    """Write a model into ``folder``, and return that. ``bits``: quantized, in groups of 32.
+    ``wide``: see :func:`widened`."""
+    config, model = _build(model_type, wide=wide)
     if tied:
         for part in (model, getattr(model, "language_model", None)):
             if part is not None and "lm_head" in part:
@@ -426,7 +467,7 @@ def reference_logits(folder: Path, prompt: Sequence[int], following: Sequence[in
     return np.array(mx.stack(logits).astype(mx.float32))
 
 
-def _build(model_type: str) -> tuple[dict[str, Any], Any]:
+def _build(model_type: str, *, wide: bool) -> tuple[dict[str, Any], Any]:
     module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
     known = {field.name for field in dataclasses.fields(module.ModelArgs)}
     own = CONFIGS[model_type]
@@ -434,6 +475,8 @@ def _build(model_type: str) -> tuple[dict[str, Any], Any]:
     config |= {"model_type": model_type, "eos_token_id": 256}
     config.setdefault("max_position_embeddings", 512)
     config.setdefault("vocab_size", VOCABULARY)
+    if wide:
+        config = widened(config)
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     model.eval()
     return config, model

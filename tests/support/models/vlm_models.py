@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_and_args, update_module_configs
-from text_models import VOCABULARY, YARN, random_weight
+from text_models import VOCABULARY, YARN, random_weight, widened
 from tiny_models import make_tokenizer
 
 _PICTURE = VOCABULARY - 8
@@ -277,9 +277,13 @@ TEXT_ALONE: dict[str, dict[str, Any]] = {
 """By model_type, those that have no eyes."""
 
 
-def make_vlm_model(folder: Path, model_type: str) -> Path:
-    """Write a model into ``folder``, and return that."""
+def make_vlm_model(folder: Path, model_type: str, *, wide: bool = False) -> Path:
+    """Write a model into ``folder``, and return that. ``wide``: its text has heads whose keys and
+    values can be quantized."""
     config = _text_config(model_type) if model_type in TEXT_ALONE else seeing_config(model_type)
+    if wide:
+        others = {name: part for name, part in config.items() if _is_other_part(name)}
+        config = widened(config) | others
     tied = model_type in SEEING and SEEING[model_type].tied
     save_random_model(folder, config, tied=tied)
     make_tokenizer().save_pretrained(folder)
@@ -369,6 +373,10 @@ def seeing_config(model_type: str) -> dict[str, Any]:
     ):
         config[each] = _PICTURE + place % 8
     return config
+
+
+def _is_other_part(name: str) -> bool:
+    return name.endswith("_config") and name != "text_config"
 
 
 def _part(cls: Any, name: str, values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

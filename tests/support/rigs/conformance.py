@@ -4,7 +4,7 @@ prefix. And what lmx may do with it, and how much memory it counts for its cache
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ from engine_rig import spec_of
 from media_models import HEARING, make_media_model, tiny_towers
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.generate.common import generation_stream
+from text_models import CONFIGS, make_text_model
 from tiny_models import make_tokenizer
 from vlm_models import SEEING, make_vlm_model, text_logits
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.memory import kv_bytes
@@ -27,10 +29,11 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.batching import can_batch
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
-from lmx.worker.mlx.decoding.rollback import try_blocks
+from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
 from lmx.worker.mlx.memory.estimate import estimate
 from lmx.worker.mlx.model import library
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.load import load_model
 from lmx.worker.mlx.prefix.cache import PrefixCache
 from lmx.worker.mlx.prefix.state import CacheLayout
@@ -65,14 +68,27 @@ class Conformance:
     prefix: str
     """``any``: cut anywhere; ``ends``: a state after a prompt; ``none``."""
 
-    rolls_back: bool
-    """Whether it can be speculated with."""
+    blocks: Blocks
+    """What can be done with guesses."""
 
     held_bytes: int
     """What its caches take after HELD_TOKENS."""
 
     counted_bytes: int
     """What lmx estimates that they take."""
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """The same of a type that keeps its keys and values in few bits, without a reference."""
+
+    off: float
+    """Against the same model that keeps them as they are: what the rounding does."""
+
+    batched_off: float | None
+    prefix_off: float | None
+    held_bytes: int
+    counted_bytes: int
 
 
 @dataclass
@@ -93,16 +109,59 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
             reference = _at_once(forward)
         layout = CacheLayout(forward.new_cache)
         prefix = "any" if layout.cuttable else "ends" if layout.restorable else "none"
+        prefix_off = None if prefix == "none" else _after_prefix(forward)
+        assert prefix == "none" or prefix_off is not None, "nothing was found again"
         return Conformance(
             library=loaded.library,
             alone_off=_off(alone, reference),
             batched_off=_off(_in_company(forward), alone) if can_batch(forward) else None,
-            prefix_off=None if prefix == "none" else _after_prefix(forward),
+            prefix_off=prefix_off,
             prefix=prefix,
-            rolls_back=try_blocks(forward, guesses=True).alone is not None,
+            blocks=try_blocks(forward, guesses=True),
             held_bytes=_held_bytes(forward),
             counted_bytes=counted_bytes(folder, HELD_TOKENS),
         )
+
+
+NARROW: Final = frozenset({"minicpm3", "phimoe", "phixtral"})
+"""The types whose numbers don't allow for heads twice as wide."""
+
+SEEING_UNTRIED: Final = HEARING.keys() | {"qwen3_vl_moe"}
+"""Those with ears have no such form here. In a tiny Qwen 3 VL with experts, rounding to 8 bits
+chooses other experts, which are all of random weights."""
+
+
+def examine_few_bits(
+    folder: Path, model_type: str, *, sees: bool = False
+) -> Mapping[int, FewBits] | None:
+    """Make a model with wide heads in ``folder``, and try each number of bits. Those are left out
+    with which a worker would refuse it. None: there is no such model. ``sees``: it has eyes."""
+    if model_type in (SEEING_UNTRIED if sees else NARROW):
+        return None
+    if not sees and model_type in CONFIGS:
+        make_text_model(folder, model_type, wide=True)
+    else:
+        make_vlm_model(folder, model_type, wide=True)
+    with mx.stream(generation_stream), without_processors():
+        forward = load_model(spec_of(folder), lambda *_: None).forward
+        plain = _alone(forward)
+        together = can_batch(forward)
+        found = {}
+        for bits in (8, 4):
+            forward.kv_quantization = None
+            try:
+                quantize_kv(forward, bits)
+            except OperationError:
+                continue
+            alone = _alone(forward)
+            found[bits] = FewBits(
+                off=_off(alone, plain),
+                batched_off=_off(_in_company(forward), alone) if together else None,
+                prefix_off=_after_prefix(forward),
+                held_bytes=_held_bytes(forward),
+                counted_bytes=counted_bytes(folder, HELD_TOKENS, bits),
+            )
+        return found
 
 
 WITH_EYES: Final = SEEING.keys() | HEARING.keys()
@@ -132,10 +191,11 @@ def without_processors() -> Iterator[None]:
         yield
 
 
-def counted_bytes(folder: Path, tokens: int) -> int:
-    """Return what lmx counts for the caches of one row."""
+def counted_bytes(folder: Path, tokens: int, bits: int | None = None) -> int:
+    """Return what lmx counts for the caches of one row. ``bits``: of each number; None: those that
+    it computes with."""
     found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
-    return kv_bytes(found.kv_layers, tokens)
+    return kv_bytes(found.kv_layers_with(bits), tokens)
 
 
 def _prefill(
@@ -196,14 +256,16 @@ def _decode(forward: Forward, row: _Row, tokens: Sequence[int]) -> list[mx.array
     return [forward.decode(mx.array([[token]]), row.cache, row.deltas)[0, -1] for token in tokens]
 
 
-def _after_prefix(forward: Forward) -> float:
+def _after_prefix(forward: Forward) -> float | None:
+    """None: nothing is found again of what was stored."""
     prefixes = PrefixCache(forward.new_cache, PrefixCacheSpec(1 << 30), "conformance")
     first = _prefill(forward, PROMPT)
     prefixes.store(PROMPT, first.cache, "")
     longer = [*PROMPT, *FOLLOWING]
     cold = _numbers(_prefill(forward, longer).logits)
     found = prefixes.lookup(longer, "")
-    assert found is not None and found.cached_tokens, "nothing was found again"
+    if found is None or not found.cached_tokens:
+        return None
     warm = _prefill(forward, longer, found.prompt_cache, found.cached_tokens)
     return _off(_numbers(warm.logits), cold)
 
