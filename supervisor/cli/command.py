@@ -139,9 +139,12 @@ def read_config(chosen: Path | None) -> Found:
     A file that is named by ``--config`` or ``LMX_CONFIG``, and is another one than the running lmx
     has, goes before it. Raises :class:`OperationError` (config_invalid).
     """
-    from lmx.supervisor.config.load import load_config
-    from lmx.supervisor.processes.handover import FOR_SUPERVISOR
-    from lmx.supervisor.service.launch import running_launch, sections_of
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.config.load import load_config
+        from lmx.supervisor.processes.handover import FOR_SUPERVISOR
+        from lmx.supervisor.service.launch import running_launch, sections_of
 
     named = config_path(chosen) if chosen or os.environ.get("LMX_CONFIG") else None
     launch = None if FOR_SUPERVISOR in os.environ else running_launch(home())

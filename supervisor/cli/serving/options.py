@@ -13,7 +13,6 @@ import click
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import config_option, config_path, home
-from lmx.supervisor.cli.serving.takeover import CHOICES, settle_takeover
 from lmx.supervisor.cli.shell.model_name import MODEL
 
 
@@ -32,7 +31,7 @@ def serving_options(function: Callable[..., None]) -> Callable[..., None]:
                 "LMX_SECURITY_API_KEYS they don't.",
             ),
             click.option(
-                "--take-over", "take_over", type=click.Choice(CHOICES),
+                "--take-over", "take_over", type=click.Choice(["recorded", "new"]),
                 help="Where a supervisor died: with its configuration, or with this one.",
             ),
             config_option,
@@ -52,6 +51,11 @@ def apply(
 ) -> None:
     """Put the options into this process's environment, over the variables that are there, and
     settle in whose place this lmx comes. Raises :class:`OperationError`."""
+    from lmx.protocol.host.imports import quick_imports
+
+    with quick_imports():
+        from lmx.supervisor.cli.serving.takeover import settle_takeover
+
     if host is not None:
         os.environ["LMX_SERVER_HOST"] = host
     if port is not None:

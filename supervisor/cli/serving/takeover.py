@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import config_path as found_path
 from lmx.supervisor.cli.command import from_words, own_config
 from lmx.supervisor.service.launch import left_launch, other_configuration
 from lmx.supervisor.state.home import Home
-
-TakeOver = Literal["recorded", "new"]
-
-CHOICES: Final = ("recorded", "new")
 
 
 def settle_takeover(home: Home, config_path: Path | None, choice: str | None) -> None:
