@@ -5,6 +5,7 @@ chat template. Made in well under a second, the same bytes at every call.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,9 @@ CACHING_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+_MANY = 1 << 24
+"""Only a layer's experts have more weights in one array."""
+
 
 def make_tiny_model(folder: Path, kind: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Write the model ``kind`` (a key of the configs) into ``folder``, and return that."""
@@ -159,12 +163,20 @@ def make_tiny_model(folder: Path, kind: str, context_tokens: int = CONTEXT_TOKEN
     weights = {
         # Large, because a fresh model's logits are so even that any rounding decides; but for
         # the embeddings: those are tied, and large ones repeat the last token for ever.
-        name: (0.05 if "embed" in name else 0.3) * mx.random.normal(array.shape)
+        name: (0.05 if "embed" in name else 0.3) * _noise(array.shape)
         for name, array in tree_flatten(model.parameters())
     }
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+def _noise(shape: Sequence[int]) -> mx.array:
+    """Return random numbers. Half a gigabyte of them would take five seconds, so the experts of a
+    layer are all the same."""
+    if math.prod(shape) < _MANY:
+        return mx.random.normal(shape)
+    return mx.broadcast_to(mx.random.normal(shape[1:]), shape)
 
 
 def make_word_tokenizer(words: Sequence[str], chat_template: str | None = None) -> Any:
