@@ -28,6 +28,7 @@ from lmx.worker.engine import (
     StepOutput,
     TokenScores,
 )
+from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.jobs import (
     Job,
@@ -229,8 +230,9 @@ class Batch:
 
     ``outputs`` collects final output; the caller takes it. Every job that was added gets exactly
     one end in it, unless the engine breaks. An exception of the engine that concerns one row fails
-    its job; other exceptions are passed on. While the batch is ``paused``, a row begins only when
-    no other row runs.
+    its job; other exceptions are passed on, and so is a failure of the device, wherever it shows:
+    it may have spoiled every row. While the batch is ``paused``, a row begins only when no other
+    row runs.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -340,6 +342,10 @@ class Batch:
 
     def _take(self, generator: Generator, result: StepOutput) -> None:
         """Give the rows what the engine has made."""
+        for _, reason in result.failed:
+            # Before any token of this step is shown: it may be garbage.
+            if is_device_failure(reason):
+                raise reason
         now = time.monotonic()
         if result.search_tokens:
             for row_id in self._searching:  # Each of them, by a token.
@@ -565,6 +571,8 @@ class Batch:
         self.outputs.append(live.finished(now))
 
     def _fail(self, generator: Generator, live: LiveJob, error: Exception) -> None:
+        if is_device_failure(error):
+            raise error
         log.error("row.failed", request_id=live.job.request_id, exc_info=error)
         self._drop(generator, live)
         code, message = ErrorCode.ENGINE_ERROR, _ROW_FAILED

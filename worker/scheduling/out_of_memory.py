@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     A single buffer that is larger than the device accepts at all ("greater than the maximum allowed
     buffer size") does not count: there may be plenty of memory.
     """
-    return any(_says_so(one) for one in _chain(error))
+    return any(_says_so(one) for one in causes(error))
 
 
 def _says_so(error: BaseException) -> bool:
@@ -44,7 +44,8 @@ def _says_so(error: BaseException) -> bool:
             return any(saying in text for saying in _SAYINGS)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then what it was raised from or while handling, each once."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

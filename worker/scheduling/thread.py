@@ -23,6 +23,7 @@ from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.states import LoadPhase, MemoryPressure
 from lmx.worker.engine import Engine, Generator, LoadReporter, Resident, TaskPiece
 from lmx.worker.scheduling.batch import Batch, BatchLimits
+from lmx.worker.scheduling.device_failure import is_device_failure
 from lmx.worker.scheduling.fair_queue import FairQueue
 from lmx.worker.scheduling.jobs import Job, JobOutput
 from lmx.worker.scheduling.outbox import Outbox
@@ -296,6 +297,8 @@ class EngineThread:
         try:
             result = order.piece()
         except Exception as error:
+            if is_device_failure(error):
+                raise
             # The error fails the request, and not the engine: see TaskPiece.
             result = error
         now = time.monotonic()

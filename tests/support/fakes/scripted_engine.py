@@ -39,6 +39,9 @@ The last message may be a JSON object, all of it optional:
     raise_at          turning this token into text raises: that row alone fails
     step_raise_at     the step that makes this token raises: the engine is broken
     fail_at           in place of this token the engine says that the row has failed
+    device_at         in place of this token the engine says that the row has failed, because
+                      a command buffer of Metal did
+    device_in_prefill true: it says so in place of reading the prompt
     form_at           in place of this token the engine says that its form can't be enforced
     pieces            the pieces themselves, in place of text and tokens
     again             the pieces when an answer to the same message was made before
@@ -99,6 +102,10 @@ from lmx.worker.schemas.form import schema_forms
 
 __all__ = ["ScriptedEngine", "create", "estimate", "load"]
 
+DEVICE_FAILURE = (
+    "[METAL] Command buffer execution failed: Innocent Victim "
+    "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"
+)
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 _CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(9999)"
@@ -299,6 +306,9 @@ class ScriptedEngine:
             if row.made == row.directive.get("fail_at"):
                 failed.append((row_id, RuntimeError("the script says so")))
                 del self._rows[row_id]
+            elif row.made == row.directive.get("device_at"):
+                failed.append((row_id, RuntimeError(DEVICE_FAILURE)))
+                del self._rows[row_id]
             elif row.made == row.directive.get("form_at"):
                 code = ErrorCode.STRUCTURE_NOT_ENFORCEABLE
                 failed.append((row_id, LmxError(code, "the script says so")))
@@ -311,6 +321,8 @@ class ScriptedEngine:
         for row_id, row in decoding.items():
             if row.made >= row.max_tokens:
                 self._rows.pop(row_id, None)
+        spoiled = [one for one, row in self._rows.items() if row.directive.get("device_in_prefill")]
+        failed += [(row_id, RuntimeError(DEVICE_FAILURE)) for row_id in spoiled]
         prefill_tokens, started = self._prefill()
         for read in started:
             if self._rows[read.row_id].max_tokens == 0:

@@ -13,6 +13,7 @@ from mlx_vlm.generate.ar import _extend_cache
 from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
+from lmx.worker.scheduling.device_failure import is_device_failure
 
 log = structlog.get_logger()
 
@@ -42,6 +43,8 @@ def can_batch(forward: Forward) -> bool:
     try:
         together = _logits(forward, *_joined(rows), _FOLLOWING)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if is_device_failure(error):
+            raise
         log.warning("batching.off", reason=str(error), advice="rows run one after the other")
         return False
     right = mx.concatenate(alone)

@@ -28,6 +28,7 @@ from lmx.worker.mlx.media.encoding import FeatureMismatchError, Features
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 from lmx.worker.mlx.model.forward import Forward, cache_states
+from lmx.worker.scheduling.device_failure import is_device_failure
 
 log = structlog.get_logger()
 
@@ -63,6 +64,8 @@ def tried_media(
             off = _off(plain, prompt)
             blind = not _differ(plain, prompt, other)
         except _UNFIT as error:
+            if is_device_failure(error):
+                raise
             log.warning("media.off", kind=kind.value, reason=str(error), advice=_ADVICE)
             continue
         if off <= _TOLERANCE and not blind:

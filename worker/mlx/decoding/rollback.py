@@ -28,6 +28,7 @@ from lmx.worker.engine import RowRequest, RowSampling
 from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
+from lmx.worker.scheduling.device_failure import is_device_failure
 
 log = structlog.get_logger()
 
@@ -180,6 +181,8 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
         expected = _logits_after(forward, rows, _one_by_one)
         logits = _logits_after(forward, rows, take)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if is_device_failure(error):
+            raise
         return str(error)
     spread = mx.linalg.norm(expected - mx.mean(expected))
     off = cast(float, (mx.linalg.norm(logits - expected) / spread).item())

@@ -256,7 +256,8 @@ class RowSet:
                 return
             logits = self._finish_prefill(prefill, made)
         except Exception as error:  # Such as for a buffer that is too large for the device.
-            # Until it joins, its arrays are its own, and nobody else is concerned.
+            # Until it joins, its arrays are its own, and nobody else is concerned. If it is the
+            # device that failed, also what others compute, the batch sees that in the error.
             made.failed.append((row.row_id, error))
             self.remove(row.row_id)
             return

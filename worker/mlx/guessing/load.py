@@ -26,6 +26,7 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, last_norm, layer_modules
 from lmx.worker.mlx.model.load import LoadedModel
 from lmx.worker.mlx.model.text_model import TextModel
+from lmx.worker.scheduling.device_failure import is_device_failure
 
 _UNUSED: Final = frozenset(
     {
@@ -88,6 +89,8 @@ def _load_drafter(folder: Path, kind: DrafterKind, target: LoadedModel) -> Draft
     except _UNFIT as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise
+        if is_device_failure(error):
+            raise
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,
             f"No drafter can be loaded from {folder} ({_said(error)}): fetch it again, or choose "
@@ -101,6 +104,8 @@ def _load_drafter(folder: Path, kind: DrafterKind, target: LoadedModel) -> Draft
         target.forward.tap = _tap(model, kind, inner or target.model.language_model)
         _try(drafter, target.forward)
     except _UNFIT as error:
+        if is_device_failure(error):
+            raise
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
             f"The drafter in {folder} does not fit this model ({_said(error)}): choose the one "

@@ -18,6 +18,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.memory.kv import quantization_group
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states
 from lmx.worker.mlx.model.quantized_cache import KvQuantization, Packing, leaves
+from lmx.worker.scheduling.device_failure import is_device_failure
 
 log = structlog.get_logger()
 
@@ -54,6 +55,8 @@ def quantize_kv(forward: Forward, bits: int) -> None:
         try:
             off = _off(_logits(forward), plain)
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            if is_device_failure(error):
+                raise
             reasons.append(str(error) or type(error).__name__)
             continue
         if off <= _TOLERANCE:

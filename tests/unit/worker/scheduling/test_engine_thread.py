@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import structlog.testing
-from scripted_engine import ScriptedEngine, load
+from scripted_engine import DEVICE_FAILURE, ScriptedEngine, load
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.tasks import Vectors
@@ -422,6 +422,29 @@ async def test_a_step_that_raises_breaks_the_engine(start: Start) -> None:
     recorder.submit(step_raise_at=1)
     await recorder.until(lambda: recorder.error)
     assert recorder.thread.stop(1), "the thread is over"
+
+
+@pytest.mark.parametrize("where", [{"device_in_prefill": True}, {"device_at": 1}, None])
+async def test_a_device_that_fails_breaks_the_engine_whoever_finds_it(
+    start: Start, where: dict[str, Any] | None
+) -> None:
+    recorder = await start()
+    runs = recorder.submit(tokens=100_000, step_s=0.001)
+    await recorder.until(lambda: recorder.pieces(runs))
+    finds = None
+    if where is not None:
+        finds = recorder.submit(**where)
+    else:
+
+        def piece() -> None:
+            raise ValueError("of a layer") from RuntimeError(DEVICE_FAILURE)
+
+        recorder.thread.submit_piece(1, piece, "")
+    await recorder.until(lambda: recorder.error)
+    assert recorder.thread.stop(1), "the thread is over"
+    for job_id in (runs, finds):
+        assert job_id is None or recorder.ends(job_id) == [], "its owner is told by engine_broke"
+    assert recorder.results == {}, "and so is the owner of the piece"
 
 
 async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: Start) -> None:
