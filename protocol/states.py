@@ -175,6 +175,14 @@ class ModelKind(StrEnum):
     TRANSCRIPTION = "transcription"
 
 
+class MemoryWiring(StrEnum):
+    """Which workers wire their weights on a Mac."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class DeltaKind(StrEnum):
     """What a piece of an answer belongs to."""
 

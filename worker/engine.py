@@ -559,7 +559,12 @@ class Resident(Protocol):
         """Let caches grow to their full size again: there is enough memory."""
 
     def close(self) -> None:
-        """Write what is to survive the worker to disk. This is the last call."""
+        """Write what is to survive the worker to disk. Only :meth:`release` follows. It is not
+        called after another method has raised."""
+
+    def release(self) -> None:
+        """Give back the memory of a device that would not come back by itself when the process
+        ends. This is the last call, also after another method has raised."""
 
     def memory_bytes(self) -> int:
         """Return the bytes that the engine holds, caches included; 0 if it can't tell."""

@@ -81,4 +81,6 @@ def mac_footprint(pid: int) -> tuple[int, int] | None:
     info = _RusageInfoV4()
     if call(pid, _RUSAGE_INFO_V4, ctypes.byref(info)) != 0:
         return None
+    if info.proc_exit_abstime != 0:  # A zombie, of which the system still knows what it had.
+        return None
     return int(info.phys_footprint), int(info.lifetime_max_phys_footprint)

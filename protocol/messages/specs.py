@@ -11,7 +11,7 @@ from typing import Any
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.models.sampling import SamplingParameters
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.protocol.wire.codec import message
 
 
@@ -91,7 +91,7 @@ class WorkerSpec(SamplingParameters):
     engine_options: dict[str, Any]
 
     memory_limit_bytes: int
-    """The worker's share of the memory budget. Its caches and its wired memory stay within it."""
+    """The worker's share of the memory budget. Its weights and caches stay within it."""
 
     max_rows: int
     max_queue: int
@@ -141,6 +141,9 @@ class WorkerSpec(SamplingParameters):
 
     decode: DecodeLimits = field(default_factory=DecodeLimits)
     """How much the images, sounds and videos of its requests may be and may take."""
+
+    wiring: MemoryWiring = MemoryWiring.AUTO
+    """Whether the weights are wired, on a Mac."""
 
 
 @dataclass(frozen=True, slots=True)

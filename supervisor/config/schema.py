@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
+from lmx.protocol.states import MemoryWiring
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.limits import RateLimitsConfig
 from lmx.supervisor.config.media import MediaConfig
@@ -93,9 +94,12 @@ class MemoryConfig(Section):
     budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
     """All workers together may take so much, as far as `os_reserve_bytes` leaves it. Without it
     they may take `budget_fraction`."""
-    budget_fraction: Annotated[float, Needs.NOTHING] = Field(0.75, gt=0, le=1, allow_inf_nan=False)
+    budget_fraction: Annotated[float | None, Needs.NOTHING] = Field(
+        None, gt=0, le=1, allow_inf_nan=False, examples=[0.75]
+    )
     """All workers together may take this share of the machine's memory (of the unified memory on a
-    Mac), where `budget_bytes` does not say how much."""
+    Mac), where `budget_bytes` does not say how much. Without it they may take 0.75, and on a Mac
+    what the GPU may have less 1 GiB, which is more on large ones and less on small ones."""
     os_reserve_bytes: Annotated[Size, Needs.NOTHING] = ByteSize(2 * 1024**3)
     """The budget never takes this part of the machine's memory."""
     soft_line: Annotated[float, Needs.NOTHING] = Field(0.92, gt=0, le=1, allow_inf_nan=False)
@@ -111,6 +115,9 @@ class MemoryConfig(Section):
     """The bits of each number in the KV caches of models that do not say it by their own key. With
     8 they take about half of the memory and hardly change answers, with 4 about a quarter, and
     change them more. Without it, caches have the numbers that the model computes with."""
+    wire: Annotated[MemoryWiring, Needs.NEXT_WORKER] = MemoryWiring.AUTO
+    """Whether a Mac may not compress or swap the weights: `auto` if they are larger than half of
+    what the GPU may have, `always` or `never`. Caches are never wired."""
     min_residency_s: Annotated[float, Needs.NOTHING] = Field(
         10.0, ge=0, le=86_400, allow_inf_nan=False
     )
@@ -162,8 +169,9 @@ class TimingConfig(Section):
     milliseconds, also for a whole context."""
     drain_timeout_s: Annotated[Seconds, Needs.NEXT_WORKER] = 60.0
     """Streams may go on for so long when their model is unloaded."""
-    term_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 5.0
-    """The time from SIGTERM to SIGKILL."""
+    term_grace_s: Annotated[Seconds | None, Needs.NEXT_WORKER] = Field(None, examples=[30])
+    """The time from SIGTERM to SIGKILL. Without it 5 seconds, and 20 on a Mac, where a worker that
+    is killed may leave its memory wired until the Mac is started again."""
     abort_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 3.0
     """The time from SIGABRT, at which a hung process writes its stacks, to SIGKILL."""
     shutdown_grace_s: Annotated[Seconds, Needs.ROUTER] = 10.0

@@ -3,6 +3,7 @@ module is pure."""
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from lmx.supervisor.config.schema import TimingConfig
@@ -18,11 +19,23 @@ _SLACK_S: Final = 3.0
 """The time for ticks, reaping, closing sockets, and a second SIGKILL."""
 
 
-def stop_bound_s(timing: TimingConfig) -> float:
+_TERM_GRACE_S: Final = 5.0
+_MAC_TERM_GRACE_S: Final = 20.0
+"""A worker on a Mac unwires its memory before it ends: 15 s at most."""
+
+
+def term_grace_s(timing: TimingConfig, platform: str = sys.platform) -> float:
+    """Return how long a worker has from SIGTERM to SIGKILL."""
+    if timing.term_grace_s is not None:
+        return timing.term_grace_s
+    return _MAC_TERM_GRACE_S if platform == "darwin" else _TERM_GRACE_S
+
+
+def stop_bound_s(timing: TimingConfig, platform: str = sys.platform) -> float:
     """Return the most seconds from SIGTERM to the supervisor's exit, with every process gone.
 
     The router's requests have ``shutdown_grace_s``. After that the workers end within the longest
     of their graces, or are killed then.
     """
-    workers_s = max(timing.term_grace_s, timing.abort_grace_s, FETCH_GRACE_S)
+    workers_s = max(term_grace_s(timing, platform), timing.abort_grace_s, FETCH_GRACE_S)
     return timing.shutdown_grace_s + ROUTER_FAREWELL_S + workers_s + _SLACK_S

@@ -8,6 +8,7 @@ that all of the core runs in tests without any of it."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import Asker, Waiter
 from lmx.supervisor.decisions.slots.life import SlotLife, held_life
-from lmx.supervisor.decisions.worker import KillAsked, Tick, Worker
+from lmx.supervisor.decisions.worker import KillAsked, StopAsked, Tick, Worker
 from lmx.supervisor.memory.inspection import Inspection
 
 log = structlog.get_logger()
@@ -248,11 +249,16 @@ class Core:
         self._placer.place(now_s)
 
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None:
-        """Send SIGKILL to a worker that grows while the machine runs out of memory. Does nothing if
-        it has ended."""
+        """End a worker that grows while the machine runs out of memory. Does nothing if it has
+        ended.
+
+        It gets SIGKILL; on macOS SIGTERM first, because there the wired memory of a process that is
+        killed may never come back, and the memory would be shorter than before.
+        """
         model_id = self._store.by_instance.get(instance)
         if model_id is not None:
-            self._take(model_id, KillAsked(ExitCause.OUT_OF_MEMORY, detail), now_s)
+            asked = StopAsked if sys.platform == "darwin" else KillAsked
+            self._take(model_id, asked(ExitCause.OUT_OF_MEMORY, detail), now_s)
 
     def fetch_advanced(
         self, model_id: str, phase: LoadPhase, fraction: float | None, now_s: float

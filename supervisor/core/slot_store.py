@@ -21,6 +21,7 @@ from lmx.protocol.states import ExitCause, SlotState, WorkerState
 from lmx.protocol.wire.endpoints import new_instance_id
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.settings import Settings
+from lmx.supervisor.config.shutdown_timeout import term_grace_s
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.inspect_files import question_of, take
 from lmx.supervisor.core.placement_input import positions
@@ -112,7 +113,7 @@ class SlotStore:
             beat_s=timing.beat_timeout_s,
             stall_s=model.stall_timeout_s or timing.stall_timeout_s,
             drain_s=timing.drain_timeout_s,
-            term_grace_s=timing.term_grace_s,
+            term_grace_s=term_grace_s(timing),
             abort_grace_s=timing.abort_grace_s,
         )
 

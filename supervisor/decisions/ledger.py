@@ -8,7 +8,7 @@ exit until they are seen to have come back. Bytes that do not come back stay as 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
 
@@ -129,12 +129,38 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def budget_bytes(memory: MemoryConfig, total_bytes: int) -> int:
+_USUAL_FRACTION: Final = 0.75
+_GIB: Final = 1024**3
+
+_GPU_SLACK_BYTES: Final = _GIB
+"""What is left to the GPU for the screen and for what it computes besides."""
+
+_SMALL_MAC_BYTES: Final = 24 * _GIB
+_SMALL_MAC_RESERVE_BYTES: Final = 4 * _GIB
+
+
+def budget_bytes(
+    memory: MemoryConfig, total_bytes: int, working_set_bytes: int | None = None
+) -> int:
     """Return the budget of a machine with ``total_bytes``: the configured bytes, else the
-    configured fraction, and in any case no more than leaves the system's reserve. It is never
-    negative."""
+    configured fraction, else three quarters, and in any case no more than leaves the system's
+    reserve. It is never negative.
+
+    On a Mac it is also no more than the GPU may have (``working_set_bytes``) less a slack, and that
+    is the budget if none is configured. The reserve of a small Mac is 4 GiB at least.
+    """
+    reserve_bytes = int(memory.os_reserve_bytes)
+    gpu_bytes = total_bytes
+    if working_set_bytes is not None:
+        gpu_bytes = working_set_bytes - _GPU_SLACK_BYTES
+        if total_bytes <= _SMALL_MAC_BYTES:
+            reserve_bytes = max(reserve_bytes, _SMALL_MAC_RESERVE_BYTES)
     if memory.budget_bytes is not None:
         wished_bytes = int(memory.budget_bytes)
-    else:
+    elif memory.budget_fraction is not None:
         wished_bytes = int(total_bytes * memory.budget_fraction)
-    return max(0, min(wished_bytes, total_bytes - int(memory.os_reserve_bytes)))
+    elif working_set_bytes is not None:
+        wished_bytes = gpu_bytes
+    else:
+        wished_bytes = int(total_bytes * _USUAL_FRACTION)
+    return max(0, min(wished_bytes, gpu_bytes, total_bytes - reserve_bytes))

@@ -14,7 +14,7 @@ from typing import Final
 
 from lmx.protocol.states import MemoryPressure
 from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 
 MARGIN_SHARE: Final = 0.02
 """A level is left only this far below its line. Otherwise it would change with every request."""
@@ -51,7 +51,8 @@ class Lines:
     """A share of the machine's memory."""
 
     hard: float
-    """A share of the machine's memory."""
+    """A share of the machine's memory. Both shares count only where the system does not say by
+    itself how short memory is."""
 
     budget_bytes: int
     """The memory budget of lmx."""
@@ -194,9 +195,10 @@ def wanted_level(
     over = any(worker.excess_bytes > 0 for worker in workers)
     if over and measured_bytes > lines.budget_bytes * stays:
         return MemoryPressure.HARD
-    if reading.used_share >= lines.hard - margin_share and not _is_minor(reading, workers):
+    machine = _machine_level(reading, lines, margin_share)
+    if machine is MemoryPressure.HARD and not _is_minor(reading, workers):
         return MemoryPressure.HARD
-    if reading.used_share >= lines.soft - margin_share:
+    if machine is not MemoryPressure.NONE:
         return MemoryPressure.SOFT
     held_bytes = sum(max(worker.measured_bytes, worker.granted_bytes) for worker in workers)
     if max(measured_bytes, held_bytes if over else 0) > lines.budget_bytes * stays:
@@ -204,11 +206,31 @@ def wanted_level(
     return MemoryPressure.NONE
 
 
+def _machine_level(reading: MemoryReading, lines: Lines, margin_share: float) -> MemoryPressure:
+    """Return the level that the machine alone calls for, whoever fills it."""
+    match reading.kernel_pressure:
+        case KernelPressure.NORMAL:
+            return MemoryPressure.NONE
+        case KernelPressure.WARNING:
+            return MemoryPressure.SOFT
+        case KernelPressure.CRITICAL:
+            return MemoryPressure.HARD
+        case None if reading.used_share >= lines.hard - margin_share:
+            return MemoryPressure.HARD
+        case None if reading.used_share >= lines.soft - margin_share:
+            return MemoryPressure.SOFT
+        case _:
+            return MemoryPressure.NONE
+
+
 def reason(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> str:
     """Return a sentence with figures about how full the memory is, and of what."""
     measured_bytes = sum(worker.measured_bytes for worker in workers)
+    told = ""
+    if reading.kernel_pressure is not None:
+        told = f", and macOS calls its memory pressure {reading.kernel_pressure.name.lower()}"
     return (
-        f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use; lmx's "
+        f"{reading.used_share:.0%} of {format_bytes(reading.total_bytes)} are in use{told}; lmx's "
         f"models hold {format_bytes(measured_bytes)} of their budget of "
         f"{format_bytes(lines.budget_bytes)}, other programs about "
         f"{format_bytes(max(0, reading.used_bytes - measured_bytes))}"
@@ -291,7 +313,8 @@ def _victim(workers: Sequence[WorkerMemory]) -> WorkerMemory | None:
 
 
 def _others_fill(reading: MemoryReading, workers: Sequence[WorkerMemory], lines: Lines) -> bool:
-    return reading.used_share >= lines.hard and _is_minor(reading, workers)
+    machine = _machine_level(reading, lines, 0.0)
+    return machine is MemoryPressure.HARD and _is_minor(reading, workers)
 
 
 def _is_minor(reading: MemoryReading, workers: Sequence[WorkerMemory]) -> bool:

@@ -23,6 +23,9 @@ DEADLINE_S: Final = 5.0
 """How long the memory may take to come back. The system needs a second or two to tear down the
 pages of a large process."""
 
+_DEADLINE_STEP_BYTES: Final = 50 * 1024**3
+"""For each so many bytes it may take a second longer: 373 GB took a Mac up to 4.1 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Balance:
@@ -104,6 +107,11 @@ class Settled:
 Verdict = Waiting | Settled
 
 
+def deadline_s(held_bytes: int) -> float:
+    """Return how long ``held_bytes`` may take to come back."""
+    return DEADLINE_S + held_bytes // _DEADLINE_STEP_BYTES
+
+
 def threshold_bytes(held_bytes: int) -> int:
     """Return how much may be missing of ``held_bytes`` without being counted as missing."""
     return max(MIN_MISSING_BYTES, held_bytes // MIN_MISSING_PART)
@@ -124,7 +132,7 @@ def judge(
 def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> tuple[ExitedWorker, Verdict]:
     told_bytes = exited.missing_bytes
     if told_bytes is None:
-        if lost_bytes > 0 and now_s - exited.exited_at_s < DEADLINE_S:
+        if lost_bytes > 0 and now_s - exited.exited_at_s < deadline_s(exited.held_bytes):
             return exited, Waiting()
     elif lost_bytes > 0 and told_bytes - lost_bytes < MIN_MISSING_BYTES:
         return exited, Waiting()

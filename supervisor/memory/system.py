@@ -18,6 +18,7 @@ import psutil
 
 from lmx.protocol.host.memory import mac_footprint
 from lmx.supervisor.decisions.memory_reading import MemoryReading, Room
+from lmx.supervisor.memory.mac import read_mac_memory
 
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -40,12 +41,11 @@ class Footprint:
 def read_memory() -> MemoryReading:
     """Read the memory of the machine and of the cgroups of this process. This takes a millisecond
     or two."""
-    memory = psutil.virtual_memory()
     if sys.platform == "darwin":
-        wired_bytes, kept_bytes = int(memory.wired), 0
-    else:
-        kept_bytes = kept_by_cpus_bytes(PROC)
-        wired_bytes = unowned_bytes(PROC, kept_bytes)
+        return read_mac_memory()
+    memory = psutil.virtual_memory()
+    kept_bytes = kept_by_cpus_bytes(PROC)
+    wired_bytes = unowned_bytes(PROC, kept_bytes)
     available_bytes = min(memory.total, memory.available + kept_bytes)
     rooms = [Room(memory.total, available_bytes), *cgroup_rooms(PROC, CGROUPS)]
     return MemoryReading(

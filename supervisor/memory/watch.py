@@ -115,9 +115,10 @@ class OomEvidence:
 log = structlog.get_logger()
 
 _READ_S: Final = 0.5
-_AWAITED_READ_S: Final = 0.1
+_AWAITED_READ_S: Final = 0.5 if sys.platform == "darwin" else 0.1
 """How often the memory is read while an exited worker's bytes are waited for, because the next
-model may wait for them."""
+model may wait for them. macOS answers only a few such questions a second, for all programs
+together; those beyond get figures that are up to a second old."""
 
 _SAMPLES: Final = 10
 """The samples of five seconds. Their median is neither from a peak nor from a process that is half
@@ -206,7 +207,7 @@ class MemoryWatch:
         self._oom.tick(now_s)
         self._guard_step(reading, workers, now_s)
         self._tell(workers)
-        balance = _balance(reading, footprints)
+        balance = balance_of(reading, footprints)
         self._judge_exited_workers(balance, now_s)
         self._sample(balance, footprints, now_s)
 
@@ -355,9 +356,11 @@ class MemoryWatch:
             self.core.memory_settled(exited.instance, 0, now_s)
 
 
-def _balance(reading: MemoryReading, footprints: Mapping[str, Footprint | None]) -> Balance:
+def balance_of(reading: MemoryReading, footprints: Mapping[str, Footprint | None]) -> Balance:
+    """Return what lmx can have at the moment of a reading, with each worker's footprint. Pure."""
     known = [footprint for footprint in footprints.values() if footprint is not None]
-    attainable_bytes = reading.available_bytes + sum(footprint.held_bytes for footprint in known)
+    held_bytes = sum(footprint.held_bytes for footprint in known)
+    attainable_bytes = reading.available_bytes - reading.saved_bytes + held_bytes
     if reading.wired_bytes is None:
         return Balance(attainable_bytes)
     wired_slack_bytes = sum(footprint.wired_bytes for footprint in known) - reading.wired_bytes

@@ -59,6 +59,7 @@ def worker_spec(
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_layers=plan.kv_layers,
         kv_bits=plan.kv_bits,
+        wiring=config.memory.wire,
         max_queue_s=model.max_queue_s,
         # This is well before the watchdog would end the worker for it.
         render_timeout_s=min(

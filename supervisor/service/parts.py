@@ -31,6 +31,7 @@ from lmx.supervisor.inventory.downloads import Downloads
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.watch import MemoryWatch
+from lmx.supervisor.memory.working_set import read_working_set
 from lmx.supervisor.processes.descendants import Descendants
 from lmx.supervisor.processes.exit_watch import ExitWatch
 from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns, LoadFetches
@@ -230,4 +231,4 @@ def wire(
 
 
 def _budget_bytes(config: Config) -> int:
-    return budget_bytes(config.memory, read_memory().total_bytes)
+    return budget_bytes(config.memory, read_memory().total_bytes, read_working_set())

@@ -41,6 +41,7 @@ from lmx.worker.mlx.decoding.pace import PrefillPace
 from lmx.worker.mlx.decoding.rollback import Blocks, try_blocks
 from lmx.worker.mlx.decoding.rows import RowSet
 from lmx.worker.mlx.decoding.speculation import Speculation
+from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
 from lmx.worker.mlx.guessing.load import load_guesser
 from lmx.worker.mlx.media.features import FeatureCache
 from lmx.worker.mlx.media.prompt import MediaPrompts
@@ -116,10 +117,11 @@ class MlxGenerator:
         sampler = RowSampler()
         blocks = try_blocks(forward, guesses=spec.speculation is not None)
         speculation = _make_speculation(spec, loaded, sampler, blocks)
-        _wire_share(spec.memory_limit_bytes)
+        hold_weights(spec.wiring, spec.memory_limit_bytes)
         advanced(LoadPhase.WARMUP, None, "")
         pace = PrefillPace(spec.max_decode_stall_s)
         _warm_up(RowSet(forward, sampler, pace, None, None, blocks, batching=True), facts)
+        self._model = loaded.model
         self._features = _make_feature_cache(spec, loaded)
         self._prefixes = _make_prefix_cache(spec, loaded)
         self._adapters = loaded.adapters
@@ -222,6 +224,14 @@ class MlxGenerator:
             self._prefixes.close()
         self._renderer.kill()
 
+    def release(self) -> None:
+        """Free all rows, computed prompts and weights on a Mac, and unwire the memory."""
+        if not mx.metal.is_available():
+            return  # The system takes all of it back at the process's end.
+        with mx.stream(generation_stream):
+            del self._rows, self._prefixes, self._features, self._adapters
+            give_back([self._model])
+
     def memory_bytes(self) -> int:
         """Return MLX's own count: buffers in use and buffers kept for reuse."""
         return int(mx.get_active_memory() + mx.get_cache_memory())
@@ -289,15 +299,6 @@ def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
     config = loaded.model.config
     model_type = str(getattr(config, "model_type", ""))
     return MediaPrompts(loaded.processor, loaded.tokenizer, config, model_type)
-
-
-def _wire_share(limit_bytes: int) -> None:
-    """Let this worker's share of the memory be wired, and no more. Every worker does so."""
-    if mx.metal.is_available():
-        most_bytes = int(mx.device_info()["max_recommended_working_set_size"])
-        # Otherwise the weights would be paged in at every step.
-        share_bytes = max(limit_bytes, int(mx.get_active_memory()))
-        mx.set_wired_limit(min(share_bytes, most_bytes))
 
 
 def _warm_up(rows: RowSet, facts: ModelFacts) -> None:

@@ -24,9 +24,11 @@ def create(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 
     This imports MLX, which takes seconds. These engines have no ``engine_options``.
     """
+    from lmx.worker.mlx.device.residency import keep_resident
     from lmx.worker.mlx.model.blas import prefer_openblas
 
     prefer_openblas()
+    keep_resident(spec.wiring)
     match spec.kind:
         case ModelKind.CHAT:
             from lmx.worker.mlx.engine import load_generator

@@ -199,7 +199,13 @@ class EngineThread:
             failure = error
             self._batch.give_up_waiting()
             self._post()
+            self._closing.set()
             self._outbox.call(lambda: self._events.engine_broke(failure))
+        try:
+            engine.resident.release()
+        except Exception:
+            # The process ends. On a device that has failed, this can fail too.
+            log.exception("engine.not_released")
 
     def _load(self) -> Engine:
         started_s = time.monotonic()

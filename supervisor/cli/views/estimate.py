@@ -24,6 +24,7 @@ from lmx.supervisor.memory.fetched import not_fetched
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan, estimate_memory, plan_of
 from lmx.supervisor.memory.system import read_memory
+from lmx.supervisor.memory.working_set import read_working_set
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
 
@@ -55,7 +56,7 @@ def print_estimate(config: Config, home: Home, model: str, as_json: bool) -> Non
     if found.problem is not None or files is None or kind is None:
         problem = found.problem or f"{path} is not whole: {found.missing} is missing"
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
-    budget = budget_bytes(config.memory, read_memory().total_bytes)
+    budget = budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
     decoder_bytes = config.media.decode_limits(chosen.media).process_bytes
     estimate = estimate_memory(
         chosen, kind, files, draft, budget, config.memory.kv_bits, decoder_bytes

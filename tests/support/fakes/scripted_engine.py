@@ -20,6 +20,7 @@ Options (``engine_options``), all optional:
                       shrinking takes half of that back
     context_length    tokens (bytes of the messages, see below); the spec's, else 4096
     step_s            of rows that name none; 0
+    bad_release       true: giving the memory back raises at the end
     media             true: it takes images, sounds and videos, and hears videos
     children          true: the load starts two processes that ignore SIGTERM and never end, one
                       of them in a session of its own
@@ -367,6 +368,11 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.calls["close"] = 1
+
+    def release(self) -> None:
+        self.calls["release"] = 1
+        if self._options.get("bad_release"):
+            raise RuntimeError(DEVICE_FAILURE)
 
     def memory_bytes(self) -> int:
         return int(self._options.get("memory_bytes", 0)) + self._grown_bytes

@@ -36,7 +36,7 @@ def load_embedder(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     fails here. See :class:`lmx.worker.engine.EngineFactory`."""
     encoder = load_encoder(spec, advanced, _read_model)
     advanced(LoadPhase.WARMUP, None, "")
-    return Engine(encoder.facts, resident=EncoderMemory(), tasks=MlxEmbedder(encoder))
+    return Engine(encoder.facts, resident=EncoderMemory(encoder.model), tasks=MlxEmbedder(encoder))
 
 
 def _read_model(folder: Path, settings: EncoderSettings) -> Any:

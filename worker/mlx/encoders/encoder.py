@@ -19,6 +19,7 @@ from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import TaskReply
 from lmx.protocol.states import LoadPhase
 from lmx.worker.engine import LoadReporter, ModelFacts, PromptSource
+from lmx.worker.mlx.device.metal_memory import give_back, hold_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
@@ -62,6 +63,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
     forbid_checkpoint_code()
     model = read_model(folder, settings)
     read_weights(model, advanced)
+    hold_weights(spec.wiring, spec.memory_limit_bytes)
     return LoadedEncoder(
         model,
         AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False),
@@ -113,6 +115,10 @@ class EncoderInputs:
 class EncoderMemory:
     """A :class:`lmx.worker.engine.Resident` whose only cache is mlx's own."""
 
+    def __init__(self, model: Any) -> None:
+        """``model`` is the one whose weights are in memory."""
+        self._model = model
+
     def rest(self) -> None:
         """Give back the buffers of the last pieces."""
         mx.clear_cache()
@@ -126,6 +132,10 @@ class EncoderMemory:
 
     def close(self) -> None:
         """Do nothing: nothing is kept on disk."""
+
+    def release(self) -> None:
+        """Free the weights, and unwire the memory."""
+        give_back([self._model])
 
     def memory_bytes(self) -> int:
         """Return what mlx holds."""

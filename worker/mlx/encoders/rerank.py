@@ -78,7 +78,7 @@ def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     is_judge = _is_judge(Path(spec.model_path))
     form: _Form = _Judge(encoder) if is_judge else _CrossEncoder(encoder)
     reranker = MlxReranker(encoder, form)
-    return Engine(encoder.facts, resident=EncoderMemory(), tasks=reranker)
+    return Engine(encoder.facts, resident=EncoderMemory(encoder.model), tasks=reranker)
 
 
 def _is_judge(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from lmx.worker.engine import (
     wrong_kind,
 )
 from lmx.worker.media.values import Media, MediaNeeds, Sound
+from lmx.worker.mlx.device.metal_memory import hold_weights
 from lmx.worker.mlx.encoders.encoder import EncoderMemory
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
 from lmx.worker.mlx.speech.decoder import SpeechNetwork
@@ -39,6 +40,7 @@ def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
     See :class:`lmx.worker.engine.EngineFactory`."""
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     network, tokenizer = load_network(Path(spec.model_path), advanced)
+    hold_weights(spec.wiring, spec.memory_limit_bytes)
     advanced(LoadPhase.WARMUP, None, "")
     _warm_up(network)
     dimensions = network.model.dims
@@ -52,7 +54,7 @@ def load_transcriber(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
         tokenizer, facts.vocabulary_size, facts.context_tokens, _refuse_messages
     )
     transcriber = MlxTranscriber(network, token_tasks)
-    return Engine(facts, EncoderMemory(), tasks=transcriber, transcriber=transcriber)
+    return Engine(facts, EncoderMemory(network.model), tasks=transcriber, transcriber=transcriber)
 
 
 class MlxTranscriber:

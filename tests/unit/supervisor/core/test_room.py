@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import pytest
 from core_rig import CoreRig, make_config
 
@@ -290,6 +293,17 @@ def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
     assert rig.slot("a").state is SlotState.BACKOFF
     assert rig.slot("a").past.exits == {ExitCause.OUT_OF_MEMORY: 1}
     rig.core.kill_for_memory("gone", "late", 1.0)
+
+
+def test_a_mac_asks_a_worker_to_end_before_it_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wired memory may be gone otherwise, just when there is too little."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    rig = CoreRig({"a": 100})
+    rig.up("a")
+    rig.core.kill_for_memory(rig.worker("a").instance, "it grew", rig.now_s)
+    assert rig.actions.signals[-1][1] == signal.SIGTERM
+    rig.exits("a", 0)
+    assert rig.slot("a").past.exits == {ExitCause.OUT_OF_MEMORY: 1}
 
 
 def test_bytes_that_do_not_come_back_are_nobodys() -> None:

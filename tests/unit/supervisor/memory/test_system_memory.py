@@ -68,6 +68,28 @@ def test_the_budget_leaves_the_reserve() -> None:
     assert budget_bytes(MemoryConfig(budget_bytes=70 * GIB), 64 * GIB) == 62 * GIB
 
 
+@pytest.mark.parametrize(
+    ("ram", "working_set", "budget"),
+    [
+        (8, 5.25, 4),  # the reserve of a small Mac
+        (16, 10.5, 9.5),
+        (24, 16, 15),
+        (32, 21, 20),
+        (64, 48, 47),
+        (128, 107.5, 106.5),  # macOS 26
+    ],
+)
+def test_the_budget_of_a_mac_is_what_its_gpu_may_have(
+    ram: int, working_set: float, budget: float
+) -> None:
+    gpu_bytes = int(working_set * GIB)
+    assert budget_bytes(MemoryConfig(), ram * GIB, gpu_bytes) == int(budget * GIB)
+    whole = MemoryConfig(budget_bytes=ram * GIB)
+    assert budget_bytes(whole, ram * GIB, gpu_bytes) == int(budget * GIB), "never more than that"
+    half = MemoryConfig(budget_fraction=0.25)
+    assert budget_bytes(half, ram * GIB, gpu_bytes) == ram * GIB // 4, "what is configured counts"
+
+
 @given(st.integers(0, 1 << 42), st.integers(0, 1 << 42), st.floats(0.01, 1))
 def test_a_larger_machine_has_no_smaller_budget(one: int, other: int, fraction: float) -> None:
     memory = MemoryConfig(budget_fraction=fraction)

@@ -447,6 +447,24 @@ async def test_a_device_that_fails_breaks_the_engine_whoever_finds_it(
     assert recorder.results == {}, "and so is the owner of the piece"
 
 
+@pytest.mark.parametrize("bad", [False, True])
+async def test_the_devices_memory_is_given_back_after_all_else(start: Start, bad: bool) -> None:
+    recorder = await start(bad_release=bad)
+    recorder.submit(tokens=1)
+    assert recorder.thread.stop(5), "the thread is over"
+    assert list(recorder.engine.calls)[-2:] == ["close", "release"]
+    assert recorder.error is None
+
+
+async def test_a_broken_engine_gives_its_memory_back_and_writes_nothing(start: Start) -> None:
+    recorder = await start(bad_release=True)
+    recorder.submit(step_raise_at=0)
+    await recorder.until(lambda: recorder.error)
+    assert recorder.thread.stop(5)
+    assert "release" in recorder.engine.calls
+    assert "close" not in recorder.engine.calls
+
+
 async def test_who_has_no_row_yet_is_not_told_that_it_broke_the_engine(start: Start) -> None:
     recorder = await start(max_rows=1)
     breaks = recorder.submit(step_raise_at=3, step_s=0.02)
