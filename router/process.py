@@ -1,20 +1,20 @@
 """The router process: reads a RouterSpec from stdin, serves HTTP on the socket it names.
 
 Exits 0 after a graceful end (SIGTERM, or no supervisor for long), 2 when the spec is no
-RouterSpec, else 1. SIGABRT writes every thread's stack to the log and aborts; SIGUSR2 tells the
+RouterSpec, else 1. SIGQUIT writes every thread's stack to the log; SIGUSR2 tells the
 clients of a loop that hangs before that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import sys
 from pathlib import Path
 
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.memory import map_large_blocks
+from lmx.protocol.host.stacks import write_stacks_when_told
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.protocol.wire.codec import decode
 from lmx.router.jobs.farewell import block_signal
@@ -37,6 +37,6 @@ def main() -> int:
     log_file.attach()
     log_file.keep()
     configure_logs("router", spec.log.level)
-    faulthandler.enable()
+    write_stacks_when_told()
     asyncio.run(serve(spec))
     return 0

@@ -14,6 +14,7 @@ import structlog
 import zmq.asyncio
 
 from lmx.protocol.errors import ErrorCode
+from lmx.protocol.host.stacks import STACKS, write_stacks_when_told
 from lmx.protocol.messages.control import Drained, DrainRefused, LoadAdvanced, LoadFailed
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.messages.specs import WorkerSpec
@@ -45,6 +46,13 @@ _ENGINE_CLOSE_S: Final = 15.0 if sys.platform == "darwin" else 3.5
 """How long the engine may take to write what it keeps on disk, and to give memory of the GPU back,
 within ``term_grace_s``. On a Mac of 512 GB it took 4 s to give back 373 GB."""
 
+_TOLD_TO_END: Final = (ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
+_HUNG: Final = (
+    ErrorCode.WORKER_HUNG,
+    "The model's worker made no progress and was ended. It is started again; this request may be "
+    "the cause.",
+)
+
 _LOADING = Refusal(ErrorCode.MODEL_LOADING, "The model is still being loaded.", 1.0)
 _DRAINING = Refusal(ErrorCode.MODEL_UNLOADED, "The model is being unloaded.", 1.0)
 _REFUSALS: Final[Mapping[WorkerState, Refusal]] = {
@@ -65,6 +73,7 @@ class WorkerLife:
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._state = WorkerState.STARTING
         self._exit_status = 0
+        self._last_words = _TOLD_TO_END
         self._context = zmq.asyncio.Context()
         directory = RunDirectory(Path(spec.run_dir))
         self._data = DataService(self._context, directory, spec.instance)
@@ -89,6 +98,8 @@ class WorkerLife:
     async def run(self) -> int:
         """Serve until the end; return the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        self._loop.add_signal_handler(STACKS, self._found_hung)
+        write_stacks_when_told(chain=True)
         tasks = [
             self._loop.create_task(self._beat_forever()),
             self._loop.create_task(self._control.listen()),
@@ -105,7 +116,7 @@ class WorkerLife:
     def close(self) -> None:
         """End everything that can be ended within about a second, and let the engine close, which
         may take longer. An engine that is in a step is left alone."""
-        self._fail_all(ErrorCode.MODEL_UNLOADED, "The model's worker was told to end.")
+        self._fail_all(*self._last_words)
         self._data.close()
         self._control.close()
         if not self._engine.stop(_ENGINE_STOP_S, _ENGINE_CLOSE_S):
@@ -208,6 +219,11 @@ class WorkerLife:
         if self._idle_clock.keep_alive_s == 0:
             # The model is to be unloaded right after the answer, not a beat later.
             self._control.send(self._signs.beat(self._state))
+
+    def _found_hung(self) -> None:
+        """Take it that the supervisor ends this worker next because it makes no progress."""
+        log.error("worker.found_hung", streams=self._in_flight.count)
+        self._last_words = _HUNG
 
     def _terminate(self) -> None:
         log.info("worker.terminated", streams=self._in_flight.count)

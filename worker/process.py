@@ -52,8 +52,6 @@ def main() -> None:
     log_file = LogFile(Path(spec.log.path), spec.log.max_bytes, spec.log.keep)
     log_file.attach()
     log_file.keep()
-    # enable() covers SIGABRT: every thread's stack goes to descriptor 2, also while a thread
-    # holds the GIL for good, and then the process aborts.
     faulthandler.enable()
     configure_logs("worker", spec.log.level, model=spec.model_id, instance=spec.instance)
     status = 1

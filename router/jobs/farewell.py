@@ -9,6 +9,7 @@ nothing can be sent.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import threading
@@ -27,6 +28,8 @@ from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EVENT_STREAM
 
 TOLD_TO_SAY_FAREWELL: Final = signal.SIGUSR2
+
+_HUNG_STATUS: Final = 1
 
 _ALIVE_S: Final = 0.5
 """A loop that does not answer for this long hangs: the supervisor has waited for longer already."""
@@ -72,7 +75,8 @@ def watch_in_thread(
     farewell: Farewell, loop: asyncio.AbstractEventLoop, end: Callable[[], object]
 ) -> None:
     """Wait for the signal in a thread. If the loop lives, ``end`` is called in it. If it hangs, the
-    thread sends the farewells and aborts the process, so that its stacks are in the log."""
+    thread sends the farewells, writes the stacks of all threads into the log, and ends the
+    process."""
 
     def watch() -> None:
         signal.sigwait({TOLD_TO_SAY_FAREWELL})
@@ -83,7 +87,9 @@ def watch_in_thread(
             return
         told = farewell.say()
         _log.error("router.hangs", told=told)
-        os.kill(os.getpid(), signal.SIGABRT)
+        faulthandler.dump_traceback(all_threads=True)
+        # Nothing else would end: the loop hangs in the main thread.
+        os._exit(_HUNG_STATUS)
 
     threading.Thread(target=watch, name="farewell", daemon=True).start()
 

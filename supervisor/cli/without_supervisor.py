@@ -15,6 +15,7 @@ from typing import Final
 import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
+from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.protocol.messages import control
 from lmx.protocol.states import SupervisorState
 from lmx.supervisor.decisions.ledger import format_bytes
@@ -43,7 +44,6 @@ Say = Callable[[str], None]
 
 _POLL_S: Final = 0.1
 _GONE_S: Final = 5.0
-_STACKS_S: Final = 1.0
 _TERM_GRACE_S: Final = 12.0
 """How long routers and workers have to end after SIGTERM. It is longer than any of their graces."""
 
@@ -177,9 +177,9 @@ def _end_hung(holder: psutil.Process, say: Say) -> bool:
         f"the supervisor (pid {holder.pid}) does not end: killed, with its threads' stacks in its "
         "log. If launchd or systemd runs lmx, stop it there: they start it again"
     )
-    _signal(holder, signal.SIGABRT)
+    _signal(holder, STACKS)
     _signal(holder, signal.SIGCONT)
-    if not _gone(holder, _STACKS_S):
+    if not _gone(holder, WRITTEN_S):
         _signal(holder, signal.SIGKILL)
     return _gone(holder, _GONE_S)
 

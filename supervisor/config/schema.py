@@ -173,7 +173,7 @@ class TimingConfig(Section):
     """The time from SIGTERM to SIGKILL. Without it 5 seconds, and 20 on a Mac, where a worker that
     is killed may leave its memory wired until the Mac is started again."""
     abort_grace_s: Annotated[Seconds, Needs.NEXT_WORKER] = 3.0
-    """The time from SIGABRT, at which a hung process writes its stacks, to SIGKILL."""
+    """The time from SIGQUIT, at which a hung process writes its stacks, to SIGKILL."""
     shutdown_grace_s: Annotated[Seconds, Needs.ROUTER] = 10.0
     """Streams may go on for so long when lmx is stopped."""
     orphan_grace_s: Annotated[Seconds, Needs.ROUTER_AND_NEXT_WORKER] = 300.0

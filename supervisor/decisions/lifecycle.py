@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final
 
+from lmx.protocol.host.stacks import STACKS, WRITTEN_S
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, LoadPhase, WorkerState
@@ -246,14 +247,16 @@ def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
 
 
 def _kill_stopping(worker: Worker, _event: Any, now_s: float) -> _Result:
-    after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1)
+    after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1, kill_at_s=None)
     effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
     return after, (*effects, Stuck()) if after.kills == STUCK_KILLS else effects
 
 
 def _hung(worker: Worker, now_s: float, detail: str) -> _Result:
-    grace_s = worker.limits.abort_grace_s
-    return _stopping(worker, signal.SIGABRT, grace_s, now_s, ExitCause.HANG, detail)
+    """Let a hung worker write its stacks. Then it gets SIGTERM, by which one whose event loop lives
+    tells its clients, and SIGKILL when the grace is over."""
+    worker = _with(worker, kill_at_s=now_s + worker.limits.abort_grace_s)
+    return _stopping(worker, STACKS, WRITTEN_S, now_s, ExitCause.HANG, detail)
 
 
 def _stopping(
@@ -311,9 +314,12 @@ def _tick_draining(worker: Worker, event: Tick, now_s: float) -> _Result:
 
 def _tick_stopping(worker: Worker, event: Tick, now_s: float) -> _Result:
     worker = _forgive(worker, event)
-    if _over(worker, now_s):
+    if not _over(worker, now_s):
+        return worker, ()
+    if worker.kill_at_s is None:
         return _kill_stopping(worker, event, now_s)
-    return worker, ()
+    after = _with(worker, deadline_s=worker.kill_at_s, kill_at_s=None)
+    return after, (SendSignal(signal.SIGTERM),)
 
 
 def _check_beat(worker: Worker, now_s: float) -> _Result:
@@ -328,8 +334,11 @@ def _forgive(worker: Worker, event: Tick) -> Worker:
     running (SIGSTOP, an overloaded machine) and could hear nobody."""
     if event.paused_s == 0.0:
         return worker
-    deadline_s = None if worker.deadline_s is None else worker.deadline_s + event.paused_s
-    return _with(worker, beat_at_s=worker.beat_at_s + event.paused_s, deadline_s=deadline_s)
+    return _with(
+        worker, beat_at_s=worker.beat_at_s + event.paused_s,
+        deadline_s=None if worker.deadline_s is None else worker.deadline_s + event.paused_s,
+        kill_at_s=None if worker.kill_at_s is None else worker.kill_at_s + event.paused_s,
+    )  # fmt: skip
 
 
 def _exited(worker: Worker, event: ProcessExited, _now_s: float) -> _Result:

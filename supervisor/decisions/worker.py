@@ -96,6 +96,10 @@ class Worker:
     stopping_at_s: float | None = None
     """When it was asked to end."""
 
+    kill_at_s: float | None = None
+    """When it is killed if it does not end by itself: of a hung one that was told to write its
+    stacks, and not yet to end. None for all others."""
+
     kills: int = 0
     """How often SIGKILL was sent to it without ending it."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmx.protocol.host.stacks import STACKS
 from lmx.protocol.wire import codec
 from lmx.supervisor.processes.descendants import mark
 from lmx.supervisor.state.home import Home
@@ -79,12 +80,16 @@ def signal_group(pid: int, number: int) -> bool:
     """Send a signal to a process group that :func:`start_child` made. Returns False if the group is
     gone.
 
-    SIGABRT and SIGTERM are followed by SIGCONT, because a process that was stopped (SIGSTOP) reacts
-    to a signal only when it goes on.
+    :data:`~lmx.protocol.host.stacks.STACKS` goes to the process alone, because what it has started
+    would end by it. It and SIGTERM are followed by SIGCONT, because a process that was stopped
+    (SIGSTOP) reacts to a signal only when it goes on.
     """
     try:
-        os.killpg(pid, number)
-        if number in (signal.SIGABRT, signal.SIGTERM):
+        if number == STACKS:
+            os.kill(pid, number)
+        else:
+            os.killpg(pid, number)
+        if number in (STACKS, signal.SIGTERM):
             os.killpg(pid, signal.SIGCONT)
     except (ProcessLookupError, PermissionError):
         # macOS reports EPERM for a group in which only zombies are left.

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.stacks import STACKS
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import RouterStatus
 from lmx.protocol.states import ExitCause, RouterState
@@ -43,7 +44,7 @@ class RouterGuard:
     ``process`` is the router that serves. ``successor`` was started to replace it and has not sent
     its RouterHello yet. Routers that were replaced finish their requests. A router that sends no
     heartbeat for ``timing.beat_timeout_s`` hangs: it gets SIGUSR2, by which it tells its clients if
-    it can, then SIGABRT, by which it dumps its stacks, and after ``timing.abort_grace_s``
+    it can, then SIGQUIT, by which it writes its stacks, and after ``timing.abort_grace_s``
     SIGKILL."""
 
     def __init__(self, actions: RouterActions, settings: Settings) -> None:
@@ -311,11 +312,11 @@ class RouterGuard:
                 self._actions.signal_router(router.pid, signal.SIGUSR2)
                 # A router that was stopped (SIGSTOP) reacts to no other signal.
                 self._actions.signal_router(router.pid, signal.SIGCONT)
-            router.abort_at_s = now_s + farewell_s
-            router.kill_at_s = router.abort_at_s + timing.abort_grace_s
-        if router.abort_at_s is not None and now_s >= router.abort_at_s:
-            router.abort_at_s = None
-            self._actions.signal_router(router.pid, signal.SIGABRT)
+            router.stacks_at_s = now_s + farewell_s
+            router.kill_at_s = router.stacks_at_s + timing.abort_grace_s
+        if router.stacks_at_s is not None and now_s >= router.stacks_at_s:
+            router.stacks_at_s = None
+            self._actions.signal_router(router.pid, STACKS)
 
     def _start_again(self, now_s: float) -> None:
         try:

@@ -38,8 +38,8 @@ class RouterProcess:
     requests_total: int = 0
     memory_bytes: int = 0
 
-    abort_at_s: float | None = None
-    """When it will get SIGABRT; None if that is not planned."""
+    stacks_at_s: float | None = None
+    """When it will be told to write its stacks; None if that is not planned."""
 
     kill_at_s: float | None = None
     """When it will get SIGKILL; None if that is not planned."""

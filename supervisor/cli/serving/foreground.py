@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes.util
-import faulthandler
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from lmx.protocol.host.limits import raise_file_limit
 from lmx.protocol.host.log_limit import LogLimit, keep_forever, keep_to
 from lmx.protocol.host.logs import LogFile, configure_logs
 from lmx.protocol.host.set_aside import clear_for_file
+from lmx.protocol.host.stacks import write_stacks_when_told
 from lmx.protocol.states import ModelState
 from lmx.supervisor.cli.command import config_path
 from lmx.supervisor.cli.views.progress import LoadProgress, make_console, print_welcome
@@ -57,7 +57,7 @@ def run_foreground(invocation: Invocation, home: Home, version: str) -> None:
     the configuration is not valid."""
     config = invocation.read_config()
     prepared = home.prepare()
-    faulthandler.enable()
+    write_stacks_when_told()
     raise_file_limit()
     aside = clear_for_file(home.supervisor_log)
     logs = _Logs(home, config.logs, detached=invocation.detached)

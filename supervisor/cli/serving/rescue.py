@@ -20,7 +20,12 @@ import psutil
 import structlog
 
 from lmx.protocol.host.logs import LogFile, configure_logs
+<<<<<<< HEAD:supervisor/cli/serving/rescue.py
 from lmx.supervisor.cli.serving.background import spawn_background
+=======
+from lmx.protocol.host.stacks import STACKS, WRITTEN_S
+from lmx.supervisor.cli.background import spawn_background
+>>>>>>> ddd3b8e (A hung process writes its stacks at SIGQUIT and goes on, a worker then gets SIGTERM: macOS takes SIGABRT for a crash):supervisor/cli/rescue.py
 from lmx.supervisor.processes.descendants import own_mark
 from lmx.supervisor.processes.handover import Guarded
 from lmx.supervisor.processes.lock_holder import lives, lock_holder, silence
@@ -30,7 +35,6 @@ from lmx.supervisor.state.home import Home
 log = structlog.get_logger()
 
 _LOOK_S: Final = 0.5
-_STACKS_S: Final = 1.0
 _GONE_S: Final = 5.0
 _START_S: Final = 60.0
 
@@ -108,7 +112,7 @@ def _look(home: Home, holder: psutil.Process) -> Look | None:
 
 def _ended(holder: psutil.Process) -> bool:
     log.error("supervisor.hung", supervisor_pid=holder.pid)
-    for number, limit_s in ((signal.SIGABRT, _STACKS_S), (signal.SIGKILL, _GONE_S)):
+    for number, limit_s in ((STACKS, WRITTEN_S), (signal.SIGKILL, _GONE_S)):
         with contextlib.suppress(psutil.Error):
             holder.send_signal(number)
             holder.send_signal(signal.SIGCONT)

@@ -194,7 +194,7 @@ async def test_streams_beyond_the_grace_end_with_an_error_event() -> None:
         await until(lambda: fake.cancelled)
 
 
-async def test_sigint_is_ignored_and_sigabrt_leaves_stacks() -> None:
+async def test_sigint_is_ignored_and_sigquit_leaves_stacks() -> None:
     async with (
         fake_peers() as (_, run_dir),
         router_process(run_dir) as started,
@@ -203,9 +203,10 @@ async def test_sigint_is_ignored_and_sigabrt_leaves_stacks() -> None:
         started.process.send_signal(signal.SIGINT)
         async with http.get(f"{started.url}/health") as response:
             assert response.status == 503
-        started.process.send_signal(signal.SIGABRT)
-        assert await asyncio.wait_for(started.process.wait(), 10) == -signal.SIGABRT
-        assert "Fatal Python error: Aborted" in started.log.read_text()
+        started.process.send_signal(signal.SIGQUIT)
+        await until(lambda: "Current thread 0x" in started.log.read_text())
+        async with http.get(f"{started.url}/health") as response:
+            assert response.status == 503, "it goes on"
 
 
 HANGING = """
@@ -287,7 +288,7 @@ async def test_a_router_whose_loop_hangs_tells_its_clients(tmp_path: Path) -> No
             # Who had not taken what came before is cut off, within no event of another's.
             assert b"router_hung" not in await slow.read()
             await asyncio.wait_for(started.process.wait(), 20)
-        assert started.process.returncode == -signal.SIGABRT
+        assert started.process.returncode == 1
         assert time.monotonic() - began_s < 20
         log = started.log.read_text()
         assert "router.hangs" in log

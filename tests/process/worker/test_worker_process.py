@@ -597,18 +597,22 @@ def test_pulses_while_no_token_is_due(start: Start) -> None:
     assert pulses[0] == Pulse(INSTANCE, 1)
 
 
-def test_a_hang_shows_and_sigabrt_leaves_the_stacks(start: Start) -> None:
+def test_a_hang_shows_its_stacks_are_written_and_its_streams_hear_of_it(start: Start) -> None:
     worker = start()
     peer = worker.loaded()
     peer.say(ask(hang_at=2))
     peer.fact(WorkerBeat, lambda beat: beat.stalled_for_s > 0.5)
     assert peer.text(1) == "word " * 2
-    worker.process.send_signal(signal.SIGABRT)
-    assert worker.exit_status() == -signal.SIGABRT
+    worker.process.send_signal(signal.SIGQUIT)
+    assert worker.event("worker.found_hung")
     log = worker.log.read_text()
     assert "scripted_engine.py" in log
     assert "_hang" in log
     assert log.count("Thread 0x") >= 2
+    assert worker.process.poll() is None, "it goes on"
+    worker.process.terminate()
+    assert peer.answer(Failed, 1).code is ErrorCode.WORKER_HUNG
+    assert worker.exit_status() == 0
 
 
 def test_sigterm_ends_a_hung_worker_and_its_streams(start: Start) -> None:

@@ -122,11 +122,17 @@ def test_a_load_is_judged_by_stall_not_by_total_time() -> None:
     assert "load made no progress" in worker.detail
 
 
-def test_a_stalled_engine_is_aborted_then_killed() -> None:
+def test_a_stalled_engine_writes_its_stacks_is_asked_to_end_then_killed() -> None:
     worker, effects = step(ready(), beat(stalled_for_s=30.5, rows=3), 10.0)
-    assert effects == (SendSignal(signal.SIGABRT),)
+    assert effects == (SendSignal(signal.SIGQUIT),)
     assert worker.cause is ExitCause.HANG
     assert "3 requests" in worker.detail
+    worker, effects = step(worker, Tick(), 10.4)
+    assert effects == ()
+    worker, effects = step(worker, Tick(), 10.5)
+    assert effects == (SendSignal(signal.SIGTERM),)
+    paused, _ = step(worker, Tick(paused_s=60.0), 70.0)
+    assert (paused.state, paused.deadline_s) == (WorkerState.STOPPING, 72.0)
     worker, effects = step(worker, Tick(), 11.9)
     assert effects == ()
     worker, effects = step(worker, Tick(), 12.0)
@@ -148,7 +154,7 @@ def test_long_work_with_progress_is_left_alone() -> None:
 def test_a_silent_worker_is_hung_and_a_paused_supervisor_forgives() -> None:
     worker, _ = step(ready(), beat(), 10.0)
     after, effects = step(worker, Tick(), 15.5)
-    assert effects == (SendSignal(signal.SIGABRT),)
+    assert effects == (SendSignal(signal.SIGQUIT),)
     assert "no heartbeat" in after.detail
     after, effects = step(worker, Tick(paused_s=5.0), 15.5)
     assert (after.state, effects) == (WorkerState.READY, ())

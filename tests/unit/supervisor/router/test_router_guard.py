@@ -21,7 +21,7 @@ TIMING = TimingConfig(
     drain_timeout_s=60, shutdown_grace_s=10, beat_timeout_s=15, abort_grace_s=3, start_timeout_s=20
 )
 LOCAL = {"host": "127.0.0.1", "port": 0}
-USR1, TERM, KILL, ABRT = signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL, signal.SIGABRT
+USR1, TERM, KILL, QUIT = signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT
 USR2, CONT = signal.SIGUSR2, signal.SIGCONT
 
 
@@ -134,7 +134,7 @@ def test_a_new_router_that_never_says_hello_is_ended(
     for now_s in range(25):
         guard.beat(control.RouterBeat(101, 0, 0, 1), float(now_s))
         guard.tick(float(now_s), 0.0)
-    assert (102, ABRT) in actions.signals
+    assert (102, QUIT) in actions.signals
     assert (102, KILL) in actions.signals
     assert {pid for pid, _ in actions.signals} == {102}
 
@@ -262,13 +262,13 @@ def test_a_router_that_hangs_tells_its_clients_then_its_stacks_then_it_is_killed
         before = len(actions.signals)
         guard.tick(float(now_s), 0.0)
         seen += [(now_s, number) for _, number in actions.signals[before:]]
-    assert seen[:4] == [(17, USR2), (17, CONT), (20, ABRT), (23, KILL)]
+    assert seen[:4] == [(17, USR2), (17, CONT), (20, QUIT), (23, KILL)]
     # It has none as long as it has said nothing.
     guard.exited(101, 30.0, -signal.SIGKILL)
     guard.tick(60.0, 0.0)
     actions.signals.clear()
     guard.tick(90.0, 0.0)
-    assert actions.signals == [(102, ABRT)]
+    assert actions.signals == [(102, QUIT)]
 
 
 def test_events_tell_how_a_router_ended_and_that_the_next_one_serves(
