@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
 from typing import Final
 
 import orjson
@@ -37,12 +36,6 @@ _log = structlog.get_logger()
 def most_connections(open_files: int) -> int:
     """Return how many connections a process may have open if it may open ``open_files`` files."""
     return max(open_files - _KEPT_BACK, open_files // 4)
-
-
-def open_files_limit() -> int:
-    """Return how many files this process may open; a very large number if there is no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 class ConnectionLimit:

@@ -18,7 +18,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
-from lmx.protocol.host.limits import raise_file_limit
+from lmx.protocol.host.limits import open_files_limit, raise_file_limit
 from lmx.protocol.host.memory import trim_heap
 from lmx.protocol.messages.control import RouterBeat, RouterHello
 from lmx.protocol.messages.specs import RouterSpec
@@ -39,7 +39,6 @@ from lmx.router.server.connections import (
     ConnectionLimit,
     answer_malformed_requests,
     most_connections,
-    open_files_limit,
 )
 from lmx.router.server.heap_pace import HeapPace
 from lmx.router.services import Services

@@ -7,6 +7,7 @@ Reading files and variables is :mod:`lmx.supervisor.config.load`'s. ``docs/confi
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
@@ -35,6 +36,14 @@ __all__ = [
     "ServerConfig",
     "TimingConfig",
 ]
+
+
+class PreventSleep(StrEnum):
+    """When a Mac may not go to sleep."""
+
+    ACTIVE = "active"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class ServerConfig(Section):
@@ -69,6 +78,10 @@ class ServerConfig(Section):
     """A client that reads nothing for so long is cut off."""
     worker_silence_s: Annotated[Seconds, Needs.ROUTER] = 15.0
     """The streams of a worker that says nothing for so long are given up."""
+    prevent_sleep: Annotated[PreventSleep, Needs.NOTHING] = PreventSleep.ACTIVE
+    """When a Mac does not go to sleep by itself: `active` while there are requests, loads or
+    downloads and for a minute after them, `always` or `never`. It sleeps all the same when its lid
+    is closed, or its user lets it."""
     keep_billing_header: Annotated[bool, Needs.ROUTER] = False
     """Whether the line `x-anthropic-billing-header: ...`, with which Claude Code begins its system
     prompt, stays in the prompt. It is another one in each request: nothing behind it is found in

@@ -13,23 +13,28 @@ import select
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from lmx.supervisor.processes.child import signal_group
 
 _REAP_RETRY_S: Final = 0.01
+_MOST_EVENTS: Final = 64
 OnExit = Callable[[int | None], None]
 
 
 class ExitWatch:
-    """Calls back, on the event loop, once for each watched process that ends."""
+    """Calls back, on the event loop, once for each watched process that ends. With ``queue`` it
+    watches as on macOS."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, queue: ExitQueue | None = None) -> None:
         self._loop = loop
         # The key is not the pid, because another process may have it before this end is seen.
         self._descriptors: set[int] = set()
-        self._queue = None if sys.platform == "linux" else _ProcessQueue(loop)
+        if queue is None and sys.platform == "darwin":
+            queue = _Kqueue()
+        self._queue = None if queue is None else _ProcessQueue(loop, queue)
 
     def watch(self, pid: int, child: subprocess.Popen[bytes] | None, on_exit: OnExit) -> None:
         """Watch ``pid``. ``child`` is given if this program started the process.
@@ -100,17 +105,30 @@ def _reaped(pid: int) -> int | None:
     return None if found == 0 else os.waitstatus_to_exitcode(status)
 
 
-class _ProcessQueue:
-    """One kqueue for all processes. The event loop watches the kqueue itself."""
+class ExitQueue(Protocol):
+    """As much of a kqueue as the ends of processes need. It knows one process of each pid."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._ended: dict[int, Callable[[], None]] = {}
+    def add(self, pid: int) -> None:
+        """Report the end of this process once. Raises ``ProcessLookupError`` if it has ended."""
+
+    def take(self) -> list[int]:
+        """Return the pids of the processes that have ended. Does not wait."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read from when there is something to take."""
+
+    def close(self) -> None:
+        """Forget all of them."""
+
+
+class _Kqueue:
+    """An :class:`ExitQueue` of macOS."""
+
+    def __init__(self) -> None:
         if sys.platform == "darwin":
             self._kqueue = select.kqueue()
-            loop.add_reader(self._kqueue.fileno(), self._ready)
 
-    def add(self, pid: int, ended: Callable[[], None]) -> None:
+    def add(self, pid: int) -> None:
         if sys.platform == "darwin":
             event = select.kevent(
                 pid,
@@ -118,21 +136,59 @@ class _ProcessQueue:
                 flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT,
                 fflags=select.KQ_NOTE_EXIT,
             )
-            try:
-                self._kqueue.control([event], 0)
-            except ProcessLookupError:
-                self._loop.call_soon(ended)
-                return
-            self._ended[pid] = ended
+            self._kqueue.control([event], 0)
+
+    def take(self) -> list[int]:
+        if sys.platform == "darwin":
+            return [event.ident for event in self._kqueue.control(None, _MOST_EVENTS, 0)]
+        return []
+
+    def fileno(self) -> int:
+        if sys.platform == "darwin":
+            return self._kqueue.fileno()
+        return -1
 
     def close(self) -> None:
         if sys.platform == "darwin":
-            self._loop.remove_reader(self._kqueue.fileno())
             self._kqueue.close()
 
+
+class _ProcessQueue:
+    """One queue for all processes. The event loop watches the queue itself."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, queue: ExitQueue) -> None:
+        self._loop = loop
+        self._queue = queue
+        self._watched: dict[int, deque[Callable[[], None]]] = {}
+        """What is called at each end, the oldest first. A second process may have the pid of a
+        first one whose end was not taken yet."""
+        loop.add_reader(queue.fileno(), self._ready)
+
+    def add(self, pid: int, ended: Callable[[], None]) -> None:
+        watched = self._watched.setdefault(pid, deque())
+        watched.append(ended)
+        if len(watched) == 1:
+            self._register(pid)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._queue.fileno())
+        self._queue.close()
+
+    def _register(self, pid: int) -> None:
+        try:
+            self._queue.add(pid)
+        except ProcessLookupError:
+            self._loop.call_soon(self._ended, pid)
+
     def _ready(self) -> None:
-        if sys.platform == "darwin":
-            for event in self._kqueue.control(None, 64, 0):
-                ended = self._ended.pop(event.ident, None)
-                if ended is not None:
-                    ended()
+        for pid in self._queue.take():
+            self._ended(pid)
+
+    def _ended(self, pid: int) -> None:
+        watched = self._watched[pid]
+        watched.popleft()()
+        if watched:
+            # The queue has reported the first process. Whether the next one lives is asked anew.
+            self._register(pid)
+        else:
+            del self._watched[pid]

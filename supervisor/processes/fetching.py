@@ -155,6 +155,11 @@ class FetchRuns:
         """The key of each task, also of tasks that were stopped and still wait for their process to
         end."""
 
+    @property
+    def running(self) -> bool:
+        """Whether anything is fetched, or waits for its turn."""
+        return bool(self._runs)
+
     def start(self, key: str, fetch: Fetch, places: asyncio.Semaphore | None = None) -> None:
         """Begin a run. Its process is started when the stopped processes of the same key are gone
         and one of ``places`` is free."""

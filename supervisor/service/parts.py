@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lmx.protocol.messages.counts import ReportCounts
+from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import new_epoch
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.config.settings import Change, Settings
@@ -39,6 +41,7 @@ from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.processes.launcher import Launcher
 from lmx.supervisor.processes.routers import RouterProcesses
+from lmx.supervisor.processes.sleep import SleepPrevention
 from lmx.supervisor.processes.workers import WorkerProcesses
 from lmx.supervisor.router.counts import RouterCounts
 from lmx.supervisor.router.guard import RouterGuard
@@ -54,6 +57,8 @@ from lmx.supervisor.state.admin_key import read_admin_key
 from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.files import StateFiles
 from lmx.supervisor.state.home import Home
+
+_LOADS: Final = (WorkerState.STARTING, WorkerState.LOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Parts:
     exits: ExitWatch
     inspections: Inspections
     inspector: Inspector
+    sleep: SleepPrevention
 
     @property
     def ticks(self) -> dict[str, Tick]:
@@ -87,11 +93,13 @@ class Parts:
             "core": self.core.tick,
             "router": self.guard.tick,
             "disk": self.files.disk.tick,
+            "sleep": lambda now_s, _paused_s: self.sleep.tick(now_s),
             "snapshot": lambda now_s, _paused_s: self.core.flush(now_s),
         }
 
     async def close(self) -> None:
         """Close what this process holds. The processes that run go on."""
+        self.sleep.close()
         self.handlers.close()
         self.inspections.close()
         self.guard.close()
@@ -197,6 +205,10 @@ def wire(
     shutdown = Shutdown(core, guard, lambda: downloads.close(goes_on=False))
     reports = Reports(core, guard, memory, counts, downloads, shutdown)
 
+    def works() -> bool:
+        workers = core.workers
+        return runs.running or any(one.busy or one.state in _LOADS for one in workers)
+
     reloader = Reloader(invocation.read_config, added, core, settings, events)
     handlers = Handlers(workers.reply)
     handlers.add(ModelCommands(core, Loading(core, added, inspect, time.monotonic)).handlers)
@@ -227,6 +239,7 @@ def wire(
         exits=exits,
         inspections=inspections,
         inspector=inspector,
+        sleep=SleepPrevention(settings, works),
     )
 
 

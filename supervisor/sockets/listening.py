@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import sys
+from typing import Final
 
 import structlog
 
@@ -11,12 +15,17 @@ from lmx.supervisor.config.schema import ServerConfig
 
 log = structlog.get_logger()
 
+_ANSWER_S: Final = 0.5
+
 
 def bind(server: ServerConfig, last_port: int) -> socket.socket:
     """Return a listening socket. If "any port" is configured, it has ``last_port`` (0: any port).
 
-    Raises ``OSError`` when the address can't be bound.
+    Raises ``OSError`` when the address can't be bound. macOS lets two programs listen on one
+    port if one of them does on all addresses, and the other on one; it is an error here too.
     """
+    if sys.platform == "darwin" and server.port and _answers(server.host, server.port):
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -28,6 +37,15 @@ def bind(server: ServerConfig, last_port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether somebody listens on a port of this machine. All addresses lead to it too."""
+    try:
+        with socket.create_connection((host, port), _ANSWER_S):
+            return True
+    except OSError:
+        return False
 
 
 def cannot_listen(server: ServerConfig, error: OSError) -> OperationError:

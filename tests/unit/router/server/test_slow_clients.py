@@ -12,7 +12,7 @@ import pytest
 from fake_peers import FakeStream, until
 from router_rig import Rig, answer, chat_body, router_rig
 
-from lmx.router.server import connections, process
+from lmx.router.server import process
 from lmx.router.server.connections import most_connections
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -139,4 +139,3 @@ async def test_one_connection_too_many_is_told_so_and_those_that_are_there_go_on
 )
 def test_descriptors_are_kept_back_for_all_else(open_files: int, most: int) -> None:
     assert most_connections(open_files) == most
-    assert connections.open_files_limit() > 0
