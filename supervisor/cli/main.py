@@ -13,6 +13,7 @@ from lmx.supervisor.cli import config as cli_config
 from lmx.supervisor.cli import disk, models, watch
 from lmx.supervisor.cli.chat import commands as talk
 from lmx.supervisor.cli.command import command, config_option, config_path, home, own_config
+from lmx.supervisor.cli.doctor.command import doctor
 from lmx.supervisor.cli.serving.options import apply, serving_options
 from lmx.supervisor.cli.shell.completion import completion
 from lmx.supervisor.cli.shell.sections import Sections
@@ -233,7 +234,7 @@ main.add_section(
     "Memory",
     [models.load, models.unload, models.pin, models.unpin, watch.ps],
 )
-main.add_section("Look", [watch.status, watch.top, watch.events, watch.logs])
+main.add_section("Look", [watch.status, watch.top, watch.events, watch.logs, doctor])
 main.add_section("Mend", [models.restart, models.kill, models.drain, models.reset])
 main.add_section("Configure", [cli_config.config_group, cli_config.reload_command, completion])
 

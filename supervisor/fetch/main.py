@@ -110,6 +110,7 @@ def fetch(
         case FolderSource(path=path):
             return _checked_folder(Path(path).expanduser().absolute())
         case GgufSource(path=path):
+            _keep_mlx_out()
             # The converter's libraries take most of a second, and a download needs none of them.
             from lmx.supervisor.fetch.gguf import fetch_gguf
 
@@ -129,6 +130,12 @@ def fetch(
                 adapter=adapter,
                 longest_wait_s=longest_wait_s,
             )
+
+
+def _keep_mlx_out() -> None:
+    """Keep the converter from importing mlx-lm, which it can use and lmx does not let it use: that
+    takes seconds, and fails on a Mac without a GPU that Metal knows."""
+    sys.modules.setdefault("mlx_lm", None)  # type: ignore[arg-type]
 
 
 def _checked_folder(folder: Path) -> Path:

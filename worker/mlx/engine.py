@@ -61,6 +61,7 @@ log = structlog.get_logger()
 
 # This is enough to choose the first chunks of the first prompt well.
 _WARM_UP_PROMPT_TOKENS: Final = 64
+_GPU_WARM_UP_PROMPT_TOKENS: Final = 512
 _WARM_UP_TOKENS: Final = 3
 
 _FEATURE_SHARE: Final = 8
@@ -119,7 +120,7 @@ class MlxGenerator:
         speculation = _make_speculation(spec, loaded, sampler, blocks)
         hold_weights(spec.wiring, spec.memory_limit_bytes)
         advanced(LoadPhase.WARMUP, None, "")
-        pace = PrefillPace(spec.max_decode_stall_s)
+        pace = PrefillPace(spec.max_decode_stall_s, on_gpu=mx.metal.is_available())
         _warm_up(RowSet(forward, sampler, pace, None, None, blocks, batching=True), facts)
         self._model = loaded.model
         self._features = _make_feature_cache(spec, loaded)
@@ -196,20 +197,22 @@ class MlxGenerator:
 
     def rest(self) -> None:
         """Give back the buffers of ended rows."""
-        if self._prefixes is not None:
-            self._prefixes.rest()
-        gc.collect()
-        mx.clear_cache()
+        with mx.stream(generation_stream):
+            if self._prefixes is not None:
+                self._prefixes.rest()
+            gc.collect()
+            mx.clear_cache()
 
     def shrink(self) -> None:
         """Give up half of the computed prompts in memory, and all buffers that are kept for
         reuse."""
-        if self._prefixes is not None:
-            self._prefixes.shrink()
-        if self._features is not None:
-            self._features.shrink()
-        gc.collect()
-        mx.clear_cache()
+        with mx.stream(generation_stream):
+            if self._prefixes is not None:
+                self._prefixes.shrink()
+            if self._features is not None:
+                self._features.shrink()
+            gc.collect()
+            mx.clear_cache()
 
     def regrow(self) -> None:
         """Let computed prompts take their whole share again."""
@@ -221,7 +224,8 @@ class MlxGenerator:
     def close(self) -> None:
         """Write the prefixes that are to survive to disk."""
         if self._prefixes is not None:
-            self._prefixes.close()
+            with mx.stream(generation_stream):
+                self._prefixes.close()
         self._renderer.kill()
 
     def release(self) -> None:
@@ -303,7 +307,9 @@ def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
 
 def _warm_up(rows: RowSet, facts: ModelFacts) -> None:
     warm_up_draws(facts.vocabulary_size)
-    prompt_tokens = min(_WARM_UP_PROMPT_TOKENS, facts.context_tokens // 2)
+    on_gpu = mx.metal.is_available()
+    most_tokens = _GPU_WARM_UP_PROMPT_TOKENS if on_gpu else _WARM_UP_PROMPT_TOKENS
+    prompt_tokens = min(most_tokens, facts.context_tokens // 2)
     prompt = [min(facts.eos_token_ids, default=0)] * max(1, prompt_tokens)
     rows.admit(RowRequest(0, prompt, _WARM_UP_TOKENS, RowSampling(1.0, 0.9)))
     while not rows.idle:

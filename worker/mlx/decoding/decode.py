@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -66,6 +66,11 @@ class DecodeRow:
     def keys(self) -> Sequence[int] | npt.NDArray[np.int32]:
         """The same as the prefix cache knows them."""
         return self.cached if self.media is None else self.media.keyed(self.cached)
+
+
+_METAL_EVAL_STEPS: Final = 512
+"""On Metal each clearing costs the buffers of the next step, some hundreds; mlx-lm clears as often
+as this."""
 
 
 class Joining(NamedTuple):
@@ -122,6 +127,8 @@ class DecodeBatch:
         self._rope_deltas: mx.array | None = None
         self._steps = 0
         self._eval_interval = _get_batch_cache_eval_interval()
+        if self._eval_interval and mx.metal.is_available():
+            self._eval_interval = max(self._eval_interval, _METAL_EVAL_STEPS)
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
         """Add a row. If its logits are given, draw its first token, which the next step returns.
@@ -322,6 +329,9 @@ class DecodeBatch:
         if len(keep) == len(self.rows):
             return
         if not keep:
+            if self._next is not None and mx.metal.is_available():
+                # The GPU still computes it: its buffer must not go to another array meanwhile.
+                mx.eval(self._next)
             self.rows, self._row_ids = [], []
             self.prompt_cache, self._next, self._scores = [], None, []
             self._rope_deltas = None

@@ -14,6 +14,11 @@ _PART_SHARE: Final = 0.25
 _LEAST_PART_S: Final = 0.005
 # While no row decodes, only cancellations and progress reports wait for a chunk.
 _IDLE_CHUNK_S: Final = 1.0
+_GPU_IDLE_CHUNK_S: Final = 2.0
+_GPU_IDLE_LEAST_TOKENS: Final = 256
+"""A GPU reads all weights for each chunk: chunks of 120 tokens, which take a model of 32 billion
+parameters a second, lose a tenth of the speed by that. It is far from what macOS lets a command
+buffer take, because mlx commits one every 40 operations."""
 # A chunk's cost is at most so many times what was foreseen when the next one doubles.
 _GROWTH: Final = 2.0
 # Attention costs as much as all the rest at about this depth in a model of 0.1 billion
@@ -28,7 +33,9 @@ class PrefillPace:
     measures, and takes a smaller chunk at the end of a prompt.
     """
 
-    def __init__(self, max_stall_s: float) -> None:
+    def __init__(self, max_stall_s: float, *, on_gpu: bool = False) -> None:
+        self._idle_chunk_s = _GPU_IDLE_CHUNK_S if on_gpu else _IDLE_CHUNK_S
+        self._idle_least_tokens = _GPU_IDLE_LEAST_TOKENS if on_gpu else LEAST_TOKENS
         self._stall_s = _SHARE_OF_STALL * max_stall_s
         self._decode_s = 0.0
         self._suggested = _FIRST_TOKENS
@@ -40,7 +47,7 @@ class PrefillPace:
         """Return how many tokens to process next, after ``depth_tokens`` of context.
 
         The number is at least LEAST_TOKENS, at most MOST_TOKENS, and never more than twice the
-        largest that was tried.
+        largest that was tried, unless that is less than a GPU needs to be busy.
         """
         self._suggested = self._choose(depth_tokens, decoding)
         return self._suggested
@@ -69,7 +76,7 @@ class PrefillPace:
         whether rows wait for it."""
         if decoding:
             return max(0.0, self._stall_s - self._decode_s)
-        return max(_IDLE_CHUNK_S, self._stall_s)
+        return max(self._idle_chunk_s, self._stall_s)
 
     def _choose(self, depth_tokens: int, decoding: bool) -> int:
         if self._measured_tokens == 0:
@@ -78,4 +85,5 @@ class PrefillPace:
         token_s = self._token_s * max(1.0, deeper)
         fitting = self.budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
         most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
-        return int(max(LEAST_TOKENS, min(fitting, most)))
+        least = LEAST_TOKENS if decoding else self._idle_least_tokens
+        return int(max(least, min(fitting, most)))

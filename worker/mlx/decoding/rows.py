@@ -269,7 +269,9 @@ class RowSet:
         for twin, prompt_cache in zip(twins, caches, strict=True):
             made.prefill_tokens += 1
             self._join(twin, prefill, len(row.prompt) - 1, prompt_cache, logits, made)
-        mx.clear_cache()
+        if not (decoding and mx.metal.is_available()):
+            # On Metal the rows that decode would have to make their buffers anew.
+            mx.clear_cache()
 
     def _begin_prefill(self, prompt: Prompt, decoding: bool) -> PromptPrefill:
         row, prompt_cache, cached_tokens = prompt.row, None, 0

@@ -62,7 +62,7 @@ def load_encoder(spec: WorkerSpec, advanced: LoadReporter, read_model: ReadModel
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     forbid_checkpoint_code()
     model = read_model(folder, settings)
-    read_weights(model, advanced)
+    read_weights(model, advanced, folder, spec.kind)
     hold_weights(spec.wiring, spec.memory_limit_bytes)
     return LoadedEncoder(
         model,

@@ -58,6 +58,10 @@ _LEAST_BUFFERS_BYTES: Final = 64 * _MIB
 """Without any buffers, each step would allocate all of them anew."""
 
 _MOST_BUFFERS_BYTES: Final = 1024 * _MIB
+"""Larger models need no more: a layer's buffers are what counts."""
+
+_LEAST_METAL_BUFFERS_BYTES: Final = 512 * _MIB
+_MOST_METAL_BUFFERS_BYTES: Final = 4096 * _MIB
 """A limit is needed because mlx's own limit on Metal is the whole memory."""
 
 _BUFFERS_SHARE: Final = 16
@@ -84,14 +88,19 @@ def estimate(
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID, f"{folder / 'config.json'} makes no sense: {error}"
         ) from error
+    work = activations(config, kind, weights.element_bytes, platform)
     return MemoryModel(
         weights_bytes=weights.total_bytes,
         process_bytes=process_bytes(config, kind),
-        buffers_bytes=buffers_bytes(weights.total_bytes),
+        buffers_bytes=(
+            metal_buffers_bytes(work)
+            if platform == "darwin"
+            else buffers_bytes(weights.total_bytes)
+        ),
         kv_layers=layers + heard_layers(config, weights.element_bytes),
         kv_layers_8bit=layers_8bit,
         kv_layers_4bit=layers_4bit,
-        activations=activations(config, kind, weights.element_bytes, platform),
+        activations=work,
         media=media_memory(
             config,
             weights.media_bytes if kind is ModelKind.CHAT else 0,
@@ -105,12 +114,15 @@ def _speech(config: CheckpointConfig, weights: Weights, platform: str) -> Memory
     weights_bytes = speech_weights_bytes(
         config, weights.total_bytes, weights.element_bytes, platform
     )
+    work = speech_activations(config, platform)
     return MemoryModel(
         weights_bytes=weights_bytes,
         process_bytes=process_bytes(config, ModelKind.TRANSCRIPTION),
-        buffers_bytes=buffers_bytes(weights_bytes),
+        buffers_bytes=(
+            metal_buffers_bytes(work) if platform == "darwin" else buffers_bytes(weights_bytes)
+        ),
         kv_layers=(),
-        activations=speech_activations(config, platform),
+        activations=work,
     )
 
 
@@ -142,8 +154,15 @@ def activations(
     )
 
 
+def metal_buffers_bytes(work: Activations) -> int:
+    """Return how much freed memory mlx may keep for reuse on Metal: twice what a chunk takes. With
+    less, each layer of a prompt would give its buffers back to the system and make new ones."""
+    chunk_bytes = work.chunk_tokens * work.token_bytes
+    return max(_LEAST_METAL_BUFFERS_BYTES, min(2 * chunk_bytes, _MOST_METAL_BUFFERS_BYTES))
+
+
 def buffers_bytes(weights_bytes: int) -> int:
-    """Return how much freed memory mlx may keep for reuse with weights of that size."""
+    """Return how much freed memory mlx may keep for reuse on a CPU with weights of that size."""
     return max(_LEAST_BUFFERS_BYTES, min(weights_bytes // _BUFFERS_SHARE, _MOST_BUFFERS_BYTES))
 
 

@@ -13,13 +13,14 @@ from mlx.utils import tree_flatten
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import WorkerSpec
-from lmx.protocol.states import LoadPhase
+from lmx.protocol.models.checkpoint import read_checkpoint_config
+from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.constraints.vocabulary import takes_grammars
 from lmx.worker.engine import LoadReporter, ModelFacts
 from lmx.worker.formats.families.table import parser_for
 from lmx.worker.formats.reasoning import find_markers
 from lmx.worker.mlx.adapters.attach import Adapters, attach_adapters
-from lmx.worker.mlx.memory.estimate import buffers_bytes
+from lmx.worker.mlx.memory.estimate import buffers_bytes, estimate
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
@@ -31,17 +32,23 @@ log = structlog.get_logger()
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 
 
-def read_weights(model: Any, advanced: LoadReporter) -> None:
+def read_weights(model: Any, advanced: LoadReporter, folder: Path, kind: ModelKind) -> None:
     """Evaluate all parameters, and limit the buffers that mlx keeps for reuse."""
     weights = [array for _, array in tree_flatten(model.parameters())]
     total_bytes = sum(array.nbytes for array in weights)
-    mx.set_cache_limit(buffers_bytes(total_bytes))
+    mx.set_cache_limit(_cache_limit_bytes(total_bytes, folder, kind))
     done_bytes = 0
     for group in _groups(weights):
         mx.eval(group)
         done_bytes += sum(array.nbytes for array in group)
         advanced(LoadPhase.WEIGHTS, done_bytes / total_bytes, "")
     _warn_if_slow(weights)
+
+
+def _cache_limit_bytes(weights_bytes: int, folder: Path, kind: ModelKind) -> int:
+    if mx.metal.is_available():
+        return estimate(folder, read_checkpoint_config(folder), kind).buffers_bytes
+    return buffers_bytes(weights_bytes)
 
 
 def _groups(weights: list[mx.array]) -> Iterator[list[mx.array]]:
@@ -98,7 +105,7 @@ def load_model(spec: WorkerSpec, advanced: LoadReporter) -> LoadedModel:
     advanced(LoadPhase.WEIGHTS, 0.0, "")
     checkpoint = open_checkpoint(folder, allow_code=spec.allow_checkpoint_code)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    read_weights(model, advanced)
+    read_weights(model, advanced, folder, spec.kind)
     forward = Forward(model)
     adapters = _attach(spec, forward)
     if spec.kv_bits is not None:

@@ -193,7 +193,10 @@ def warm_up_draws(vocabulary: int) -> None:
     On a CPU, MLX runs a compiler for seconds if no process has done so since the machine was
     started; the first requests must not wait for that.
     """
-    for sampling in (RowSampling(1.0), RowSampling(1.0, top_k=1)):
+    ways = [RowSampling(1.0), RowSampling(1.0, top_k=1)]
+    if mx.metal.is_available():
+        ways += [RowSampling(1.0, top_p=0.9), RowSampling(1.0, typical_p=0.9)]
+    for sampling in ways:
         for rows in (1, 2):
             group = DrawGroups([sampling] * rows)
             mx.eval(group.draw(mx.zeros((rows, vocabulary)), [0] * rows))

@@ -43,7 +43,7 @@ def load_network(folder: Path, advanced: LoadReporter) -> tuple[SpeechNetwork, A
     forbid_checkpoint_code()
     tokenizer = _tokenizer(folder)
     model = _model(folder, dict(config))
-    read_weights(model, advanced)
+    read_weights(model, advanced, folder, ModelKind.TRANSCRIPTION)
     settings = _generation_settings(folder)
     told = settings.get("is_multilingual")
     vocabulary = SpeechVocabulary(

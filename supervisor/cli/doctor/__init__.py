@@ -1,0 +1,1 @@
+"""``doctor``: what lmx assumes of a machine and its setup, what was found, and how to mend it."""

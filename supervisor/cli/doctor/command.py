@@ -1,0 +1,44 @@
+"""The command ``doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from lmx.supervisor.cli.command import Exit, command, config_option, config_path, home, json_option
+
+
+@click.command()
+@config_option
+@json_option
+@click.option("--bench", is_flag=True, help="Also measure the device and its memory (a minute).")
+@click.option("--sleep", is_flag=True, help="Also put this Mac to sleep once; wake it again.")
+@command
+def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None:
+    """Check this machine and this installation, and say what mends what.
+
+    The text can be shown to others: it has no keys and no prompts. The exit code is 1 if something
+    does not work.
+    """
+    from lmx.supervisor.cli.doctor.examine import examine
+    from lmx.supervisor.cli.doctor.lines import as_json as json_report
+    from lmx.supervisor.cli.doctor.lines import as_text, healthy
+    from lmx.supervisor.cli.doctor.system import System
+    from lmx.supervisor.cli.views.json_output import json_text
+
+    system = System()
+    title, lines = examine(system, home(), config_path(config))
+    if bench or sleep:
+        from lmx.supervisor.cli.doctor import bench as measuring
+
+        lines += measuring.bench() if bench else []
+        lines += [measuring.sleep_once()] if sleep else []
+    user_home = str(Path.home())
+    if as_json:
+        click.echo(json_text(json_report(title, lines, user_home)))
+    else:
+        click.echo(as_text(title, lines, user_home))
+    if not healthy(lines):
+        sys.exit(Exit.FAILED)

@@ -1,0 +1,85 @@
+"""A finding of ``doctor``, and how findings are shown. Pure.
+
+The text is made to be pasted where others can read it: it has no keys, no prompts, and the home of
+the user is written as ``~``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+
+class Verdict(StrEnum):
+    """What follows from a measurement."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Nothing is wrong, and it is worth knowing."""
+    WARNING = "warning"
+    """lmx works, and could work better or fail later."""
+    BAD = "bad"
+    """Something does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One assumption, checked."""
+
+    name: str
+    """One word, always the same."""
+
+    assumption: str
+    """What lmx needs."""
+
+    measured: str
+    verdict: Verdict
+
+    mend: str = ""
+    """The command that mends it, or what to do; empty if there is nothing to mend."""
+
+
+_MARKS: Final = {
+    Verdict.OK: "ok",
+    Verdict.NOTE: "note",
+    Verdict.WARNING: "WARN",
+    Verdict.BAD: "BAD",
+}
+
+
+def healthy(lines: Sequence[Line]) -> bool:
+    """Return whether nothing is broken."""
+    return all(line.verdict is not Verdict.BAD for line in lines)
+
+
+def as_text(title: str, lines: Sequence[Line], user_home: str) -> str:
+    """Return the report for people."""
+    width = max((len(line.name) for line in lines), default=0)
+    rows = [title]
+    for line in lines:
+        rows.append(
+            f"{_MARKS[line.verdict]:<5}{line.name:<{width}}  {line.measured} ({line.assumption})"
+        )
+        if line.mend:
+            rows.append(f"{'':<{width + 7}}-> {line.mend}")
+    bad, warnings = (
+        sum(line.verdict is verdict for line in lines) for verdict in (Verdict.BAD, Verdict.WARNING)
+    )
+    rows.append(f"{len(lines)} checks: {bad} bad, {warnings} warnings")
+    return private("\n".join(rows), user_home)
+
+
+def as_json(title: str, lines: Sequence[Line], user_home: str) -> dict[str, Any]:
+    """Return the report for programs."""
+    found = [
+        {name: private(str(value), user_home) for name, value in asdict(line).items()}
+        for line in lines
+    ]
+    return {"system": title, "healthy": healthy(lines), "checks": found}
+
+
+def private(text: str, user_home: str) -> str:
+    """Return the text without the name of the user's folder."""
+    return text.replace(user_home, "~") if len(user_home) > 1 else text

@@ -1,0 +1,188 @@
+"""What ``doctor`` checks of a Mac only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.setup import model_folders
+from lmx.supervisor.cli.doctor.system import System
+from lmx.supervisor.config.schema import Config, PreventSleep
+from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
+from lmx.supervisor.decisions.memory_reading import MemoryReading
+from lmx.supervisor.memory.working_set import LIMIT_NAME
+from lmx.supervisor.state.home import Home
+
+_FIRST_RELEASE: Final = 14
+_WIRING_RELEASE: Final = 15
+_BACKLOG: Final = 1024
+_MONTH_S: Final = 30 * 86_400.0
+_MOST_REPORT_BYTES: Final = 256 * 1024
+_REPORTS: Final = Path("/Library/Logs/DiagnosticReports")
+_USUAL_WIRED_BYTES: Final = 8 * 1024**3
+"""A Mac without models has 2 to 5 GiB wired."""
+
+_GUARDED: Final = ("Documents", "Desktop", "Downloads")
+"""Folders of a user that macOS keeps from programs that launchd runs, without a word."""
+
+
+def check_mac(system: System, home: Home, config: Config | None, *, running: bool) -> list[Line]:
+    """Return the findings."""
+    reading, working_set = system.memory(), system.working_set()
+    lines = [check_release(system.release(), system.machine())]
+    if reading is not None and working_set is not None:
+        limit_mb = system.sysctl(LIMIT_NAME) or 0
+        lines.append(check_gpu(config or Config(), reading, working_set, limit_mb))
+        lines.append(check_wired(reading, running=running))
+    lines.append(check_backlog(system.sysctl("kern.ipc.somaxconn")))
+    lines.append(check_sleep(system.run("/usr/bin/pmset", "-g"), config or Config()))
+    lines.append(check_firewall(_firewall(system), config or Config()))
+    lines += check_reports(system)
+    user = Path(system.environment.get("HOME", "/"))
+    folders = [home.path, Path(__file__).resolve().parents[3]]
+    lines.append(
+        check_guarded([*folders, *([] if config is None else model_folders(config))], user)
+    )
+    return lines
+
+
+def check_release(release: str, machine: str) -> Line:
+    """Judge macOS and the processor."""
+    assumption, measured = "macOS 14 or newer on Apple Silicon", f"macOS {release}, {machine}"
+    major = int(release.split(".")[0]) if release.split(".")[0].isdigit() else 0
+    if machine != "arm64":
+        mend = "use a Python for arm64: this is an Intel Mac, or a Python that Rosetta runs"
+        return Line("macos", assumption, measured, Verdict.BAD, mend)
+    if major < _FIRST_RELEASE:
+        return Line("macos", assumption, measured, Verdict.BAD, "update macOS")
+    if major < _WIRING_RELEASE:
+        mend = "macOS 15 can wire memory: models beyond half of the memory are faster there"
+        return Line("macos", assumption, measured, Verdict.NOTE, mend)
+    return Line("macos", assumption, measured, Verdict.OK)
+
+
+def check_gpu(config: Config, reading: MemoryReading, working_set: int, limit_mb: int) -> Line:
+    """Say how much the GPU may have, and how much of it lmx uses."""
+    total = reading.total_bytes
+    budget = budget_bytes(config.memory, total, working_set)
+    measured = (
+        f"the GPU may have {format_bytes(working_set)} of {format_bytes(total)}, models "
+        f"{format_bytes(budget)}"
+    )
+    if limit_mb:
+        measured += f" ({LIMIT_NAME} is {limit_mb})"
+    wished = config.memory.budget_bytes
+    over = wished is not None and int(wished) > budget
+    mend = f"sudo sysctl {LIMIT_NAME}=... raises it, until the Mac is started again" if over else ""
+    return Line(
+        "gpu", "the budget is within what the GPU may have", measured,
+        Verdict.WARNING if over else Verdict.OK, mend,
+    )  # fmt: skip
+
+
+def check_wired(reading: MemoryReading, *, running: bool) -> Line:
+    """Judge whether memory of ended processes has stayed wired."""
+    wired = reading.wired_bytes or 0
+    leaked = not running and wired > max(_USUAL_WIRED_BYTES, reading.total_bytes // 6)
+    return Line(
+        "wired", "little, if no model is loaded",
+        f"{format_bytes(wired)} {'while lmx runs' if running else 'while lmx does not run'}",
+        Verdict.WARNING if leaked else Verdict.OK,
+        "start the Mac again: memory of a program that was killed may have stayed wired"
+        if leaked else "",
+    )  # fmt: skip
+
+
+def check_backlog(backlog: int | None) -> Line:
+    """Judge how many connections may wait to be accepted."""
+    if backlog is None or backlog >= _BACKLOG:
+        return Line("backlog", f"{_BACKLOG} or more", str(backlog), Verdict.OK)
+    return Line(
+        "backlog", f"{_BACKLOG} or more new connections may wait", str(backlog), Verdict.NOTE,
+        f"sudo sysctl kern.ipc.somaxconn={_BACKLOG}, then restart lmx: matters for bursts of "
+        f"more than {backlog}",
+    )  # fmt: skip
+
+
+def check_sleep(told: str | None, config: Config) -> Line:
+    """Judge whether the Mac goes to sleep by itself."""
+    found = re.search(r"^\s*sleep\s+(\d+)", told or "", re.MULTILINE)
+    prevent = config.server.prevent_sleep
+    minutes = int(found.group(1)) if found else None
+    measured = {None: "unknown", 0: "it does not sleep"}.get(minutes, f"after {minutes} minutes")
+    measured += f"; server.prevent_sleep is {prevent.value}"
+    sleeps = minutes != 0 and prevent is not PreventSleep.ALWAYS
+    return Line(
+        "sleep", "a server that others use stays awake", measured,
+        Verdict.NOTE if sleeps else Verdict.OK,
+        "sudo pmset -c sleep 0, or server.prevent_sleep: always" if sleeps else "",
+    )  # fmt: skip
+
+
+def check_firewall(state: int | None, config: Config) -> Line:
+    """Judge the application firewall. It asks once for each Python, and drops silently when nobody
+    is logged in."""
+    from lmx.protocol.web_origins import is_loopback
+
+    on = bool(state)
+    others = not is_loopback(config.server.host)
+    measured = {None: "unknown", 0: "off"}.get(state, "on")
+    return Line(
+        "firewall", "lets others in, if they are to be", measured,
+        Verdict.WARNING if on and others else Verdict.OK,
+        "sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp $(realpath "
+        ".venv/bin/python)" if on and others else "",
+    )  # fmt: skip
+
+
+def check_reports(system: System) -> list[Line]:
+    """Look for kernel panics of the GPU's memory, and for kills by the system, in a month."""
+    panics = [
+        path
+        for path in system.files(_REPORTS, "*.panic", _MONTH_S)
+        if "IOGPU" in system.text(path, _MOST_REPORT_BYTES)
+    ]
+    kills = [
+        path
+        for path in system.files(_REPORTS, "JetsamEvent*", _MONTH_S)
+        if "python" in system.text(path, _MOST_REPORT_BYTES).lower()
+    ]
+    return [
+        Line(
+            "panics", "none of the GPU's memory in a month", f"{len(panics)}",
+            Verdict.WARNING if panics else Verdict.OK,
+            "set memory.wire: never, and max_rows: 1 if they go on" if panics else "",
+        ),
+        Line(
+            "killed", "macOS has killed no Python in a month", f"{len(kills)} reports",
+            Verdict.WARNING if kills else Verdict.OK,
+            "lower memory.budget_bytes" if kills else "",
+        ),
+    ]  # fmt: skip
+
+
+def check_guarded(folders: list[Path], user: Path) -> Line:
+    """Judge whether launchd's agents can read what lmx needs."""
+    guarded = sorted(
+        {
+            str(folder)
+            for folder in folders
+            if folder.is_relative_to("/Volumes")
+            or any(folder.is_relative_to(user / name) for name in _GUARDED)
+        }
+    )
+    measured = ", ".join(guarded) or "none of lmx's folders is in one of them"
+    return Line(
+        "privacy", "not in Documents, Desktop, Downloads or /Volumes", measured,
+        Verdict.WARNING if guarded else Verdict.OK,
+        "move it, e.g. to ~/models and ~/lmx: macOS keeps these from programs that launchd runs"
+        if guarded else "",
+    )  # fmt: skip
+
+
+def _firewall(system: System) -> int | None:
+    told = system.run("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
+    found = re.search(r"State = (\d)", told or "")
+    return int(found.group(1)) if found else None

@@ -1,0 +1,153 @@
+"""What ``doctor`` checks of this installation, from its configuration to its service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lmx.protocol.errors import OperationError
+from lmx.protocol.web_origins import is_loopback
+from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
+from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.system import System
+from lmx.supervisor.config.load import load_config
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
+from lmx.supervisor.inventory.unreadable import unreadable_models
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import Records
+
+_LONGEST_SOCKET: Final = "w-12345678"
+_LABEL: Final = "com.lmx.supervisor"
+
+
+def check_setup(
+    system: System, home: Home, config_path: Path | None, *, running: bool
+) -> list[Line]:
+    """Return the findings. ``running`` says whether a supervisor runs."""
+    lines = [check_socket_path(home)]
+    config, line = check_config(config_path, system)
+    lines.append(line)
+    lines.append(check_processes(running, [] if running else _left(home)))
+    if config is not None:
+        lines.append(check_keys(config))
+        taken = not running and system.port_taken(config.server.host, config.server.port)
+        lines.append(check_port(config, running=running, taken=taken))
+        lines += check_models(unreadable_models(config, home), config, system)
+    lines.append(check_service(system))
+    return lines
+
+
+def check_socket_path(home: Home) -> Line:
+    """Judge whether the names of sockets fit."""
+    longest = len(str(home.run.path / _LONGEST_SOCKET).encode())
+    fits = longest <= SOCKET_PATH_LIMIT_BYTES
+    return Line(
+        "sockets", f"names of {SOCKET_PATH_LIMIT_BYTES} bytes at most", f"{longest} bytes",
+        Verdict.OK if fits else Verdict.BAD,
+        "" if fits else "export LMX_HOME=a shorter path",
+    )  # fmt: skip
+
+
+def check_config(path: Path | None, system: System) -> tuple[Config | None, Line]:
+    """Judge the configuration. What is wrong is not shown: it may quote keys."""
+    where = str(path or "defaults and LMX_* variables")
+    try:
+        config = load_config(path, system.environment)
+    except OperationError:
+        mend = "lmx config check"
+        return None, Line("config", "valid", f"{where} is not", Verdict.BAD, mend)
+    count = len(config.models)
+    return config, Line("config", "valid", f"{where}, {count} models", Verdict.OK)
+
+
+def check_keys(config: Config) -> Line:
+    """Judge who may use the API."""
+    count, host = len(config.security.api_keys), config.server.host
+    if is_loopback(host):
+        return Line("keys", "others need a key", f"only this machine, {count} keys", Verdict.OK)
+    if count:
+        return Line("keys", "others need a key", f"the network, {count} keys", Verdict.OK)
+    return Line(
+        "keys", "others need a key", "anybody in the network may use lmx", Verdict.WARNING,
+        "set security.api_keys",
+    )  # fmt: skip
+
+
+def check_port(config: Config, *, running: bool, taken: bool) -> Line:
+    """Judge whether lmx can listen."""
+    where = f"{config.server.host}:{config.server.port}"
+    if running:
+        return Line("port", "free, or lmx's", f"lmx runs ({where})", Verdict.OK)
+    if not taken:
+        return Line("port", "free, or lmx's", f"{where} is free", Verdict.OK)
+    return Line(
+        "port", "free, or lmx's", f"another program has {where}", Verdict.BAD,
+        f"lsof -iTCP:{config.server.port} -sTCP:LISTEN, or LMX_SERVER_PORT=another one",
+    )  # fmt: skip
+
+
+def check_processes(running: bool, left: Sequence[int]) -> Line:
+    """Judge whether processes were left behind."""
+    assumption = "none is left without a supervisor"
+    if not left:
+        state = "lmx runs" if running else "lmx does not run"
+        return Line("processes", assumption, state, Verdict.OK)
+    return Line(
+        "processes", assumption, f"{len(left)} are left: {', '.join(map(str, left))}",
+        Verdict.WARNING, "lmx stop ends them; start takes them over",
+    )  # fmt: skip
+
+
+def check_models(problems: Sequence[str], config: Config, system: System) -> list[Line]:
+    """Judge the models' files."""
+    good = len(config.models) - len(problems)
+    verdict = Verdict.BAD if problems else Verdict.OK
+    lines = [Line("models", "can be read", f"{good} of {len(config.models)}", verdict)]
+    lines += [
+        Line("models", "can be read", problem, Verdict.BAD, "correct its source in lmx.yaml")
+        for problem in problems
+    ]
+    for folder in model_folders(config):
+        if system.refused(folder):
+            lines.append(
+                Line(
+                    "models", "the system lets lmx read them", f"{folder} is refused", Verdict.BAD,
+                    "move it to ~/models, or allow it in System Settings > Privacy & Security"
+                    if system.platform == "darwin" else f"chmod u+rx {folder}",
+                )
+            )  # fmt: skip
+    return lines
+
+
+def model_folders(config: Config) -> list[Path]:
+    """Return the folders of this machine that models come from."""
+    found = []
+    for model in config.models:
+        match parse_source(model.source):
+            case FolderSource(path):
+                found.append(folder_path(path))
+            case GgufSource(path):
+                found.append(folder_path(path).parent)
+    return found
+
+
+def check_service(system: System) -> Line:
+    """Say whether the system starts lmx by itself."""
+    assumption = "starts lmx with the machine, if that is wanted"
+    if system.platform == "darwin":
+        domain = f"gui/{(system.run('/usr/bin/id', '-u') or '').strip()}/{_LABEL}"
+        there = system.run("/bin/launchctl", "print", domain) is not None
+        measured = "launchd runs it as an agent" if there else "no agent of launchd"
+    else:
+        there = any(
+            system.run("systemctl", *scope, "is-enabled", "lmx") is not None
+            for scope in ((), ("--user",))
+        )
+        measured = "systemd starts it" if there else "no unit of systemd is enabled"
+    return Line("service", assumption, measured, Verdict.OK if there else Verdict.NOTE)
+
+
+def _left(home: Home) -> list[int]:
+    return [record.pid for record in Records(home.state).orphans()]
