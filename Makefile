@@ -1,7 +1,8 @@
 # lmx: everything a developer needs. `make` alone lists the targets.
 
-# 3.11 is the oldest supported. A name on PATH or a full path.
-PYTHON ?= python3
+# 3.11 to 3.14. A name on PATH or a full path; by default the first of these that is one of them.
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$name deploy/supported.py >/dev/null 2>&1 && { echo $$name; exit; }; done; echo python3)
 PORT ?= 8000
 MODELS ?=
 
@@ -14,10 +15,10 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos agents lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos agents lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types resolve imports check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  PYTHON=python3.12                  the interpreter that .venv is made with'
 	@echo '  PORT=8000 MODELS=source,id=source  what `make run` serves, and where'
@@ -27,9 +28,7 @@ install: $(STAMP) $(NAMESPACE) ## make .venv with lmx (editable) and the develop
 # Made anew when the dependencies change. The stamp is written last, so that an interrupted
 # install is not taken for a finished one.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "lmx needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
-	  echo 'Name another one: make install PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) deploy/supported.py
 	@if command -v uv >/dev/null 2>&1; then \
 	  set -e; \
 	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
@@ -109,9 +108,13 @@ lint: install ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install ## mypy --strict
+types: install ## mypy --strict, as on Linux and as on macOS
 	@$(BIN)/mypy $(PACKAGES)
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin $(PACKAGES)
 	@$(BIN)/mypy tests deploy docs
+
+resolve: install ## resolve what macOS would install, for each Python (needs uv and a package index)
+	@$(BIN)/python deploy/resolve_pins.py
 
 imports: install ## import-linter: who may import whom
 	@PYTHONPATH=build/ns $(BIN)/lint-imports

@@ -12,6 +12,7 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.host.backup import keep_out_of_backups
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.control.status import OwnProcess, supervisor_status, with_urls
@@ -69,6 +70,8 @@ class Service:
         """
         inherited = self._invocation.handover
         self.home.prepare()
+        for folder in (self.home.models, self.home.temporary, self.home.cache):
+            keep_out_of_backups(folder)
         self._lock.acquire(None if inherited is None else inherited.lock_fd)
         if inherited is not None:
             reap_children()

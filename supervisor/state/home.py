@@ -127,7 +127,12 @@ class Home:
 
     def prefix_cache(self, model_id: str) -> Path:
         """Return the folder of a model's computed prompts. Its worker makes the folder."""
-        return self.path / "cache" / "prefix" / slug(model_id)
+        return self.cache / "prefix" / slug(model_id)
+
+    @property
+    def cache(self) -> Path:
+        """The folder of what can be computed anew."""
+        return self.path / "cache"
 
     @property
     def temporary(self) -> Path:
