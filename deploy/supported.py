@@ -2,7 +2,7 @@
 
     python3 deploy/supported.py
 
-Standard library only, and no syntax that an older Python would not read.
+Standard library only, and no syntax that Python 3.6 would not read.
 """
 
 import platform
@@ -13,19 +13,19 @@ def problem(version, system, machine, mac_release):  # type: ignore[no-untyped-d
     """Return what is in the way, as a sentence; an empty text if nothing is. Pure."""
     if not (3, 11) <= tuple(version[:2]) < (3, 15):
         return (
-            "lmx needs Python 3.11 to 3.14, and this is %d.%d. Name another one: "
-            "make install PYTHON=python3.12" % tuple(version[:2])
+            f"lmx needs Python 3.11 to 3.14, and this is {version[0]}.{version[1]}. Name another "
+            "one: make install PYTHON=python3.12"
         )
     if system != "Darwin":
         return ""
     if machine != "arm64":
         return (
-            "lmx needs a Mac with Apple Silicon and a Python for it, and this Python is for %s: "
-            "this is an Intel Mac, or a Python that Rosetta runs." % machine
+            f"lmx needs a Mac with Apple Silicon and a Python for it, and this Python is for "
+            f"{machine}: this is an Intel Mac, or a Python that Rosetta runs."
         )
     if int(mac_release.split(".")[0] or 0) < 14:
-        return "lmx needs macOS 14 or newer, and this is %s: MLX has no packages for it." % (
-            mac_release
+        return (
+            f"lmx needs macOS 14 or newer, and this is {mac_release}: MLX has no packages for it."
         )
     return ""
 

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,7 +73,30 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _fail(error: LmxError) -> NoReturn:
     click.echo(f"lmx: {error.message}", err=True)
-    sys.exit(_EXITS.get(error.code, Exit.FAILED))
+    status, wait_s = _EXITS.get(error.code, Exit.FAILED), 0.0
+    context = click.get_current_context(silent=True)
+    if context is not None and context.info_name == "up":
+        status, wait_s = for_launchd(status, os.environ)
+    time.sleep(wait_s)
+    sys.exit(status)
+
+
+_AGENT: Final = "com.lmx.supervisor"
+_CONFIG_WAIT_S: Final = 60.0
+
+
+def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, float]:
+    """Return the exit code of ``up``, and how long to wait before it. Pure.
+
+    launchd starts what has failed again every ten seconds, for ever, and can't be told that some
+    codes are no use to it: with a supervisor that runs already it must look done, and a
+    configuration is not corrected within seconds.
+    """
+    if environment.get("XPC_SERVICE_NAME") != _AGENT:
+        return status, 0.0
+    if status is Exit.ALREADY_RUNNING:
+        return Exit.OK, 0.0
+    return status, _CONFIG_WAIT_S if status is Exit.CONFIG_INVALID else 0.0
 
 
 def _fail_by_bug(error: Exception) -> NoReturn:

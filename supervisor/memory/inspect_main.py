@@ -16,6 +16,7 @@ model, or a file is there. A bug here or in an engine is answered with `{"error"
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -80,7 +81,23 @@ def inspect(question: Question, home: Home) -> Inspection:
         return replace(found, problem=shown(error.message))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         where = found.path or question.source
-        return replace(found, problem=shown(f"{where} can't be read: {error or type(error)}"))
+        why = f"{error or type(error)}{privacy_hint(error)}"
+        return replace(found, problem=shown(f"{where} can't be read: {why}"))
+
+
+def privacy_hint(error: BaseException, platform: str = sys.platform) -> str:
+    """Return what to do about a file that macOS keeps from this program; an empty text for any
+    other error. Pure.
+
+    It refuses without a dialog, and only to programs that launchd runs, so that the same model
+    loads from a terminal.
+    """
+    if platform != "darwin" or not isinstance(error, OSError) or error.errno != errno.EPERM:
+        return ""
+    return (
+        ". macOS keeps Documents, Desktop, Downloads and other disks from programs that launchd "
+        "runs: move it, e.g. to ~/models, or allow it in System Settings > Privacy & Security"
+    )
 
 
 def _located(found: Inspection, home: Home) -> Inspection:
@@ -219,7 +236,7 @@ def read_model_files(
             ) from error
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            why = error.strerror or str(error)
+            why = f"{error.strerror or error}{privacy_hint(error)}"
         raise _refused(f"{folder} can't be read as a model ({why}): fetch it again") from error
 
 

@@ -4,6 +4,7 @@ one on which programs come, go, compress, unwire and leak."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from lmx.protocol.host import memory as host_memory
 from lmx.protocol.host import sysctl
 from lmx.protocol.host.sysctl import sysctl_number
 from lmx.protocol.states import MemoryPressure
+from lmx.supervisor.cli.command import Exit, for_launchd
 from lmx.supervisor.decisions.memory_reading import (
     KernelPressure,
     MacPages,
@@ -35,6 +37,7 @@ from lmx.supervisor.decisions.reclaim import (
 )
 from lmx.supervisor.decisions.working_set import working_set_bytes
 from lmx.supervisor.memory import mac, working_set
+from lmx.supervisor.memory.inspect_main import privacy_hint
 from lmx.supervisor.memory.system import Footprint
 from lmx.supervisor.memory.watch import balance_of
 
@@ -307,3 +310,20 @@ def test_the_gpu_is_asked_once_for_each_limit(monkeypatch: pytest.MonkeyPatch) -
 def test_elsewhere_no_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert working_set.read_working_set() is None
+
+
+def test_a_folder_that_macos_keeps_closed_is_told_from_one_with_wrong_rights() -> None:
+    kept = PermissionError(errno.EPERM, "Operation not permitted")
+    assert "System Settings" in privacy_hint(kept, "darwin")
+    assert privacy_hint(kept, "linux") == ""
+    assert privacy_hint(PermissionError(errno.EACCES, "Permission denied"), "darwin") == ""
+    assert privacy_hint(ValueError("x"), "darwin") == ""
+
+
+def test_launchd_is_not_asked_to_try_in_vain() -> None:
+    agent = {"XPC_SERVICE_NAME": "com.lmx.supervisor"}
+    assert for_launchd(Exit.ALREADY_RUNNING, agent) == (Exit.OK, 0.0)
+    assert for_launchd(Exit.CONFIG_INVALID, agent) == (Exit.CONFIG_INVALID, 60.0)
+    assert for_launchd(Exit.FAILED, agent) == (Exit.FAILED, 0.0)
+    for environment in ({}, {"XPC_SERVICE_NAME": "0"}):
+        assert for_launchd(Exit.ALREADY_RUNNING, environment) == (Exit.ALREADY_RUNNING, 0.0)
