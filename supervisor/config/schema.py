@@ -7,12 +7,10 @@ Reading files and variables is :mod:`lmx.supervisor.config.load`'s. ``docs/confi
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from lmx.protocol.states import MemoryWiring
 from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.limits import RateLimitsConfig
 from lmx.supervisor.config.media import MediaConfig
@@ -38,12 +36,8 @@ __all__ = [
 ]
 
 
-class PreventSleep(StrEnum):
-    """When a Mac may not go to sleep."""
-
-    ACTIVE = "active"
-    ALWAYS = "always"
-    NEVER = "never"
+PreventSleep = Literal["active", "always", "never"]
+"""When a Mac may not go to sleep."""
 
 
 class ServerConfig(Section):
@@ -78,7 +72,7 @@ class ServerConfig(Section):
     """A client that reads nothing for so long is cut off."""
     worker_silence_s: Annotated[Seconds, Needs.ROUTER] = 15.0
     """The streams of a worker that says nothing for so long are given up."""
-    prevent_sleep: Annotated[PreventSleep, Needs.NOTHING] = PreventSleep.ACTIVE
+    prevent_sleep: Annotated[PreventSleep, Needs.NOTHING] = "active"
     """When a Mac does not go to sleep by itself: `active` while there are requests, loads or
     downloads and for a minute after them, `always` or `never`. It sleeps all the same when its lid
     is closed, or its user lets it."""
@@ -128,7 +122,7 @@ class MemoryConfig(Section):
     """The bits of each number in the KV caches of models that do not say it by their own key. With
     8 they take about half of the memory and hardly change answers, with 4 about a quarter, and
     change them more. Without it, caches have the numbers that the model computes with."""
-    wire: Annotated[MemoryWiring, Needs.NEXT_WORKER] = MemoryWiring.AUTO
+    wire: Annotated[Literal["auto", "always", "never"], Needs.NEXT_WORKER] = "auto"
     """Whether a Mac may not compress or swap the weights: `auto` if they are larger than half of
     what the GPU may have, `always` or `never`. Caches are never wired."""
     min_residency_s: Annotated[float, Needs.NOTHING] = Field(

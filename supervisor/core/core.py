@@ -39,7 +39,7 @@ from lmx.supervisor.decisions.reclaim import Returned
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.decisions.slots.demand import Asker, Waiter
 from lmx.supervisor.decisions.slots.life import SlotLife, held_life
-from lmx.supervisor.decisions.worker import KillAsked, StopAsked, Tick, Worker
+from lmx.supervisor.decisions.worker import KillAsked, Tick, Worker
 from lmx.supervisor.memory.inspection import Inspection
 
 log = structlog.get_logger()
@@ -257,8 +257,8 @@ class Core:
         """
         model_id = self._store.by_instance.get(instance)
         if model_id is not None:
-            asked = StopAsked if sys.platform == "darwin" else KillAsked
-            self._take(model_id, asked(ExitCause.OUT_OF_MEMORY, detail), now_s)
+            asked = KillAsked(ExitCause.OUT_OF_MEMORY, detail, sys.platform == "darwin")
+            self._take(model_id, asked, now_s)
 
     def fetch_advanced(
         self, model_id: str, phase: LoadPhase, fraction: float | None, now_s: float

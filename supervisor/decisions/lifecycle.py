@@ -243,10 +243,15 @@ def _stop(worker: Worker, event: StopAsked, now_s: float) -> _Result:
 
 
 def _kill(worker: Worker, event: KillAsked, now_s: float) -> _Result:
+    if event.may_end:
+        grace_s = worker.limits.term_grace_s
+        return _stopping(worker, signal.SIGTERM, grace_s, now_s, event.cause, event.detail)
     return _stopping(worker, signal.SIGKILL, _KILL_AGAIN_S, now_s, event.cause, event.detail)
 
 
-def _kill_stopping(worker: Worker, _event: Any, now_s: float) -> _Result:
+def _kill_stopping(worker: Worker, event: KillAsked | Tick, now_s: float) -> _Result:
+    if isinstance(event, KillAsked) and event.may_end:
+        return worker, ()
     after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1, kill_at_s=None)
     effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
     return after, (*effects, Stuck()) if after.kills == STUCK_KILLS else effects

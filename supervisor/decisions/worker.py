@@ -162,6 +162,9 @@ class KillAsked:
     cause: ExitCause
     detail: str
 
+    may_end: bool = False
+    """Whether it gets SIGTERM and its grace before."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:

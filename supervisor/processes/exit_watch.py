@@ -50,6 +50,7 @@ class ExitWatch:
         if self._queue is not None:
             self._queue.add(pid, ended)
             return
+        assert sys.platform == "linux"
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:

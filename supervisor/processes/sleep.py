@@ -38,11 +38,11 @@ def wants_awake(prevent: PreventSleep, worked_at_s: float | None, now_s: float) 
     """Return whether the machine is to stay awake. ``worked_at_s`` is when it worked last;
     None: not yet. Pure."""
     match prevent:
-        case PreventSleep.ALWAYS:
+        case "always":
             return True
-        case PreventSleep.NEVER:
+        case "never":
             return False
-        case PreventSleep.ACTIVE:
+        case "active":
             return worked_at_s is not None and now_s - worked_at_s < LINGER_S
 
 

@@ -16,7 +16,7 @@ from lmx.protocol.messages.specs import (
     WorkerSpec,
 )
 from lmx.protocol.models.sampling import PARAMETERS
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.memory.plan import MemoryPlan
@@ -59,7 +59,7 @@ def worker_spec(
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_layers=plan.kv_layers,
         kv_bits=plan.kv_bits,
-        wiring=config.memory.wire,
+        wiring=MemoryWiring(config.memory.wire),
         max_queue_s=model.max_queue_s,
         # This is well before the watchdog would end the worker for it.
         render_timeout_s=min(

@@ -143,6 +143,7 @@ from lmx.protocol.states import (
     MediaForm,
     MediaKind,
     MemoryPressure,
+    MemoryWiring,
     ModelKind,
     ModelState,
     RouterState,
@@ -645,6 +646,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
             7.0,
             8.0,
         ),
+        wiring=MemoryWiring.ALWAYS,
     ),
     RouterSpec(
         router_id="0000cafe",

@@ -9,7 +9,7 @@ from typing import Final
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.setup import model_folders
 from lmx.supervisor.cli.doctor.system import System
-from lmx.supervisor.config.schema import Config, PreventSleep
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.memory.working_set import LIMIT_NAME
@@ -112,8 +112,8 @@ def check_sleep(told: str | None, config: Config) -> Line:
     prevent = config.server.prevent_sleep
     minutes = int(found.group(1)) if found else None
     measured = {None: "unknown", 0: "it does not sleep"}.get(minutes, f"after {minutes} minutes")
-    measured += f"; server.prevent_sleep is {prevent.value}"
-    sleeps = minutes != 0 and prevent is not PreventSleep.ALWAYS
+    measured += f"; server.prevent_sleep is {prevent}"
+    sleeps = minutes != 0 and prevent != "always"
     return Line(
         "sleep", "a server that others use stays awake", measured,
         Verdict.NOTE if sleeps else Verdict.OK,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 
@@ -161,8 +161,7 @@ def _above_min_p(weights: mx.array, min_p: mx.array | None) -> mx.array:
 def _fused(function: _Arrays) -> _Arrays:
     """Return the function compiled where the device is a GPU: there each operation costs a launch,
     and those of top_p alone are 374. On a CPU they cost less than a compiler takes."""
-    compiled: _Arrays = mx.compile(function)
-    return compiled if mx.metal.is_available() else function
+    return cast("_Arrays", mx.compile(function)) if mx.metal.is_available() else function
 
 
 @_fused

@@ -142,6 +142,16 @@ def test_a_stalled_engine_writes_its_stacks_is_asked_to_end_then_killed() -> Non
     assert effects[0].cause is ExitCause.HANG
 
 
+def test_one_that_may_end_before_it_is_killed_has_its_grace() -> None:
+    asked = KillAsked(ExitCause.OUT_OF_MEMORY, "it grew", may_end=True)
+    worker, effects = step(ready(), asked, 10.0)
+    assert effects == (SendSignal(signal.SIGTERM),)
+    again, effects = step(worker, asked, 11.0)
+    assert (again.deadline_s, effects) == (13.0, ())
+    _, effects = step(again, Tick(), 13.0)
+    assert effects == (SendSignal(signal.SIGKILL),)
+
+
 def test_long_work_with_progress_is_left_alone() -> None:
     worker = ready()
     for second in range(3, 3000, 3):

@@ -90,7 +90,7 @@ class Library:
         if found is None:
             return -1
         number, taken = found
-        ctypes.memmove(value._obj, number.to_bytes(taken, "little"), taken)
+        ctypes.memmove(ctypes.addressof(value._obj), number.to_bytes(taken, "little"), taken)
         size._obj.value = taken
         return 0
 

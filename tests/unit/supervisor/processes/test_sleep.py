@@ -11,7 +11,9 @@ from lmx.supervisor.config.schema import Config, PreventSleep
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.processes.sleep import LINGER_S, SleepPrevention, wants_awake
 
-ACTIVE, ALWAYS, NEVER = PreventSleep
+ACTIVE: PreventSleep = "active"
+ALWAYS: PreventSleep = "always"
+NEVER: PreventSleep = "never"
 
 
 class Caffeine:
@@ -37,7 +39,7 @@ class Mac:
         self.works = False
         self.started: list[Caffeine] = []
         self.missing = False
-        config = Config.model_validate({"server": {"prevent_sleep": prevent.value}})
+        config = Config.model_validate({"server": {"prevent_sleep": prevent}})
         self.prevention = SleepPrevention(
             Settings(config), lambda: self.works, self.start, needed=needed
         )
