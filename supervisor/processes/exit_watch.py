@@ -49,15 +49,14 @@ class ExitWatch:
 
         if self._queue is not None:
             self._queue.add(pid, ended)
-            return
-        assert sys.platform == "linux"
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._loop.call_soon(ended)
-            return
-        self._descriptors.add(descriptor)
-        self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
+        elif sys.platform == "linux":
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._loop.call_soon(ended)
+                return
+            self._descriptors.add(descriptor)
+            self._loop.add_reader(descriptor, self._pidfd_ready, descriptor, ended)
 
     def close(self) -> None:
         """Stop watching all processes. They go on."""
