@@ -20,12 +20,8 @@ import psutil
 import structlog
 
 from lmx.protocol.host.logs import LogFile, configure_logs
-<<<<<<< HEAD:supervisor/cli/serving/rescue.py
-from lmx.supervisor.cli.serving.background import spawn_background
-=======
 from lmx.protocol.host.stacks import STACKS, WRITTEN_S
-from lmx.supervisor.cli.background import spawn_background
->>>>>>> ddd3b8e (A hung process writes its stacks at SIGQUIT and goes on, a worker then gets SIGTERM: macOS takes SIGABRT for a crash):supervisor/cli/rescue.py
+from lmx.supervisor.cli.serving.background import spawn_background
 from lmx.supervisor.processes.descendants import own_mark
 from lmx.supervisor.processes.handover import Guarded
 from lmx.supervisor.processes.lock_holder import lives, lock_holder, silence
