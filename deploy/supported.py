@@ -9,7 +9,7 @@ import platform
 import sys
 
 
-def problem(version, system, machine, mac_release):  # type: ignore[no-untyped-def]
+def problem(version: "tuple[int, ...]", system: str, machine: str, mac_release: str) -> str:
     """Return what is in the way, as a sentence; an empty text if nothing is. Pure."""
     if not (3, 11) <= tuple(version[:2]) < (3, 15):
         return (
@@ -32,5 +32,6 @@ def problem(version, system, machine, mac_release):  # type: ignore[no-untyped-d
 
 if __name__ == "__main__":
     sys.exit(
-        problem(sys.version_info, platform.system(), platform.machine(), platform.mac_ver()[0]) or 0
+        problem(sys.version_info[:2], platform.system(), platform.machine(), platform.mac_ver()[0])
+        or 0
     )

@@ -243,7 +243,7 @@ def test_memory_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     assert readings == []
 
 
-@pytest.mark.engine
+@pytest.mark.soak
 def test_the_bench_measures_this_machine() -> None:
     lines = bench.bench(gpu=False)
     names = [line.name for line in lines]
