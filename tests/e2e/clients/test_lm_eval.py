@@ -10,7 +10,7 @@ import json
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import pytest
@@ -81,7 +81,7 @@ def expected(plain: Plain, tokens: Sequence[int], context: int) -> Likelihood:
     places = range(context, len(tokens))
     best = plain.likeliest(tokens[:context], tokens[context:])
     own = mx.array([logprobs[place - 1, tokens[place]].item() for place in places])
-    return Likelihood(float(mx.sum(own).item()), best == list(tokens[context:]))
+    return Likelihood(cast(float, mx.sum(own).item()), best == list(tokens[context:]))
 
 
 def check(found: Sequence[Likelihood], right: Sequence[Likelihood]) -> None:
@@ -97,7 +97,7 @@ def test_likelihoods_are_those_of_the_logits(server: Rig, plain: Plain) -> None:
     prompts += [[END, *prompts[0]], prompts[1][:5]]
     contexts += [1, 5]
     for _ in range(6):
-        prompts[-1] = [*prompts[-1], int(mx.argmax(plain.logits(prompts[-1])[-1]).item())]
+        prompts[-1] = [*prompts[-1], cast(int, mx.argmax(plain.logits(prompts[-1])[-1]).item())]
     right = [expected(plain, *each) for each in zip(prompts, contexts, strict=True)]
     assert {one.is_greedy for one in right} == {False, True}
     check(scored(server, prompts, contexts), right)
