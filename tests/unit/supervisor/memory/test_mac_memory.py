@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def test_numbers_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mac_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     library(monkeypatch, kern__memorystatus_vm_pressure_level=(2, 4))
-    monkeypatch.setattr(mac.os, "sysconf", lambda name: PAGE)
+    monkeypatch.setattr(os, "sysconf", lambda name: PAGE)
     reading = mac.read_mac_memory()
     used = 100 + 25 + 200 - 50
     assert reading.used_bytes == used * PAGE
@@ -295,7 +296,7 @@ def test_the_gpu_is_asked_once_for_each_limit(monkeypatch: pytest.MonkeyPatch) -
             raise subprocess.TimeoutExpired(command, 20)
         return subprocess.CompletedProcess(command, 0, f"{GIB}\n", "")
 
-    monkeypatch.setattr(working_set.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     working_set._told_bytes.cache_clear()
     try:
         assert [working_set.read_working_set() for _ in range(2)] == [GIB, GIB]

@@ -76,9 +76,12 @@ def sleeper() -> Iterator[int]:
 async def test_each_end_is_told_once_with_its_status(watch: ExitWatch) -> None:
     children = [subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) for _ in range(3)]
     ends: asyncio.Queue[tuple[int, int | None]] = asyncio.Queue()
+
+    def watched(child: subprocess.Popen[bytes]) -> None:
+        watch.watch(child.pid, child, lambda status: ends.put_nowait((child.pid, status)))
+
     for child in children:
-        pid = child.pid
-        watch.watch(pid, child, lambda status, pid=pid: ends.put_nowait((pid, status)))
+        watched(child)
     children[1].terminate()
     assert await asyncio.wait_for(ends.get(), 30) == (children[1].pid, -signal.SIGTERM)
     children[0].kill()
