@@ -8,6 +8,7 @@ MODELS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.installed
 # mypy and import-linter read the tree through this link, under the names that it installs as.
 NAMESPACE := build/ns/lmx
@@ -25,28 +26,39 @@ help: ## list the targets
 
 install: $(STAMP) $(NAMESPACE) ## make .venv with lmx (editable) and the developers' tools
 
-# Made anew when the dependencies change. The stamp is written last, so that an interrupted
-# install is not taken for a finished one.
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) deploy/supported.py
+# Install the lists $(1) into .venv. --no-deps: the lists are whole, and leave out what lmx does not
+# need of its dependencies' dependencies. Nothing is quiet: a download of minutes shows its progress.
+define install_lists
 	@if command -v uv >/dev/null 2>&1; then \
 	  set -e; \
 	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
-	  uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	  uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt --no-deps $(1) -e .; \
 	else \
 	  set -e; \
 	  [ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV) || { \
 	    echo 'The venv module does not work; on Debian: apt-get install python3-venv' >&2; exit 1; }; \
-	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	  $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(1) -e .; \
 	fi
 	@touch $@
+endef
+
+# Made anew when the dependencies change. The stamp is written last, so that an interrupted
+# install is not taken for a finished one.
+$(SERVES): pyproject.toml constraints.txt deploy/requirements.txt
+	@$(PYTHON) deploy/supported.py
+	@echo 'Installing lmx into .venv. It happens once and takes a minute or a few (SIZES).'
+	$(call install_lists,-r deploy/requirements.txt)
+
+$(STAMP): $(SERVES) deploy/requirements-dev.txt
+	@echo "Installing the developers' tools into .venv."
+	$(call install_lists,-r deploy/requirements.txt -r deploy/requirements-dev.txt)
 
 $(NAMESPACE):
 	@mkdir -p $(dir $@)
 	@ln -sfn ../.. $@
 
 # `exec` leaves no shell between make and lmx, so Ctrl-C and kill reach lmx itself.
-run: install ## serve MODELS (default: a small demo model) on PORT
+run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 	@if [ -n '$(MODELS)' ]; then \
 	  LMX_MODELS='$(MODELS)' exec $(BIN)/lmx serve --port '$(PORT)'; \
 	else exec $(BIN)/lmx demo --port '$(PORT)'; fi

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from lmx.protocol.errors import ErrorCode
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "router", "worker", "supervisor")
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", *(f"{room}/**/*.md" for room in ROOMS))
+    for pattern in ("*.md", "docs/**/*.md", *(f"{room}/**/*.md" for room in ROOMS))
     for path in ROOT.glob(pattern)
 )
 
@@ -52,6 +54,13 @@ def test_the_map_names_files_that_are_there() -> None:
         if not name.startswith("/") and not _is_there(name)
     ]
     assert missing == []
+
+
+def test_every_error_is_explained() -> None:
+    """Each code stands in one row of the page of errors, and no row has a code that is none."""
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/start/errors.md").read_text(), re.MULTILINE)
+    explained = [code for row in rows for code in re.findall(r"`(\w+)`", row)]
+    assert sorted(explained) == sorted(ErrorCode)
 
 
 def _is_there(name: str) -> bool:

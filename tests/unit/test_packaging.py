@@ -6,10 +6,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_ROOTS = ("protocol", "router", "supervisor", "worker")
@@ -103,7 +106,61 @@ def test_constraints_are_exact_and_name_no_index() -> None:
             assert re.fullmatch(r'[\w.-]+==[\w.]+(; sys_platform == "(darwin|linux)")?', line), line
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml", "Makefile", ".ci/run"])
+NOT_NEEDED = {"datasets", "opencv-python", "scipy", "sounddevice", "uvicorn", "websockets"}
+"""What lmx's dependencies ask for, and nothing that lmx runs imports."""
+ENVIRONMENTS = [
+    {"sys_platform": platform, "platform_system": system, "platform_machine": machine}
+    | {"python_version": version, "python_full_version": f"{version}.0"}
+    for platform, system, machine in (("linux", "Linux", "x86_64"), ("darwin", "Darwin", "arm64"))
+    for version in ("3.11", "3.12", "3.13", "3.14")
+]
+
+
+def installed(*extras: str) -> set[str]:
+    """The lines for everything that lmx asks for and its dependencies do, on any machine of
+    ``ENVIRONMENTS``, but for what is not needed."""
+    platforms: dict[str, set[str]] = {}
+    for environment in ENVIRONMENTS:
+        todo, seen = [("lmx", frozenset(extras))], set()
+        while todo:
+            if (entry := todo.pop()) in seen:
+                continue
+            seen.add(entry)
+            name, wanted = entry
+            platforms.setdefault(name, set()).add(environment["sys_platform"])
+            try:
+                asked = requires(name) or []
+            except PackageNotFoundError:
+                continue  # one for the other platform
+            for one in map(Requirement, asked):
+                found = canonicalize_name(one.name)
+                needed = one.marker is None or any(
+                    one.marker.evaluate({**environment, "extra": extra}) for extra in {"", *wanted}
+                )
+                if needed and found not in NOT_NEEDED:
+                    todo.append((found, frozenset(one.extras)))
+    del platforms["lmx"]
+    return {
+        name if len(on) == 2 else f'{name}; sys_platform == "{min(on)}"'
+        for name, on in platforms.items()
+    }
+
+
+def listed(name: str) -> set[str]:
+    lines = (ROOT / "deploy" / name).read_text().splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def test_the_lists_are_what_the_packages_ask_for() -> None:
+    assert listed("requirements.txt") == installed()
+    assert listed("requirements-dev.txt") == installed("dev") - installed()
+    left_out = {line.partition(";")[0] for line in listed("overrides.txt")}
+    assert left_out == NOT_NEEDED
+
+
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "pyproject.toml", "Makefile", ".ci/run", "deploy/requirements.txt"]
+)
 def test_no_registry_is_named(name: str) -> None:
     text = (ROOT / name).read_text()
     assert not re.search(
