@@ -106,7 +106,7 @@ def test_constraints_are_exact_and_name_no_index() -> None:
             assert re.fullmatch(r'[\w.-]+==[\w.]+(; sys_platform == "(darwin|linux)")?', line), line
 
 
-NOT_NEEDED = {"datasets", "opencv-python", "scipy", "sounddevice", "uvicorn", "websockets"}
+NOT_NEEDED = {"datasets", "scipy", "sounddevice", "uvicorn", "websockets"}
 """What lmx's dependencies ask for, and nothing that lmx runs imports."""
 ENVIRONMENTS = [
     {"sys_platform": platform, "platform_system": system, "platform_machine": machine}
