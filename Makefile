@@ -16,7 +16,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance models-page fuzz chaos agents lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types resolve imports check clean
+.PHONY: help install run test conformance models-page fuzz chaos agents installs lm-eval bench bench-memory bench-relay bench-mixed bench-lanes bench-host docs fmt lint types resolve imports check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -84,6 +84,9 @@ fuzz: install ## 10,000 model folders, state files and control frames of nonsens
 
 chaos: install ## a bad day of 2,000 requests for eight models in the memory of three (two minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_chaos.py
+
+installs: install ## install the wheel by pip, pipx and uv into empty environments, and run the demo in each (minutes)
+	@$(BIN)/pytest -q -s -m soak tests/e2e/test_install.py
 
 agents: install ## a coding agent's session of 40 turns: what of its prompts is computed again (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/e2e/test_agent_session.py
