@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmx.protocol.errors import ErrorCode
+from lmx.supervisor.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "router", "worker", "supervisor")
@@ -61,6 +62,20 @@ def test_every_error_is_explained() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/start/errors.md").read_text(), re.MULTILINE)
     explained = [code for row in rows for code in re.findall(r"`(\w+)`", row)]
     assert sorted(explained) == sorted(ErrorCode)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_their_options_exist(document: Path) -> None:
+    """What a document writes as a command of lmx, in backticks or in a block of a shell's lines."""
+    text = document.read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
+    for line in [*lines, *re.findall(r"`(lmx [^`]+)`", text)]:
+        for name, rest in re.findall(r"(?:^|[\s/;|])lmx(?:-supervisor)? ([a-z]\S*)([^;|]*)", line):
+            command = main.commands.get(name)
+            assert command is not None, f"{line!r}: there is no command {name}"
+            options = {each for one in command.params for each in (*one.opts, *one.secondary_opts)}
+            assert set(re.findall(r"(?<=\s)--[\w-]+", rest)) <= {*options, "--help"}, line
 
 
 def _is_there(name: str) -> bool:
