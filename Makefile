@@ -46,7 +46,7 @@ endef
 # install is not taken for a finished one.
 $(SERVES): pyproject.toml constraints.txt deploy/requirements.txt
 	@$(PYTHON) deploy/supported.py
-	@echo 'Installing lmx into .venv. It happens once and takes a minute or a few (SIZES).'
+	@echo 'Installing lmx into .venv. It happens once and takes a minute or a few: about 800 MB on the disk.'
 	$(call install_lists,-r deploy/requirements.txt)
 
 $(STAMP): $(SERVES) deploy/requirements-dev.txt
@@ -77,7 +77,7 @@ conformance: install ## every type of models against its library, every combinat
 	@$(BIN)/pytest -q -m conformance $(CONFORMANCE:%=--ignore=%) tests/engine
 
 models-page: install ## examine every type of models, and write docs/models.md
-	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/models_page.py
+	@PYTHONPATH=tests/support/models:tests/support/references:tests/support/rigs $(BIN)/python docs/make/models_page.py
 
 fuzz: install ## 10,000 model folders, state files and control frames of nonsense against one lmx; all hostile media (minutes)
 	@$(BIN)/pytest -q -s -m soak tests/process/faults/test_fuzz.py tests/process/requests/test_hostile_media.py
@@ -113,7 +113,7 @@ bench-host: install ## processor time of the engine's thread in a step; AGAINST=
 	@PYTHONPATH=tests/bench:tests/bench/rigs:tests/support/models $(BIN)/python tests/bench/bench_host.py $(AGAINST)
 
 docs: install ## write into the documents what the code says of each field and key
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/make/generate.py
 
 fmt: install ## format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

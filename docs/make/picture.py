@@ -1,5 +1,4 @@
-"""Draw ``docs/picture.svg``: ``lmx top`` while one of two models is killed, and the other's stream
-goes on.
+"""Draw ``docs/start/picture.svg``: ``lmx top`` while one of two models is killed.
 
 What the picture shows happened: it runs an lmx with two copies of the demo model, streams an answer
 from each, kills one of them in the middle, and draws what ``top`` and the two clients saw, a frame
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from rich.align import Align
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -26,7 +26,7 @@ from lmx.protocol.messages.control import EventList, GetEvents, KillModel
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli.views.top import TokenRates, top_frame
 
-PICTURE: Final = Path(__file__).resolve().parents[1] / "picture.svg"
+PICTURE: Final = Path(__file__).resolve().parents[1] / "start" / "picture.svg"
 _WIDTH, _TOP_HEIGHT, _PANEL_HEIGHT = 108, 13, 9
 _FRAME_S: Final = 0.5
 _FRAMES: Final = 28
@@ -70,7 +70,8 @@ async def _watch(lmx: Rig) -> list[RenderableType]:
             rates.take(status.status.workers, time.monotonic())
             top = top_frame(status.status, rates, events, (_WIDTH, _TOP_HEIGHT), time.time())
             panels = [_panel(name, stream) for name, stream in streams.items()]
-            frames.append(Group(Text(commands[-1], style="bold"), top, Text(""), Columns(panels)))
+            above = Align(top, vertical="top", height=_TOP_HEIGHT)
+            frames.append(Group(Text(commands[-1], style="bold"), above, Columns(panels)))
             await asyncio.sleep(_FRAME_S)
         for stream in streams.values():
             await stream.hang_up()
@@ -114,8 +115,8 @@ def _animated(frames: list[RenderableType]) -> str:
         "text{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:20px}\n"
         f".frame{{visibility:hidden;animation:show {total_s:g}s infinite}}\n"
         f"@keyframes show{{0%{{visibility:visible}}{share:.3f}%,100%{{visibility:hidden}}}}\n"
-        f"@keyframes stay{{0%,{share + 100 * _END_S / total_s:.3f}%{{visibility:visible}}"
-        "99.999%,100%{visibility:hidden}}\n" + "\n".join(styles) + "\n</style>\n"
+        f"@keyframes stay{{0%{{visibility:visible}}{share + 100 * _END_S / total_s:.3f}%,100%"
+        "{visibility:hidden}}\n" + "\n".join(styles) + "\n</style>\n"
         f'<rect width="{width_px:.0f}" height="{height_px:.0f}" rx="10" fill="#292929"/>\n'
         '<g transform="translate(12,12)">\n' + "\n".join(groups) + "\n</g>\n</svg>\n"
     )

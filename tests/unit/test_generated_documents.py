@@ -19,7 +19,7 @@ from lmx.supervisor.config.schema import Config, ModelConfig
 ROOT = Path(__file__).parents[2]
 
 # Loaded from its file: the documents are no package.
-_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "make" / "generate.py")
 assert _spec is not None
 assert _spec.loader is not None
 generate = importlib.util.module_from_spec(_spec)

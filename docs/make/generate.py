@@ -39,7 +39,7 @@ from lmx.supervisor.config.needs import IN_WORDS, needs_of
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.values import Section
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 PARAMETERS: Final = ROOT / "docs" / "parameters.md"
 AUDIO: Final = ROOT / "docs" / "audio.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
