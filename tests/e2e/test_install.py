@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,8 +56,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_pip(wheel: Path, tools: Path, folder: Path) -> Path:
     run(sys.executable, "-m", "venv", folder / "env")
-    pip = [folder / "env" / "bin" / "python", "-m", "pip"]
-    run(*pip, "install", "--quiet", "-c", CONSTRAINTS, wheel)
+    python = folder / "env" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, wheel)
     return folder / "env" / "bin" / "lmx"
 
 
@@ -76,7 +76,9 @@ def by_uv(wheel: Path, tools: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("install", [by_pip, by_pipx, by_uv])
-def test_the_demo_answers(install, wheel: Path, tools: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_demo_answers(
+    install: Callable[[Path, Path, Path], Path], wheel: Path, tools: Path, tmp_path: Path
+) -> None:
     began_s = time.monotonic()
     program = install(wheel, tools, tmp_path)
     took_s = time.monotonic() - began_s

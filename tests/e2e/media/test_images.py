@@ -23,6 +23,7 @@ from hostile_server import HostileServer, answer, hostile_server, redirect
 from openai import OpenAI
 from PIL import Image
 from rig import PATIENT, Rig, rig
+from terminal import reading
 from tiny_models import make_tiny_model
 
 pytestmark = [
@@ -60,7 +61,7 @@ def seeing(shapes_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     tiny = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama", 8192)
     config = {
         "models": [
-            {"id": "shapes", "source": str(shapes_dir)},
+            {"id": "shapes", "source": str(shapes_dir), "temperature": 0},
             {"id": "tiny", "source": str(tiny)},
         ],
         "media": {"allowed_networks": ["127.0.0.1"]},
@@ -176,6 +177,19 @@ def test_what_counts_tokens_counts_what_the_usage_says(seeing: Rig) -> None:
     assert posted("/v1/responses/input_tokens", **asked)["input_tokens"] == used
     none = posted("/tokenize", messages=[{"role": "user", "content": WHAT["text"]}])["count"]
     assert none < used
+
+
+def test_the_terminal_s_chat_sends_a_file(seeing: Rig, tmp_path: Path) -> None:
+    (tmp_path / "blue.png").write_bytes(picture("blue"))
+    with reading(seeing, "chat", "shapes", terminal=True) as chat:
+        chat.sees(">>> ")
+        chat.type(f"/image {tmp_path}/blue.png\n")
+        chat.sees(">>> ")
+        chat.type(f"{WHAT['text']}\n")
+        chat.sees("blue")
+        chat.sees(">>> ")
+        chat.type("\x04")
+        assert chat.process.wait(30) == 0
 
 
 def test_two_images_keep_their_places(seeing: Rig) -> None:
