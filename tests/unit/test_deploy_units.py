@@ -13,7 +13,7 @@ from lmx.supervisor.config.schema import TimingConfig
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-PROGRAM = "@LMX@/.venv/bin/lmx-supervisor"
+PROGRAM = "@LMX@"
 
 
 def launchd() -> dict[str, Any]:

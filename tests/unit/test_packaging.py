@@ -53,7 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
     tree.mkdir()
-    for name in PACKAGE_ROOTS:
+    for name in (*PACKAGE_ROOTS, "deploy"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():
@@ -76,7 +76,13 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         if path.suffix in (".css", ".js", ".md", ".py") or path.name == "py.typed"
     }
     assert wanted <= held
-    assert not {name for name in held if not name.startswith("lmx/")}
+    shared = {name for name in held if not name.startswith("lmx/")}
+    assert {re.sub(r"^lmx-.*\.data/data/share/lmx/", "", name) for name in shared} == {
+        "com.lmx.supervisor.plist",
+        "lmx.example.yaml",
+        "lmx.schema.json",
+        "lmx.service",
+    }
 
 
 def test_the_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
