@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
+from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.specs import AdapterSpec
 from lmx.protocol.states import ExitCause, MediaKind, ModelKind, SlotState
 from lmx.supervisor.config.model import AddedModelConfig
@@ -17,6 +19,8 @@ from lmx.supervisor.decisions.slots.life import SlotLife
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts
 from lmx.supervisor.memory.plan import MemoryPlan
+
+_MAY_PASS: Final = frozenset({ErrorCode.INSUFFICIENT_MEMORY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,13 @@ class Slot:
         if self.worker is None and self.files.inspection is not None:
             return self.files.inspection.problem
         return None
+
+    @property
+    def fault(self) -> str | None:
+        """The same, but not a lack of memory, which may pass without anybody mending the model."""
+        if self.life.problem is not None and self.life.problem.code in _MAY_PASS:
+            return None
+        return self.problem
 
     def adapter_problem(self, adapter_id: str) -> str | None:
         """Why one of the model's adapters can't be used, for people: that it could not be fetched;

@@ -73,7 +73,7 @@ def model_kind(slot: Slot) -> ModelKind | None:
 
 def public_state(slot: Slot) -> ModelState:
     """Return one word for where a model is."""
-    return model_state(slot.state, slot.worker.state if slot.worker else None, slot.problem)
+    return model_state(slot.state, slot.worker.state if slot.worker else None, slot.fault)
 
 
 def model_status(

@@ -33,7 +33,8 @@ def accepts(arguments: list[str]) -> bool:
     context = main.make_context("lmx-supervisor", list(arguments))
     _, command, rest = main.resolve_command(context, arguments)
     assert command is not None
-    command.make_context(command.name, rest)
+    # Without its parent click would keep for good that the command has no -h.
+    command.make_context(command.name, rest, parent=context)
     return True
 
 

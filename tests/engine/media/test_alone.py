@@ -13,8 +13,9 @@ from media_models import MlxVlmAlone, conversation, make_media_model, random_med
 
 pytestmark = pytest.mark.engine
 
-LEAST_OFF = 0.1
-"""Other media change the last logits by this much of their spread at least."""
+LEAST_OFF = 0.02
+"""Other media change the last logits by this much of their spread at least. Noises that sound alike
+change them by about a tenth, and what is not heard changes nothing."""
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -18,6 +18,7 @@ def models(lmx: Rig) -> dict[str, bool]:
 
 def test_an_added_model_outlives_supervisors_until_it_is_removed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     with rig({"models": [scripted("alpha")]}) as lmx:
         pid = lmx.wait_state("alpha", "ready")["pid"]
         done = lmx.cli("add", "new", str(tmp_path), "--context-length", "64")

@@ -163,6 +163,7 @@ class MlxVlmAlone:
         if "video_second_per_grid" in inputs:
             # mlx-vlm takes all videos for such of one frame a second.
             times = [each.times_s for each in media if isinstance(each, Video)]
+            times = times[: len(inputs["video_grid_thw"])]  # Those that the messages name.
             known["position_ids"], known["rope_deltas"] = self.model.language_model.get_rope_index(
                 tokens, inputs.get("image_grid_thw"), inputs["video_grid_thw"],
                 video_second_per_grid=mx.array([2 * (own[1] - own[0]) for own in times]),

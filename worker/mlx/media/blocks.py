@@ -31,7 +31,10 @@ class BlockTap:
 
     def __init__(self, model: Any) -> None:
         blocks = list(_blocks(model))
-        self._slicer = Slicer(list(_modules(model)), blocks)
+        known = {id(block) for block in blocks}
+        towers = list(_modules(model))
+        small = [one for one in towers if known.isdisjoint(map(id, _modules(one)))]
+        self._slicer = Slicer(towers, small)
         for block in blocks:
             wrap_call(block, self._note)
 

@@ -65,12 +65,12 @@ class Part(NamedTuple):
 class Slicer:
     """Writes down, in parts, what a model's classes compute. Engine thread."""
 
-    def __init__(self, towers: Sequence[Any], blocks: Sequence[Any]) -> None:
-        """``towers`` are all modules that see or hear, and ``blocks`` those of them that stand one
-        behind the other."""
+    def __init__(self, towers: Sequence[Any], small: Sequence[Any]) -> None:
+        """``towers`` are all modules that see or hear, and ``small`` those of them that hold none
+        of the blocks that stand one behind the other."""
         gpu = mx.default_device() == mx.Device(mx.gpu)
         self._cost = ComputingCost(_FIRST_GPU_S if gpu else _FIRST_CPU_S)
-        self._seams = list(self._found_seams(towers, blocks))
+        self._seams = list(self._found_seams(towers, small))
         self._known_by_rows: dict[Any, bool] = {}
         """Whether a module computes each row alone, by its class and the shapes of its weights."""
         self._thread: int | None = None
@@ -118,7 +118,7 @@ class Slicer:
     def _writes(self) -> bool:
         return self._thread == threading.get_ident()
 
-    def _found_seams(self, towers: Sequence[Any], blocks: Sequence[Any]) -> Iterator[_Seam]:
+    def _found_seams(self, towers: Sequence[Any], small: Sequence[Any]) -> Iterator[_Seam]:
         fast, name = mx.fast, "scaled_dot_product_attention"
         yield fast, name, self._outermost(self._attention, getattr(fast, name))
         spaces = {type(one).__module__ for one in towers} | {base.__name__}
@@ -130,8 +130,6 @@ class Slicer:
             yield layer, "__call__", self._outermost(self._layer, layer.__call__)
         for convolution in _CONVOLUTIONS:
             yield convolution, "__call__", self._outermost(self._convolution, convolution.__call__)
-        known = {id(block) for block in blocks}
-        small = [one for one in towers if known.isdisjoint(id(each) for each in one.modules())]
         for kind in {type(one) for one in small if one.children()}:
             yield kind, "__call__", self._outermost(self._module, kind.__call__)
 

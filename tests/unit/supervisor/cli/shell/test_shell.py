@@ -77,5 +77,5 @@ def test_models_are_completed(home: Home) -> None:
 
 
 def test_commands_are_completed() -> None:
-    assert completed(typed="do") == ["download", "downloads"]
+    assert completed(typed="do") == ["download", "downloads", "doctor"]
     assert "--take-over" in completed("serve", typed="--")
