@@ -64,15 +64,13 @@ class ModelState(StrEnum):
         return self in (ModelState.READY, ModelState.DRAINING)
 
 
-def model_state(
-    slot: SlotState, worker: WorkerState | None, problem: str | None = None
-) -> ModelState:
-    """Return the state of the worker if there is one, else that of the slot. ``problem`` is why the
-    model can't be loaded."""
+def model_state(slot: SlotState, worker: WorkerState | None, *, failed: bool = False) -> ModelState:
+    """Return the state of the worker if there is one, else that of the slot. ``failed`` says that
+    the model can't be loaded until somebody mends it."""
     match worker, slot:
         case None, SlotState.OCCUPIED:
             return ModelState.STARTING
-        case None, SlotState.COLD if problem is not None:
+        case None, SlotState.COLD if failed:
             return ModelState.FAILED
         case None, SlotState.HELD:
             return ModelState.DRAINED

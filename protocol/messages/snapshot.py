@@ -84,6 +84,9 @@ class ModelView(ModelCommon):
     worker: WorkerState | None = None
     """Where its worker is, null where it has none."""
 
+    failed: bool = False
+    """Whether its problem is one that somebody has to mend."""
+
     memory_bytes: int = 0
     """What its worker measured when it became ready; each beat's figure is in the status."""
 
@@ -113,7 +116,7 @@ class ModelView(ModelCommon):
     @property
     def state(self) -> ModelState:
         """Where the model is, in the word that users see."""
-        return model_state(self.slot, self.worker, self.problem)
+        return model_state(self.slot, self.worker, failed=self.failed)
 
 
 @dataclass(frozen=True, slots=True)

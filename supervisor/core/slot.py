@@ -120,11 +120,10 @@ class Slot:
         return None
 
     @property
-    def fault(self) -> str | None:
-        """The same, but not a lack of memory, which may pass without anybody mending the model."""
-        if self.life.problem is not None and self.life.problem.code in _MAY_PASS:
-            return None
-        return self.problem
+    def failed(self) -> bool:
+        """Whether that problem is one that somebody has to mend. A lack of memory may pass."""
+        life = self.life.problem
+        return self.problem is not None and (life is None or life.code not in _MAY_PASS)
 
     def adapter_problem(self, adapter_id: str) -> str | None:
         """Why one of the model's adapters can't be used, for people: that it could not be fetched;

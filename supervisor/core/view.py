@@ -40,6 +40,7 @@ def model_view(slot: Slot, position: int | None, started_s: int, now_s: float) -
         model_id=slot.model.id,
         slot=slot.state,
         worker=worker.state if worker else None,
+        failed=slot.failed,
         memory_bytes=worker.ready_memory_bytes if worker else 0,
         capabilities=(worker.capabilities if worker else ()) or slot.past.capabilities,
         created_s=slot.files.facts.created_s or started_s,
@@ -61,6 +62,7 @@ def adapter_views(slot: Slot, base: ModelView) -> tuple[ModelView, ...]:
             kind=ModelKind.CHAT,
             memory_bytes=0,
             problem=base.problem or slot.adapter_problem(adapter_id),
+            failed=base.failed or slot.adapter_problem(adapter_id) is not None,
         )
         for adapter_id, folder in slot.model.adapters.items()
     )
@@ -73,7 +75,7 @@ def model_kind(slot: Slot) -> ModelKind | None:
 
 def public_state(slot: Slot) -> ModelState:
     """Return one word for where a model is."""
-    return model_state(slot.state, slot.worker.state if slot.worker else None, slot.fault)
+    return model_state(slot.state, slot.worker.state if slot.worker else None, failed=slot.failed)
 
 
 def model_status(

@@ -75,8 +75,8 @@ class TestRoomForTwo:
             busy = [Stream(session, url, ask(name, long)) for name in ("a", "b")]
             await asyncio.gather(*(stream.has_text(5) for stream in busy))
             waiting = Stream(session, url, ask("c", QUICKLY))
-            await asyncio.to_thread(room_for_two.wait_state, "c", "queued")
-            assert room_for_two.worker("c")["position"] == 1
+            line = await asyncio.to_thread(room_for_two.wait_state, "c", "queued")
+            assert line["position"] == 1
             await waiting.ended()
             first = min(busy, key=lambda stream: not stream.done)
             assert first.done, "there was room before anybody had ended"
@@ -102,6 +102,8 @@ class TestPinned:
                 for word in ("kept", "held", "pinned", "100 MiB", "250 MiB"):
                     assert word in error["message"]
                 assert states(lmx) == {"kept": "ready", "held": "ready", "asked": "cold"}
+                async with session.get(f"{lmx.url}/models/asked") as listed:
+                    assert (await listed.json())["state"] == "cold"
                 done = await asyncio.to_thread(lmx.cli, "unpin", "kept")
                 assert done.returncode == 0, done.stderr
                 await answered(session, lmx.url, "asked")
