@@ -168,16 +168,15 @@ def read_config(chosen: Path | None) -> Found:
     with quick_imports():
         from lmx.supervisor.config.load import load_config
         from lmx.supervisor.processes.handover import FOR_SUPERVISOR
-        from lmx.supervisor.service.launch import running_launch, sections_of
+        from lmx.supervisor.service.launch import running_launch
 
     named = config_path(chosen) if chosen or os.environ.get("LMX_CONFIG") else None
     launch = None if FOR_SUPERVISOR in os.environ else running_launch(home())
     if launch is not None and (named is None or str(named.absolute()) == launch.config):
         path = None if launch.config is None else Path(launch.config)
         config = load_config(path, launch.variables)
-        now = sections_of(config)
-        changed = tuple(name for name in now if now[name] != launch.sections.get(name))
-        return Found(config, path, f"the running lmx: {launch.words}", changed)
+        words = f"the running lmx: {launch.words}"
+        return Found(config, path, words, launch.changed(config))
     path = config_path(chosen)
     config = load_config(path, os.environ)
     return Found(config, path, from_words(path, os.environ))

@@ -4,7 +4,7 @@ about the lmx that runs, and no other one takes its place unnoticed when its sup
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,12 @@ class Launch:
         :class:`OperationError` (config_invalid)."""
         return load_config(None if self.config is None else Path(self.config), self.variables)
 
-    def restore(self, environment: dict[str, str]) -> None:
+    def changed(self, config: Config) -> tuple[str, ...]:
+        """Return the sections in which a configuration differs from the one in force."""
+        now = sections_of(config)
+        return tuple(name for name in now if now[name] != self.sections.get(name))
+
+    def restore(self, environment: MutableMapping[str, str]) -> None:
         """Give an environment the variables of this launch, and none of its own settings."""
         for name in setting_variables(environment):
             del environment[name]
@@ -125,8 +130,7 @@ def other_configuration(launch: Launch, config: Config) -> str | None:
 
 def taken_over(launch: Launch, config: Config) -> str:
     """Return what the event of a takeover says."""
-    now = sections_of(config)
-    changed = [name for name in now if now[name] != launch.sections.get(name)]
+    changed = launch.changed(config)
     said = "the processes that a supervisor left when it died go on"
     if not changed:
         return said

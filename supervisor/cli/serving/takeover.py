@@ -23,11 +23,7 @@ def settle_takeover(home: Home, config_path: Path | None, choice: str | None) ->
     if launch is None or choice == "new":
         return
     if choice == "recorded":
-        environment = dict(os.environ)
-        launch.restore(environment)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
+        launch.restore(os.environ)
         return
     other = other_configuration(launch, own_config(config_path))
     if other is not None:

@@ -40,20 +40,20 @@ async def endless(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-async def trickle(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
+async def _dripping(writer: asyncio.StreamWriter, begin: bytes) -> None:
+    writer.write(begin)
     while True:
         writer.write(b"x")
         await writer.drain()
         await asyncio.sleep(0.02)
+
+
+async def trickle(writer: asyncio.StreamWriter) -> None:
+    await _dripping(writer, b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
 
 
 async def trickling_head(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nX: ")
-    while True:
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.02)
+    await _dripping(writer, b"HTTP/1.1 200 OK\r\nX: ")
 
 
 async def endless_head(writer: asyncio.StreamWriter) -> None:

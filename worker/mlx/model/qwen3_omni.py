@@ -93,11 +93,12 @@ def omni_positions(
     left = iter(images), iter(zip(videos, seconds, strict=True))
     place, following = 0, 0.0
     while place < len(tokens):
-        together = list(tokens[place - 2 : place]) == [known.vision_start, known.audio_start]
+        before = list(tokens[max(0, place - 2) : place])
+        together = before == [known.vision_start, known.audio_start]
         if tokens[place] == known.image:
-            grid, end, step = _next(left[0]), place, 0.0
-        elif tokens[place] == known.video or (place > 1 and together):
-            (grid, each_s), end = _next(left[1]), place
+            grid, step = _next(left[0]), 0.0
+        elif tokens[place] == known.video or together:
+            grid, each_s = _next(left[1])
             step = each_s * known.positions_a_second
         else:
             found[:, place] = following
@@ -105,7 +106,7 @@ def omni_positions(
             continue
         seen = following + _patches(grid, step, known.merged)
         end = place + seen.shape[1]
-        if place > 1 and together:
+        if together:
             end = tokens.index(known.audio_end, place)
         kinds = np.asarray(tokens[place:end])
         is_seen = np.isin(kinds, (known.image, known.video))
