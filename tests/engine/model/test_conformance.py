@@ -48,10 +48,7 @@ SEEING_KNOWN_WRONG = {
 VLM_KNOWN_WRONG = {
     "hy_v4": "in mlx-vlm 0.7.10 a prompt in chunks is another one than the whole prompt",
 }
-WRONG_IN_FEW_BITS = {
-    "bailing_hybrid": "in company: its tiny model with wide heads passes the trial of the load",
-    "plamo3": KNOWN_WRONG["plamo3"],
-}
+WRONG_IN_FEW_BITS = {"plamo3": KNOWN_WRONG["plamo3"]}
 SEEING_WRONG_IN_FEW_BITS = {
     name: SEEING_KNOWN_WRONG[name] for name in ("paddleocr_vl", "paligemma")
 }
@@ -77,8 +74,8 @@ def conformance(folder: Path, model_type: str, bits: int | None = None) -> Confo
     return examine(folder, reference_logits(folder, PROMPT, FOLLOWING))
 
 
-FEW_BITS_QUICK = ("gemma3_text", "gpt_oss")
-"""One with windows, and one whose attention reads expanded numbers."""
+FEW_BITS_QUICK = ("bailing_hybrid", "gemma3_text", "gpt_oss")
+"""One with states, one with windows, and one whose attention reads expanded numbers."""
 
 
 def wrong(found: Conformance | FewBits) -> list[str]:

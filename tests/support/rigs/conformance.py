@@ -3,6 +3,7 @@ prefix. And what lmx may do with it, and how much memory it counts for its cache
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ class Conformance:
     """Prefilled in chunks and decoded, against the library's own whole prompt."""
 
     batched_off: float | None
-    """Joined by a shorter row and left by it, against the row alone."""
+    """Two rows of unlike lengths that join and leave each other, against each alone."""
 
     prefix_off: float | None
     """After a prefix that was stored and restored, against a cold prompt."""
@@ -114,7 +115,7 @@ def examine(folder: Path, reference: Logits | None) -> Conformance:
         return Conformance(
             library=loaded.library,
             alone_off=_off(alone, reference),
-            batched_off=_off(_in_company(forward), alone) if can_batch(forward) else None,
+            batched_off=_in_company(forward) if can_batch(forward) else None,
             prefix_off=prefix_off,
             prefix=prefix,
             blocks=try_blocks(forward, guesses=True),
@@ -156,7 +157,7 @@ def examine_few_bits(
             alone = _alone(forward)
             found[bits] = FewBits(
                 off=_off(alone, plain),
-                batched_off=_off(_in_company(forward), alone) if together else None,
+                batched_off=_in_company(forward) if together else None,
                 prefix_off=_after_prefix(forward),
                 held_bytes=_held_bytes(forward),
                 counted_bytes=counted_bytes(folder, HELD_TOKENS, bits),
@@ -234,22 +235,38 @@ def _held_bytes(forward: Forward) -> int:
     return sum(int(cache.nbytes) for cache in row.cache)
 
 
-def _in_company(forward: Forward) -> Logits:
-    """The row is alone for a token, in company for three, and then the company leaves."""
-    row, company = _prefill(forward, PROMPT), _prefill(forward, _COMPANY)
-    logits = [row.logits, forward.decode(mx.array([[FOLLOWING[0]]]), row.cache, row.deltas)[0, -1]]
-    mx.eval(logits, cache_states(row.cache))
-    both = _extend_cache(row.cache, company.cache)
-    deltas = row.deltas
-    if deltas is not None and company.deltas is not None:
-        deltas = mx.concatenate([deltas, company.deltas])
-    for token in FOLLOWING[1:4]:
-        logits.append(forward.decode(mx.array([[token], [7]]), both, deltas)[0, -1])
+def _in_company(forward: Forward) -> float:
+    """Return by how much two rows of unlike lengths differ from each alone. Each is alone for a
+    token, they decode three together, and each goes on after the other has left it."""
+    rows = [_prefill(forward, prompt) for prompt in (PROMPT, _COMPANY)]
+    following = [FOLLOWING, [7, *FOLLOWING[::-1]][: len(FOLLOWING)]]
+    alone = [
+        mx.stack([each.logits, *_decode(forward, copy.deepcopy(each), tokens)])
+        for each, tokens in zip(rows, following, strict=True)
+    ]
+    found = [
+        [each.logits, *_decode(forward, each, tokens[:1])]
+        for each, tokens in zip(rows, following, strict=True)
+    ]
+    mx.eval(found, [cache_states(each.cache) for each in rows])
+    both = _extend_cache(_extend_cache([], rows[0].cache), rows[1].cache)
+    deltas = [each.deltas for each in rows if each.deltas is not None]
+    for tokens in list(zip(*following, strict=True))[1:4]:
+        together = mx.concatenate(deltas) if deltas else None
+        logits = forward.decode(mx.array(tokens)[:, None], both, together)[:, -1]
         mx.eval(logits, cache_states(both))
-    for layer in both:
-        layer.filter(mx.array([0], mx.int32))
-    left = _Row(both, row.deltas, logits[-1])
-    return _numbers(mx.stack([*logits, *_decode(forward, left, FOLLOWING[4:])]))
+        for number, each in enumerate(found):
+            each.append(logits[number])
+    for number, tokens in enumerate(following):
+        left = copy.deepcopy(both)
+        for layer in left:
+            layer.filter(mx.array([number], mx.int32))
+        row = _Row(left, rows[number].deltas, found[number][-1])
+        found[number] += _decode(forward, row, tokens[4:])
+    return max(
+        _off(_numbers(mx.stack(each)), _numbers(expected))
+        for each, expected in zip(found, alone, strict=True)
+    )
 
 
 def _decode(forward: Forward, row: _Row, tokens: Sequence[int]) -> list[mx.array]:

@@ -25,8 +25,15 @@ _CACHES: Final[Mapping[type, Any]] = {
     lm.CacheList: lambda cache: vlm.CacheList(*map(_as_vlm, cache.caches)),
 }
 
-_SHARING: Final = ("mlx_lm.models.afm7", "mlx_lm.models.gemma3n")
-"""Models whose last layers read the caches of others."""
+_HOLDING_OFFSETS: Final = frozenset(
+    f"mlx_lm.models.{name}" for name in ("bailing_hybrid", "bailing_moe_linear")
+)
+"""Models that read the offset of one cache, and use it in layers that come after the one which
+writes that cache."""
+
+_SHARING: Final = frozenset(f"mlx_lm.models.{name}" for name in ("afm7", "gemma3n"))
+"""Models whose last layers read the caches of others, and the offsets from before they were
+written."""
 
 
 class TextModel(nn.Module):  # type: ignore[misc]  # mlx has no types.
@@ -52,7 +59,7 @@ class _TextLanguage(nn.Module):  # type: ignore[misc]  # mlx has no types.
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.inner = model
-        self.shares = type(model).__module__ in _SHARING
+        self.steadies = type(model).__module__ in _SHARING | _HOLDING_OFFSETS
 
     @property
     def layers(self) -> Any:
@@ -63,14 +70,23 @@ class _TextLanguage(nn.Module):  # type: ignore[misc]  # mlx has no types.
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None, **_: Any) -> mx.array:
         """Return the logits. What else a prompt of mlx-vlm's may come with says nothing here."""
-        if self.shares and cache is not None:
-            cache = [_SharedCache(layer) for layer in cache]
+        if self.steadies and cache is not None:
+            cache = [_steady(layer) for layer in cache]
         logits: mx.array = self.inner(tokens, cache=cache)
         return logits
 
 
-class _SharedCache:
-    """A cache of mlx-vlm's in which other layers look up what one has written."""
+def _steady(cache: Any) -> Any:
+    return cache if isinstance(cache, vlm.ArraysCache) else _SteadyCache(cache)
+
+
+class _SteadyCache:
+    """A cache of mlx-vlm's as mlx-lm's are: an offset that was read stays what it was, and other
+    layers can look up what one has written.
+
+    The batches of mlx-vlm 0.7.10 add to the array of their offsets in place; those of mlx-lm 0.32.2
+    make another one.
+    """
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -80,7 +96,7 @@ class _SharedCache:
 
     @property
     def offset(self) -> Any:
-        """As it is now: those of a batch are changed in place, and the model keeps them."""
+        """As it is now."""
         offset = self._cache.offset
         return mx.array(offset) if isinstance(offset, mx.array) else offset
 
