@@ -224,6 +224,29 @@ def test_activations_grow_with_what_makes_them() -> None:
     assert at_work(4096, platform="darwin") == at_work(2048, platform="darwin"), "no scores there"
 
 
+@pytest.mark.parametrize(
+    ("hidden", "kept_mib"),
+    [(4096, 512), (8192, 928), (65_536, 4096)],
+    ids=["the least", "twice a chunk", "the most"],
+)
+def test_on_a_mac_the_buffers_of_a_chunk_are_kept_for_the_next_layer(
+    tmp_path: Path, hidden: int, kept_mib: int
+) -> None:
+    """On a CPU they follow the weights, and those are small here."""
+    config = {**LLAMA_8B, "hidden_size": hidden, "intermediate_size": 14_336 * hidden // 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_shard(tmp_path / "model.safetensors", w=("BF16", 1 << 20))
+    parsed = read_checkpoint_config(tmp_path)
+    linux, darwin = (
+        estimate(tmp_path, parsed, ModelKind.CHAT, platform) for platform in ("linux", "darwin")
+    )
+    assert darwin.buffers_bytes == kept_mib << 20
+    assert linux.buffers_bytes == 64 << 20
+    chunk_bytes = darwin.activations.chunk_tokens * darwin.activations.token_bytes
+    assert darwin.activations.chunk_tokens == 2048
+    assert hidden != 8192 or darwin.buffers_bytes == 2 * chunk_bytes
+
+
 GRID = Path(__file__).with_name("figures.json")
 """What models of many kinds were estimated at when the estimates were compared with measured
 figures. A change here is a change of what models are given, and wants ``make bench-memory``."""
