@@ -235,11 +235,17 @@ class Core:
         """Take how much of an exited worker's memory came back: all but ``missing_bytes``. This is
         called again when more comes back. ``returned`` is what came back at first, for people."""
         self.ledger.settle(instance, missing_bytes)
-        for slot in self.slots.values():
+        for slot in list(self.slots.values()):
             last_exit = slot.past.last_exit
-            if last_exit is not None and last_exit.instance == instance and returned:
+            if last_exit is None or last_exit.instance != instance:
+                continue
+            if returned:
                 past = replace(slot.past, last_exit=replace(last_exit, returned=returned))
                 self._store.put(replace(slot, past=past))
+            if returned or not missing_bytes:
+                # What comes back later is not another loss.
+                event = events.MemorySettled(missing_bytes)
+                self._store.step(slot.model.id, event, now_s)
         self._placer.place(now_s)
 
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:

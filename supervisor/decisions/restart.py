@@ -44,6 +44,12 @@ class RestartPolicy:
     window_s: float
 
 
+MOST_LOSSES: Final = 2
+"""After so many workers in a row whose memory did not come back, no further one is started: wired
+memory that macOS keeps is gone until the machine is restarted, and each start would lose as much
+again. One server was restarted 233 times so."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
     """What is remembered about a model's failures."""
@@ -52,6 +58,19 @@ class FailureRecord:
 
     attempt: int = 0
     """The number of failures since the model was stable."""
+
+    losses: int = 0
+    """How many of its last workers in a row left memory behind when they ended."""
+
+    def settled(self, missing_bytes: int) -> FailureRecord:
+        """Return the record after the memory of an ended worker came back, all but
+        ``missing_bytes``."""
+        return replace(self, losses=self.losses + 1 if missing_bytes else 0)
+
+    @property
+    def loses_memory(self) -> bool:
+        """Whether another start would be likely to lose memory again."""
+        return self.losses >= MOST_LOSSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +119,7 @@ def after_exit(
     if cause not in _COUNTED:
         return record, StartAgain(0.0) if wanted else StayDown()
     recent = tuple(at for at in record.failed_at_s if now_s - at < policy.window_s)
-    record = FailureRecord((*recent, now_s), record.attempt + 1)
+    record = replace(record, failed_at_s=(*recent, now_s), attempt=record.attempt + 1)
     if permanent or len(record.failed_at_s) > policy.max_failures:
         return record, Quarantine(len(record.failed_at_s))
     if not wanted:

@@ -164,6 +164,14 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySettled:
+    """It was measured how much of the memory of the model's last worker came back: all but
+    ``missing_bytes``."""
+
+    missing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The end of the worker's process was observed. ``status`` and ``out_of_memory`` are those of
     :class:`lmx.supervisor.decisions.worker.ProcessExited`."""

@@ -132,6 +132,8 @@ def begin(life: SlotLife, rules: Rules) -> Result:
     hold another model by now, and new measurements may have changed the plan."""
     if rules.stopping:
         return life, ()
+    if life.failures.loses_memory:
+        return quarantine_for_memory(life)
     return enter(life, SlotState.QUEUED, problem=None), (ReadFiles(),)
 
 
@@ -157,8 +159,22 @@ def quarantine(
         else f"failed {decision.failures} times within {rules.restart.window_s:g} s, last"
     )
     problem = f"{how}: {detail.rstrip('.')}. Mend it, then run `lmx restart {life.model_id}`"
+    return _quarantined(life, problem, failures=decision.failures)
+
+
+def quarantine_for_memory(life: SlotLife) -> Result:
+    """Put a model whose workers leave memory behind into quarantine."""
+    losses = life.failures.losses
+    problem = (
+        f"the memory of its last {losses} workers did not come back, and another one would lose "
+        f"more. Restart the machine; `lmx restart {life.model_id}` tries it all the same"
+    )
+    return _quarantined(life, problem, losses=losses)
+
+
+def _quarantined(life: SlotLife, problem: str, **figures: int) -> Result:
     after = enter(
         life, SlotState.QUARANTINED, intent=wished(life, Intent.DOWN), problem=failed_error(problem)
     )
     after, denied = deny_all(after, quarantined_error(life.model_id, problem))
-    return after, (Note("model.quarantined", problem, {"failures": decision.failures}), *denied)
+    return after, (Note("model.quarantined", problem, figures), *denied)

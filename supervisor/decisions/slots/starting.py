@@ -21,6 +21,7 @@ from lmx.supervisor.decisions.slots.moves import (
     lapse,
     never,
     quarantine,
+    quarantine_for_memory,
     wished,
 )
 from lmx.supervisor.decisions.worker import Tick
@@ -102,6 +103,21 @@ def dropped(life: SlotLife, event: events.Dropped, rules: Rules, now_s: float) -
     detail = "there is no room for it, and nobody waits for it: its first request loads it"
     after = enter(life, SlotState.COLD, intent=wished(life, Intent.DOWN))
     return after, (Note("model.stays_cold", detail),)
+
+
+def memory_settled(
+    life: SlotLife, event: events.MemorySettled, rules: Rules, now_s: float
+) -> Result:
+    """A model whose workers leave memory behind gets no further one."""
+    after, _ = count_loss(life, event, rules, now_s)
+    if rules.stopping or not after.failures.loses_memory:
+        return after, ()
+    return quarantine_for_memory(after)
+
+
+def count_loss(life: SlotLife, event: events.MemorySettled, _rules: Rules, _now_s: float) -> Result:
+    """What has begun goes on. The next start is judged by it."""
+    return changed(life, failures=life.failures.settled(event.missing_bytes)), ()
 
 
 def tick(life: SlotLife, _event: Tick, _rules: Rules, now_s: float) -> Result:

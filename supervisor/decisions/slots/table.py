@@ -26,12 +26,14 @@ from lmx.supervisor.decisions.slots.occupied import (
     worker_said,
 )
 from lmx.supervisor.decisions.slots.starting import (
+    count_loss,
     dropped,
     fetch_advanced,
     fetch_failed,
     fetched,
     files_missing,
     launched,
+    memory_settled,
     not_started,
     planned,
     queue_told,
@@ -149,6 +151,10 @@ TABLE: Final[dict[type, Row]] = {
     events.Launched: _queued(launched),
     events.Adopted: (adopt, adopt, adopt, never, adopt, adopt, adopt),
     events.Evicted: _occupied(evict),
+    events.MemorySettled: (
+        memory_settled, count_loss, memory_settled, count_loss, memory_settled, count_loss,
+        count_loss,
+    ),
     # Time.
     Tick: (tick, tick, tick, tick_occupied, tick_backoff, tick, tick),
     # Its worker.

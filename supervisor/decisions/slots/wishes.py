@@ -126,7 +126,10 @@ def order_again(life: SlotLife, event: events.OrderedAnew, rules: Rules, now_s: 
 def order_another(life: SlotLife, event: events.OrderedAnew, _rules: Rules, now_s: float) -> Result:
     """The worker ends after its streams, and the next one begins."""
     demand = replace(life.demand, ordered_at_s=now_s)
-    after = changed(life, intent=operator_wished(life, Intent.UP), demand=demand)
+    # Lost memory does not keep an operator's worker from starting.
+    failures = replace(life.failures, losses=0)
+    intent = operator_wished(life, Intent.UP)
+    after = changed(life, intent=intent, demand=demand, failures=failures)
     return drain(after, ExitCause.UNLOADED, event.detail, now_s)
 
 

@@ -12,6 +12,7 @@ from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
 from lmx.protocol.states import ExitCause, MemoryPressure, SlotState, WorkerState
+from lmx.supervisor.decisions.reclaim import Returned
 
 TWO = {"a": 700, "b": 400}
 
@@ -690,3 +691,25 @@ def test_what_one_took_that_was_out_of_bounds_is_not_remembered() -> None:
     rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
     rig.exits("a", -9)
     assert len(rig.actions.remembered) == remembered
+
+
+def test_a_model_whose_workers_take_their_memory_with_them_is_not_started_a_third_time() -> None:
+    rig = CoreRig({"a": 100, "b": 100})
+    rig.ask("a")
+    for after in ("starting", "quarantined"):
+        rig.bring_up("a")
+        instance = rig.worker("a").instance
+        rig.exits("a", -9, settled=False)
+        assert rig.state("a") == "backoff"
+        rig.core.memory_settled(instance, 60, rig.now_s, Returned(40, 60, 5.0))
+        # That some of it comes back later is not another loss.
+        rig.core.memory_settled(instance, 50, rig.now_s)
+        rig.at(rig.now_s + 100.0)
+        assert rig.state("a") == after
+    assert rig.core.ledger.missing_bytes == 100
+    denied = rig.answer(rig.ask("a"))
+    assert denied.code is ErrorCode.MODEL_QUARANTINED
+    assert "Restart the machine" in denied.message
+    rig.up("b")
+    rig.operate(control.RestartModel("a"))
+    assert rig.state("a") == "starting"

@@ -94,6 +94,8 @@ EVENTS: list[Any] = [
     events.Exited(0),
     events.Exited(-9, jitter=0.5),
     events.Exited(-9, out_of_memory=True, jitter=0.9),
+    events.MemorySettled(0),
+    events.MemorySettled(1 << 30),
 ]
 """At least one of each kind."""
 
@@ -110,10 +112,21 @@ UP = (*WAITING, launched(), READY)
 CRASHED = (*UP, events.Exited(1, jitter=0.5))
 FAILED_BEFORE = SlotLife("m", failures=FailureRecord((0.9,), 1))
 """One failure in a minute may be tried again; a second one is not."""
+LOST_BEFORE = SlotLife("m", failures=FailureRecord(losses=1))
+"""The memory of one worker did not come back. After a second one no other is started."""
+LOST_TWICE = SlotLife("m", failures=FailureRecord(losses=2))
 LIVES: dict[SlotState, list[SlotLife]] = {
-    S.COLD: [SlotLife("m"), run(asked(), events.NotStarted(NO_ROOM))],
-    S.FETCHING: [run(asked(), events.FilesMissing())],
-    S.QUEUED: [run(asked()), run(*WAITING), run(events.Preloaded(), events.Planned(1))],
+    S.COLD: [SlotLife("m"), run(asked(), events.NotStarted(NO_ROOM)), LOST_BEFORE, LOST_TWICE],
+    S.FETCHING: [
+        run(asked(), events.FilesMissing()),
+        run(asked(), events.FilesMissing(), events.MemorySettled(1), life=LOST_BEFORE),
+    ],
+    S.QUEUED: [
+        run(asked()),
+        run(*WAITING),
+        run(events.Preloaded(), events.Planned(1)),
+        run(*WAITING, life=LOST_BEFORE),
+    ],
     S.OCCUPIED: [
         run(*WAITING, launched()),
         run(*UP),
@@ -124,7 +137,7 @@ LIVES: dict[SlotState, list[SlotLife]] = {
         run(*WAITING, launched(), control.LoadFailed(ME, ErrorCode.MODEL_LOAD_FAILED, "no", True)),
         run(*UP, life=FAILED_BEFORE),
     ],
-    S.BACKOFF: [run(*CRASHED), run(*CRASHED, asked())],
+    S.BACKOFF: [run(*CRASHED), run(*CRASHED, asked()), run(*CRASHED, life=LOST_BEFORE)],
     S.QUARANTINED: [run(*UP, events.Exited(1), life=FAILED_BEFORE)],
     S.HELD: [held_life("m")],
 }
@@ -305,6 +318,39 @@ def test_nothing_belongs_to_a_state_that_was_left() -> None:
     life = run(*UP, events.Evicted(ExitCause.EVICTED, "room", True, "other"), events.Exited(0))
     assert life == replace(SlotLife("m"), history=life.history)
     assert {field.name for field in fields(life)} >= {"spawned_at_s", "ready_at_s", "evicted_for"}
+
+
+def test_after_the_second_worker_that_leaves_memory_behind_none_is_started() -> None:
+    """Wired memory that macOS keeps comes back with a restart of the machine only."""
+    lost, back = events.MemorySettled(1 << 30), events.MemorySettled(0)
+    life = run(*CRASHED, lost)
+    assert life.state is S.BACKOFF, "one loss may be chance"
+    assert run(back, lost, life=life).state is S.BACKOFF, "two in a row count"
+    for state in (S.COLD, S.QUEUED, S.BACKOFF):
+        after, told = step(LIVES[state][-1] if state is not S.COLD else LOST_BEFORE, lost, RULES, 2)
+        assert after.state is S.QUARANTINED
+        assert after.problem is not None
+        assert "Restart the machine" in after.problem.message
+        assert "`lmx restart m`" in after.problem.message
+        assert effects.Note in [type(effect) for effect in told]
+    stopping, _ = step(LOST_BEFORE, lost, STOPPING, 2.0)
+    assert stopping.state is S.COLD
+
+    # A worker that has been started meanwhile goes on, and is the last.
+    life = run(*UP, lost, life=LOST_BEFORE)
+    assert life.ready_worker is not None
+    for cause in (events.Exited(1), events.Exited(0)):
+        ended = run(cause, Tick(), life=life)
+        assert step(ended, Tick(), RULES, 100.0)[0].state is S.QUARANTINED
+    denied, told = step(LOST_TWICE, asked(3), RULES, 2.0)
+    assert (denied.state, replied(told)) == (S.QUARANTINED, [3])
+
+    # Unless an operator wants it.
+    for wish in (events.Ordered(), events.OrderedAnew("anew")):
+        again = run(wish, events.Exited(0), life=life)
+        assert (again.state, again.failures.losses) == (S.QUEUED, 0)
+    assert run(events.Ordered(), life=LOST_TWICE).state is S.QUEUED
+    assert run(events.Reset(), asked(4), life=denied).state is S.QUEUED
 
 
 # The picture.

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from structlog.testing import capture_logs
 
-from lmx.worker.engine import RowRequest, StepOutput
+from lmx.worker.engine import RowRequest, RowSampling, StepOutput
 from lmx.worker.mlx import engine
 from lmx.worker.mlx.decoding import batching, decode, rows
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS, MOST_TOKENS, PrefillPace
@@ -152,7 +152,7 @@ def test_a_join_takes_no_buffers_from_the_rows_that_decode(
     forward: Any = SimpleNamespace(adapter=None)
     nothing: Any = SimpleNamespace()
     row_set = rows.RowSet(forward, nothing, pace, None, None, nothing, batching=True)
-    row_set._prompts.add(RowRequest(7, [1, 2], 1, engine.RowSampling(0.0)))
+    row_set._prompts.add(RowRequest(7, [1, 2], 1, RowSampling(0.0)))
     prompt = row_set._prompts._prompts[7]
     prompt.prefill = Read()  # type: ignore[assignment]
     row_set._read(prompt, decoding, rows._Made())
