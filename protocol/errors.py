@@ -81,6 +81,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID = "config_invalid"
     ALREADY_RUNNING = "already_running"
     NOT_RUNNING = "not_running"
+    ADDRESS_UNAVAILABLE = "address_unavailable"
     MODEL_NOT_LOADED = "model_not_loaded"
     PROTOCOL_ERROR = "protocol_error"
     INTERNAL = "internal_server_error"

@@ -37,7 +37,7 @@ from lmx.router.server.routes import ROUTES
 from lmx.supervisor.config.load import variable_names
 from lmx.supervisor.config.needs import IN_WORDS, needs_of
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.config.values import Section
+from lmx.supervisor.config.values import DURATION_PATTERN, Section
 
 ROOT: Final = Path(__file__).parents[2]
 PARAMETERS: Final = ROOT / "docs" / "parameters.md"
@@ -59,7 +59,8 @@ _EXAMPLE_HEAD: Final = """\
 # lmx.yaml with every key. To set one that is commented out, remove the # directly before it.
 # Put the file in $LMX_HOME (default ~/.lmx), or name it with --config or LMX_CONFIG. Check it with
 # `lmx config check`; `lmx reload` has a running lmx take it.
-# Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds.
+# Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds,
+# or has units: 90s, 5m, 1h30m.
 # docs/configuration.md has the ranges, what follows from a change, and the variables that go over
 # the file. This file is made from the code by `make docs`."""
 
@@ -89,6 +90,8 @@ def values_of(schema: Schema, definitions: Schema) -> str:
         return values_of(definitions[schema["$ref"].rpartition("/")[2]], {})
     options = schema.get("anyOf") or schema.get("oneOf")
     if options:
+        if any(one.get("pattern") == DURATION_PATTERN for one in options):
+            return f"time, {', '.join(_bounds(options[0]))} s"
         texts = [values_of(one, definitions) for one in options if one.get("type") != "null"]
         return ", or ".join(dict.fromkeys(texts))
     if "const" in schema:

@@ -89,6 +89,7 @@ _TABLE: Final[dict[ErrorCode, tuple[int, str]]] = {
     ErrorCode.NOT_DELETABLE: (409, _REQUEST),
     ErrorCode.CONFIG_INVALID: (400, _REQUEST),
     ErrorCode.ALREADY_RUNNING: (409, _REQUEST),
+    ErrorCode.ADDRESS_UNAVAILABLE: (409, _REQUEST),
     ErrorCode.NOT_RUNNING: (409, _REQUEST),
     ErrorCode.MODEL_NOT_LOADED: (409, _REQUEST),
     ErrorCode.PROTOCOL_ERROR: (500, _SERVER),

@@ -94,7 +94,7 @@ async def ollama_pull(request: web.Request) -> web.Response:
     if not directory.knows(name):
         raise directory.no_such_model(
             name,
-            " Models are not pulled here: on lmx's own machine run `lmx-supervisor download "
+            " Models are not pulled here: on lmx's own machine run `lmx pull "
             "ORG/NAME`, with a repository in MLX form, or add the model to lmx.yaml.",
         )
     done = OllamaProgressLine(status="success")
@@ -109,7 +109,7 @@ async def ollama_create(_: web.Request) -> web.Response:
     raise _refusal(
         "made",
         "add a model to lmx.yaml, with its aliases, sampling and chat template, and run "
-        "`lmx-supervisor reload`",
+        "`lmx reload`",
     )
 
 
@@ -117,13 +117,13 @@ async def ollama_copy(_: web.Request) -> web.Response:
     """Refuse to copy a model."""
     raise _refusal(
         "copied",
-        "give the model a further name in lmx.yaml (`aliases`), and run `lmx-supervisor reload`",
+        "give the model a further name in lmx.yaml (`aliases`), and run `lmx reload`",
     )
 
 
 async def ollama_delete(_: web.Request) -> web.Response:
     """Refuse to delete a model."""
-    raise _refusal("deleted", "run `lmx-supervisor delete MODEL`")
+    raise _refusal("deleted", "run `lmx rm MODEL`")
 
 
 async def ollama_push(_: web.Request) -> web.Response:

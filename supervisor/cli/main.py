@@ -135,8 +135,8 @@ def start(
     from lmx.supervisor.cli.views.progress import make_console, print_started
 
     apply(models, host, port, api_keys, take_over, config)
-    own_config(config)
-    print_started(make_console(), start_background(home(), config_path(config)))
+    started = start_background(home(), own_config(config), config_path(config))
+    print_started(make_console(), started)
 
 
 @click.command()

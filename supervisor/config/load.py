@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.config.problems import describe, is_secret, suggestion
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.config.sources import SourceError, parse_models_variable
+from lmx.supervisor.config.sources import SourceError, absolute_source, parse_models_variable
 
 _QUOTED: Final = re.compile(r"'[^'<]{8,}'")
 """A word of the file itself, long enough to be a key."""
@@ -55,7 +55,7 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
 
     Raises :class:`OperationError` (config_invalid) that lists every problem.
     """
-    values = {} if path is None else _read_yaml(path)
+    values = {} if path is None else _file_values(path)
     where = str(path) if path else "the environment"
     problems: list[str] = []
     variables = _apply_variables(values, environment, problems)
@@ -80,7 +80,7 @@ def load_config(path: Path | None, environment: Mapping[str, str]) -> Config:
 def configured_models(path: Path | None, environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the models of a configuration as they were written, without a look at their keys.
     Raises :class:`OperationError` (config_invalid) if the file can't be read."""
-    models: Any = {} if path is None else _read_yaml(path).get("models")
+    models: Any = {} if path is None else _file_values(path).get("models")
     text = environment.get("LMX_MODELS")
     if text:
         try:
@@ -150,6 +150,31 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"got {type(values).__name__}",
         )
     return values
+
+
+def _file_values(path: Path) -> dict[str, Any]:
+    """Return the values of the file, with absolute paths of models: what is not absolute is below
+    the file's folder, wherever lmx is started from."""
+    values = _read_yaml(path)
+    models = values.get("models")
+    for model in models if isinstance(models, list) else []:
+        if isinstance(model, dict):
+            _make_absolute(model, path.absolute().parent)
+    return values
+
+
+def _make_absolute(model: dict[str, Any], folder: Path) -> None:
+    """Make the paths in a model's entry absolute. Values of other types are the validation's."""
+    speculation = model.get("speculation")
+    adapters = model.get("adapters")
+    for section, key in (
+        (model, "source"),
+        *([(speculation, "draft")] if isinstance(speculation, dict) else []),
+        *([(adapters, name) for name in adapters] if isinstance(adapters, dict) else []),
+    ):
+        text = section.get(key)
+        if isinstance(text, str):
+            section[key] = absolute_source(text, folder)
 
 
 def _lines(path: Path) -> dict[tuple[int | str, ...], int]:

@@ -11,7 +11,7 @@ from lmx.protocol.messages.specs import MediaLimits
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES
 from lmx.supervisor.config.needs import Needs
-from lmx.supervisor.config.values import Seconds, Section, Size
+from lmx.supervisor.config.values import DURATION, Seconds, Section, Size
 
 _MOST_ITEM_BYTES: Final = MAX_MESSAGE_BYTES
 
@@ -43,7 +43,7 @@ _Pixels = Annotated[int, Field(ge=10_000, le=_MOST_PIXELS)]
 _Frames = Annotated[int, Field(ge=1, le=_MOST_FRAMES)]
 _DecodeSize = Annotated[Size, Field(ge=1024**2)]
 _DecodeMemory = Annotated[Size, Field(ge=64 * 1024**2)]
-_DecodeSeconds = Annotated[float, Field(gt=0, le=_MOST_DECODE_S, allow_inf_nan=False)]
+_DecodeSeconds = Annotated[float, Field(gt=0, le=_MOST_DECODE_S, allow_inf_nan=False), DURATION]
 
 
 class ModelMediaConfig(Section):

@@ -125,7 +125,8 @@ class ModelConfig(Section):
     source: Annotated[str, Needs.WORKER] = Field(
         min_length=1, examples=["./SmolLM2-135M-Instruct.Q4_1.gguf"]
     )
-    """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub."""
+    """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub. A path that is not
+    absolute is taken from the folder of this file."""
     aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = Field((), examples=[["smollm2"]])
     """Other names that requests may use."""
     adapters: Annotated[dict[Name, str], Needs.WORKER] = Field(

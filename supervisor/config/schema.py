@@ -17,7 +17,16 @@ from lmx.supervisor.config.media import MediaConfig
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.security import SecurityConfig
-from lmx.supervisor.config.values import KeepAlive, Name, Names, Seconds, Section, Size
+from lmx.supervisor.config.values import (
+    DURATION,
+    KeepAlive,
+    Name,
+    Names,
+    Seconds,
+    SecondsFromZero,
+    Section,
+    Size,
+)
 from lmx.supervisor.config.web import AllowedHosts, CorsOrigins
 
 __all__ = [
@@ -82,12 +91,13 @@ class ServerConfig(Section):
     the prefix cache."""
 
 
+_RecordAge = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False), DURATION]
+
+
 class JobsConfig(Section):
     """Records of generations (`GET /v1/jobs`), in `$LMX_HOME/state`."""
 
-    max_age_s: Annotated[float, Needs.ROUTER] = Field(
-        86_400.0, gt=0, le=10 * 365 * 86_400, allow_inf_nan=False
-    )
+    max_age_s: Annotated[_RecordAge, Needs.ROUTER] = 86_400.0
     """A record goes when it is so old."""
     max_count: Annotated[int, Needs.ROUTER] = Field(10_000, ge=1, le=10_000_000)
     """How many records are kept. The oldest ones go first."""
@@ -125,11 +135,9 @@ class MemoryConfig(Section):
     wire: Annotated[Literal["auto", "always", "never"], Needs.NEXT_WORKER] = "auto"
     """Whether a Mac may not compress or swap the weights: `auto` if they are larger than half of
     what the GPU may have, `always` or `never`. Caches are never wired."""
-    min_residency_s: Annotated[float, Needs.NOTHING] = Field(
-        10.0, ge=0, le=86_400, allow_inf_nan=False
-    )
+    min_residency_s: Annotated[SecondsFromZero, Needs.NOTHING] = 10.0
     """A model that was just loaded makes room for no other before this time."""
-    fair_wait_s: Annotated[float, Needs.NOTHING] = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+    fair_wait_s: Annotated[SecondsFromZero, Needs.NOTHING] = 30.0
     """A model that waits for so long gets its turn though others are busy: one of them takes no new
     request until its streams end."""
 

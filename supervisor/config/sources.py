@@ -159,6 +159,18 @@ def default_model_id(source: Source) -> str:
     return model_id
 
 
+def absolute_source(text: str, folder: Path) -> str:
+    """Return a source whose path is absolute, if it is a path: from a folder, unless it says where
+    it begins. Other texts, also those that are no source, stay as they are."""
+    try:
+        source = parse_source(text)
+    except SourceError:
+        return text
+    if isinstance(source, HubSource) or source.path.startswith("~"):
+        return text
+    return os.path.normpath(folder / source.path)
+
+
 def folder_path(source: str) -> Path:
     """Return the absolute path of a folder that a person named. Links are not followed."""
     return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100

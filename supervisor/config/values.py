@@ -12,14 +12,54 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     SecretStr,
     WithJsonSchema,
 )
+from pydantic_core import core_schema
 
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
 
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+DURATION_PATTERN: Final = r"^\s*(\d+(\.\d+)?(ms|s|m|h)?)+\s*$"
+
+
+def _read_duration(value: Any) -> Any:
+    """Return the seconds of a text with units; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    seconds = parse_keep_alive(value)
+    if isinstance(seconds, float) and seconds >= 0:
+        return seconds
+    if isinstance(seconds, str) and seconds.replace(".", "", 1).isdecimal():
+        return seconds
+    raise ValueError("is not a time: write seconds (300) or a duration (90s, 5m, 1h30m)")
+
+
+class _Duration:
+    """Lets people write a number of seconds with units as well."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(_read_duration, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": DURATION_PATTERN}]}
+
+
+DURATION: Final = _Duration()
+"""It stands behind the bounds of a number of seconds."""
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False), DURATION]
+"""A time of up to a day. People may write ``300``, ``90s``, ``5m`` or ``1h30m``."""
+
+SecondsFromZero = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), DURATION]
+"""The same, and 0."""
+
 Size = Annotated[
     ByteSize,
     Field(gt=0),

@@ -39,6 +39,14 @@ def bind(server: ServerConfig, last_port: int) -> socket.socket:
     return listener
 
 
+def check_free(server: ServerConfig) -> None:
+    """Look whether lmx could listen now. Raises :class:`OperationError` (address_unavailable)."""
+    try:
+        bind(server, 0).close()
+    except OSError as error:
+        raise cannot_listen(server, error) from error
+
+
 def _answers(host: str, port: int) -> bool:
     """Return whether somebody listens on a port of this machine. All addresses lead to it too."""
     try:
@@ -50,10 +58,22 @@ def _answers(host: str, port: int) -> bool:
 
 def cannot_listen(server: ServerConfig, error: OSError) -> OperationError:
     """Return the error for an address that can't be bound."""
+    host, port = server.host, server.port
+    other_port = "choose another one (--port, or server.port in lmx.yaml)"
+    match error.errno:
+        case errno.EADDRINUSE:
+            why = f"another program listens there. End that program, or {other_port}"
+        case errno.EADDRNOTAVAIL:
+            why = (
+                f"this machine has no address {host} now. Choose one that it has (--host, or "
+                "server.host in lmx.yaml)"
+            )
+        case errno.EACCES:
+            why = f"only root may use this port. Instead {other_port}"
+        case _:
+            why = f"{error.strerror or error}. Instead {other_port}"
     return OperationError(
-        ErrorCode.CONFIG_INVALID,
-        f"can't listen on {server.host}:{server.port}: {error.strerror}. Stop what uses it, or "
-        "choose another server.port (LMX_SERVER_PORT)",
+        ErrorCode.ADDRESS_UNAVAILABLE, f"can't listen on port {port} of {host}: {why}"
     )
 
 

@@ -14,15 +14,18 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.set_aside import clear_for_file
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.views.log import last_lines
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.processes.descendants import unmarked
 from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+from lmx.supervisor.sockets.listening import check_free
 from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import Records
 
 _START_S: Final = 30.0
 _POLL_S: Final = 0.1
 
 
-def start_background(home: Home, config_path: Path | None) -> SystemStatus:
+def start_background(home: Home, config: Config, config_path: Path | None) -> SystemStatus:
     """Start ``up`` detached and return the status once the API listens.
 
     Raises :class:`OperationError` with the end of its log when it does not come up.
@@ -30,6 +33,8 @@ def start_background(home: Home, config_path: Path | None) -> SystemStatus:
     if supervisor_runs(home):
         raise OperationError(ErrorCode.ALREADY_RUNNING, "lmx is running already: see `lmx status`")
     home.prepare()
+    if not Records(home.state).orphans():  # among them may be the router, which has the port
+        check_free(config.server)
     child = spawn_background(home, config_path)
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:

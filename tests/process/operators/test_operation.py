@@ -106,21 +106,6 @@ def test_exit_codes_and_messages() -> None:
         assert lmx.cli("frobnicate").returncode == 2
 
 
-def test_a_taken_port_is_said_so() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        lmx = Rig({**ONE, "server": {"port": port}})
-        try:
-            done = lmx.cli("up", "--config", str(lmx.config_path))
-            assert done.returncode == 4
-            assert f"127.0.0.1:{port}" in done.stderr
-            assert "LMX_SERVER_PORT" in done.stderr
-        finally:
-            lmx.close()
-
-
 def test_start_and_stop_in_the_background() -> None:
     lmx = Rig(ONE)
     try:
@@ -139,15 +124,19 @@ def test_start_and_stop_in_the_background() -> None:
         lmx.close()
 
 
-def test_a_start_that_fails_shows_the_end_of_the_log() -> None:
+def test_a_port_that_is_taken_is_said_in_a_line_and_is_no_invalid_configuration() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        lmx = Rig({**ONE, "server": {"port": taken.getsockname()[1]}})
+        port = taken.getsockname()[1]
+        lmx = Rig({**ONE, "server": {"port": port}})
         try:
-            done = lmx.cli("start", "--config", str(lmx.config_path))
-            assert done.returncode == 1
-            assert "can't listen on" in done.stderr
+            for command in ("start", "serve"):
+                done = lmx.cli(command, "--config", str(lmx.config_path))
+                assert done.returncode == 1
+                (line,) = done.stderr.splitlines()
+                assert f"can't listen on port {port} of 127.0.0.1: another program" in line
+                assert "--port" in line
         finally:
             lmx.close()
 

@@ -46,6 +46,10 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("timing: {beat_timeout_s: 1}", ["beat_timeout_s", "beat_interval_s"]),
         ("timing: {stall_timeout_s: -3}", ["timing.stall_timeout_s", "greater than 0", "-3"]),
         ("timing: {stall_timeout_s: .nan}", ["timing.stall_timeout_s"]),
+        ("timing: {stall_timeout_s: soon}", ["timing.stall_timeout_s", "'soon'", "90s, 5m, 1h30m"]),
+        ("timing: {stall_timeout_s: forever}", ["timing.stall_timeout_s", "is not a time"]),
+        ("timing: {stall_timeout_s: 2d}", ["timing.stall_timeout_s", "is not a time"]),
+        ("timing: {stall_timeout_s: 25h}", ["timing.stall_timeout_s", "less than or equal"]),
         ("memory: {budget_bytes: lots}", ["memory.budget_bytes", "lots"]),
         ("models: [{id: a}]", ["models.a.source", "required"]),
         ("models: [{id: a, source: nothing}]", ["models.a.source", "nothing", "./nothing"]),
@@ -61,7 +65,7 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: /x, adapters: {a: /l}}]", ["models.a", "twice"]),
         (
             "models: [{id: a, source: /x, adapters: {b: ./lora.gguf}}]",
-            ["models.a.adapters (line 1): b: an adapter can't be a .gguf file", "'./lora.gguf'"],
+            ["models.a.adapters (line 1): b: an adapter can't be a .gguf file", "/lora.gguf'"],
         ),
         (
             "models: [{id: a, source: /x, adapters: {b: lora}}]",
@@ -111,7 +115,7 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ),
         (
             "models: [{id: a, source: /x, speculation: {method: draft_model, draft: ./x.gguf}}]",
-            ["models.a.speculation.draft", "./x.gguf", "can't be a .gguf file"],
+            ["models.a.speculation.draft", "/x.gguf", "can't be a .gguf file"],
         ),
         (
             "models: [{id: a, source: /x, speculation: {method: draft_model, draft: x}}]",
@@ -479,3 +483,35 @@ def test_one_that_is_empty_is_valid_and_said(tmp_path: Path) -> None:
     ]
     path.write_text("models: []")
     assert config_notices(path) == config_notices(None) == []
+
+
+def test_times_may_have_units(tmp_path: Path) -> None:
+    text = "server: {load_wait_s: 5m, sync_timeout_s: '90'}\njobs: {max_age_s: 36h}\n"
+    config = load(text + "memory: {fair_wait_s: 0s}", tmp_path, LMX_TIMING_STALL_TIMEOUT_S="1h30m")
+    assert (config.server.load_wait_s, config.server.sync_timeout_s) == (300.0, 90.0)
+    assert (config.jobs.max_age_s, config.memory.fair_wait_s) == (36 * 3600.0, 0.0)
+    assert config.timing.stall_timeout_s == 5400.0
+
+
+def test_paths_of_models_are_from_the_folder_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = """models:
+  - {id: a, source: ./a, adapters: {s: ../lora, h: org/lora}}
+  - {id: b, source: b.gguf, speculation: {method: draft_model, draft: ./draft}}
+  - {id: c, source: ~/c}
+  - {id: d, source: org/d}
+"""
+    config = load(entry, tmp_path)
+    above = tmp_path.parent
+    assert [m.source for m in config.models] == [
+        str(tmp_path / "a"), str(tmp_path / "b.gguf"), "~/c", "org/d",
+    ]  # fmt: skip
+    assert config.models[0].adapters == {"s": str(above / "lora"), "h": "org/lora"}
+    assert config.models[1].speculation is not None
+    assert config.models[1].speculation.draft == str(tmp_path / "draft")
+    # The same file by a relative path; and a variable has no folder of its own.
+    monkeypatch.chdir(above)
+    same = load_config(Path(tmp_path.name) / "lmx.yaml", {})
+    assert same.models == config.models
+    assert load_config(None, {"LMX_MODELS": "./a"}).models[0].source == "./a"

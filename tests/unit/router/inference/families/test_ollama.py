@@ -240,7 +240,7 @@ async def test_a_model_that_is_there_needs_no_pulling() -> None:
                 assert lines_of(await response.read()) == [{"status": "success"}]
         status, refused = await rig.post_json("/api/pull", model="llama3.2")
         assert (status, refused["code"]) == (404, "model_not_found")
-        assert "lmx-supervisor download" in refused["error"] and MODEL in refused["error"]
+        assert "lmx pull" in refused["error"] and MODEL in refused["error"]
         assert (await rig.post_json("/api/pull"))[0] == 400
 
 
@@ -249,7 +249,7 @@ async def test_a_model_that_is_there_needs_no_pulling() -> None:
     [
         ("POST", "/api/create", "lmx.yaml"),
         ("POST", "/api/copy", "aliases"),
-        ("DELETE", "/api/delete", "lmx-supervisor delete"),
+        ("DELETE", "/api/delete", "lmx rm"),
         ("POST", "/api/push", "hf upload"),
     ],
 )

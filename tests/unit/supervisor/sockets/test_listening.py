@@ -1,0 +1,38 @@
+"""An address that can't be had: what is said, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.schema import ServerConfig
+from lmx.supervisor.sockets.listening import cannot_listen, check_free
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EADDRINUSE, "another program listens there. End that program, or choose another"),
+        (errno.EADDRNOTAVAIL, "this machine has no address 127.0.0.1 now"),
+        (errno.EACCES, "only root may use this port"),
+        (errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_each_reason_has_its_own_advice(number: int, words: str) -> None:
+    error = cannot_listen(ServerConfig(), OSError(number, os.strerror(number)))
+    assert error.code is ErrorCode.ADDRESS_UNAVAILABLE
+    assert words in error.message
+
+
+def test_a_port_is_free_or_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = ServerConfig(port=taken.getsockname()[1])
+        with pytest.raises(OperationError, match="another program"):
+            check_free(server)
+    check_free(server)
