@@ -22,8 +22,8 @@ def _names() -> list[str]:
 def download(repository: str | None, filename: str | None, cancel: str | None) -> None:
     """Download a model from the hub, and serve it from then on.
 
-    Its size, and whether there is room for it, are said first. Ctrl-C leaves it running. What was
-    interrupted goes on where it stopped.
+    Its size, and whether there is room for it, are said first. lmx need not run. If it does,
+    Ctrl-C leaves the download running. What was interrupted goes on where it stopped.
 
     \b
     Examples:
@@ -33,7 +33,7 @@ def download(repository: str | None, filename: str | None, cancel: str | None) -
     from lmx.supervisor.cli.download import cancel_download, download_model
 
     if (repository is None) == (cancel is None):
-        raise click.UsageError("give either ORG/NAME or --cancel ID")
+        raise click.UsageError("give a model (a short name or ORG/NAME), or --cancel ID")
     if cancel is not None:
         cancel_download(home(), cancel)
     elif repository is not None:
@@ -54,7 +54,7 @@ def downloads(as_json: bool) -> None:
 @json_option
 @command
 def available(as_json: bool) -> None:
-    """Show the models whose files are whole on this machine."""
+    """Show the models whose files are whole on this machine. lmx need not run."""
     from lmx.supervisor.cli.download import show_available
 
     show_available(home(), as_json)

@@ -1,20 +1,25 @@
-"""Carries out the CLI's commands on models' files: asks the supervisor, and shows its answers."""
+"""Carries out the CLI's commands on models' files: asks the supervisor, or looks and downloads
+itself where none runs, and shows the answers."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.inventory import (
     Available,
+    AvailableModel,
     CancelDownload,
     Deleted,
     DeleteModel,
@@ -25,12 +30,21 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.cli.command import own_config
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
+from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.cli.views.words import find_model
 from lmx.supervisor.config.known_models import KNOWN_MODELS
-from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.config.problems import suggestion
+from lmx.supervisor.decisions.ledger import budget_bytes, format_bytes
+from lmx.supervisor.inventory.download_records import Download, asked_download
+from lmx.supervisor.inventory.without_supervisor import fetch, keep, list_available
+from lmx.supervisor.memory.inspection import Question
+from lmx.supervisor.memory.system import read_memory
+from lmx.supervisor.memory.working_set import read_working_set
+from lmx.supervisor.processes.inspector import inspect_now
+from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
@@ -41,21 +55,43 @@ _LOOK_S: Final = 30.0
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
 
-def download_model(home: Home, repository: str, filename: str | None) -> None:
-    """Download a repository, or a file of it, and wait with a progress bar. Raises
-    :class:`OperationError` when it is not downloaded completely."""
-    repository = KNOWN_MODELS.get(repository, repository)
+def download_model(home: Home, name: str, filename: str | None) -> None:
+    """Download a repository, or a file of it, and wait with a progress bar. It is served from then
+    on; without a running lmx, when one is started. Raises :class:`OperationError` when it is not
+    downloaded completely."""
+    wanted = _wanted(name, filename)
+    if supervisor_runs(home):
+        _by_supervisor(home, wanted)
+    else:
+        _alone(home, wanted)
+
+
+def _wanted(name: str, filename: str | None) -> Download:
+    """Return what a person asks for by a repository or by a short name. Raises
+    :class:`OperationError`, which says what to write."""
+    repository = KNOWN_MODELS.get(name.lower(), name)
+    if "/" not in repository:
+        raise OperationError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no model has the short name {name!r} ({suggestion(name.lower(), KNOWN_MODELS)}); "
+            "other models are named as on Hugging Face: org/name",
+        )
     repo_id, at, revision = repository.partition("@")
+    return asked_download(StartDownload(repo_id, revision if at else None, filename))
+
+
+def _by_supervisor(home: Home, wanted: Download) -> None:
+    """Have the lmx that runs download it. Raises :class:`OperationError`."""
     with ControlClient(home, _START_S) as client:
-        budget_bytes = client.status().supervisor.budget_bytes
-        _tell_size(home, repository, filename, budget_bytes)
-        view: DownloadView = client.ask(StartDownload(repo_id, revision if at else None, filename))
+        _tell_size(home, wanted, client.status().supervisor.budget_bytes)
+        question = StartDownload(wanted.repo_id, wanted.revision, wanted.filename)
+        view: DownloadView = client.ask(question)
         try:
             view = _watch(client, view)
         except KeyboardInterrupt:
             click.echo(
                 f"{view.download_id} goes on without this command: see `lmx downloads`; "
-                f"`lmx download --cancel {view.download_id}` ends it",
+                f"`lmx pull --cancel {view.download_id}` ends it",
                 err=True,
             )
             raise
@@ -64,8 +100,37 @@ def download_model(home: Home, repository: str, filename: str | None) -> None:
             view.error_code or ErrorCode.DOWNLOAD_FAILED,
             f"{view.repo_id} was not downloaded: {view.error or f'it was {view.status}'}",
         )
+    _tell_done(view, "is served: its first request loads it")
+
+
+def _alone(home: Home, wanted: Download) -> None:
+    """Download it in this process, for an lmx that is started later. Raises
+    :class:`OperationError`."""
+    config = own_config(None)
+    home.prepare()
+    _tell_size(
+        home, wanted, budget_bytes(config.memory, read_memory().total_bytes, read_working_set())
+    )
+    try:
+        with _bar(wanted.repo_id) as advance:
+            path = asyncio.run(fetch(home, wanted, advance))
+    except KeyboardInterrupt:
+        click.echo("what has come stays: the same command goes on where it stopped", err=True)
+        raise
+    except LmxError as error:
+        raise OperationError(
+            error.code, f"{wanted.repo_id} was not downloaded: {error.message}"
+        ) from error
+    if supervisor_runs(home):
+        _by_supervisor(home, wanted)  # it was started meanwhile, and finds the files
+        return
+    keep(home, config, wanted, path)
+    _tell_done(wanted.view(0.0), "is downloaded: `lmx serve` or `lmx start` serves it")
+
+
+def _tell_done(view: DownloadView, words: str) -> None:
     if view.model_id is not None:
-        click.echo(f"{view.model_id} is served: its first request loads it")
+        click.echo(f"{view.model_id} {words}")
     else:
         click.echo(view.error or f"{view.filename} is downloaded; it is no model of its own")
 
@@ -85,31 +150,33 @@ def served_name(home: Home, name: str) -> str:
         return find_model(client.status().workers, KNOWN_MODELS.get(name, name)).model
 
 
-def _tell_size(home: Home, repository: str, filename: str | None, budget_bytes: int) -> None:
+def _tell_size(home: Home, wanted: Download, budget_bytes: int) -> None:
     """Say how large a download is, and whether the disk and the memory have room for it. Where that
-    can't be found out nothing is said: the download itself says what is wrong."""
-    options = [] if filename is None else ["--filename", filename]
+    can't be found out nothing is said: the download itself says what is wrong. Raises
+    :class:`OperationError` if a person then does not want it."""
     try:
         found = subprocess.run(
             [
                 sys.executable, "-P", "-m", "lmx.supervisor.fetch.main", "--look",
-                "--source", repository, "--models-dir", str(home.models), *options,
+                "--source", wanted.repo_id, "--models-dir", str(home.models), *wanted.options,
             ],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S, check=False,
         )  # fmt: skip
         look = json.loads(found.stdout.splitlines()[-1])["look"]
     except (subprocess.TimeoutExpired, ValueError, LookupError):
         return
-    total, missing = format_bytes(look["total_bytes"]), format_bytes(look["missing_bytes"])
-    free, budget = format_bytes(look["free_bytes"]), format_bytes(budget_bytes)
-    if not look["missing_bytes"]:
-        click.echo(f"{repository}: {total}, and all of it is on this machine")
+    total_bytes, missing_bytes = look["total_bytes"], look["missing_bytes"]
+    size = f"{wanted.repo_id}: {format_bytes(total_bytes)}"
+    if not missing_bytes:
+        click.echo(f"{size}, and all of it is on this machine")
     else:
-        click.echo(f"{repository}: {total}; {missing} to download, {free} free in {look['folder']}")
-    if look["total_bytes"] <= budget_bytes:
-        click.echo(f"its files fit into the {budget} that models may take of the memory")
+        free = f"{format_bytes(look['free_bytes'])} free in {look['folder']}"
+        click.echo(f"{size}; {format_bytes(missing_bytes)} to download, {free}")
+    budget = f"the {format_bytes(budget_bytes)} that models may take of the memory"
+    if total_bytes <= budget_bytes:
+        click.echo(f"its files fit into {budget}")
         return
-    click.echo(f"it does not fit: models may take {budget} of the memory (memory.budget_bytes)")
+    click.echo(f"it does not fit: its files are larger than {budget} (memory.budget_bytes)")
     if sys.stdin.isatty() and not click.confirm("download it all the same?"):
         raise OperationError(ErrorCode.INSUFFICIENT_MEMORY, "nothing was downloaded")
 
@@ -135,17 +202,32 @@ def show_downloads(home: Home, as_json: bool) -> None:
 
 
 def show_available(home: Home, as_json: bool) -> None:
-    """Print the models on disk, by name."""
-    with ControlClient(home, _SCAN_S) as client:
-        found: Available = client.ask(GetAvailable())
+    """Print the models on disk, by name. Without a running lmx they are looked up here."""
+    if supervisor_runs(home):
+        with ControlClient(home, _SCAN_S) as client:
+            found: Available = client.ask(GetAvailable())
+    else:
+        found = asyncio.run(list_available(home, own_config(None)))
     if as_json:
         click.echo(json_text([dataclasses.asdict(model) for model in found.models]))
         return
-    for model in found.models:
-        served = f"served as {model.model_id}" if model.model_id else "not served"
-        click.echo(f"{model.repo_id}  {format_bytes(model.size_bytes)}  {served}")
     if not found.models:
         click.echo("no model is on this machine yet: `lmx pull -h` says how to get one")
+        return
+    console = make_console()
+    console.print(model_table(_available_columns(home, found.models), console.width))
+
+
+def _available_columns(home: Home, models: Sequence[AvailableModel]) -> list[Column]:
+    # A repository is found by its name; what was made from a .gguf file has a folder of its own.
+    sources = [model.repo_id if "/" in model.repo_id else model.local_path for model in models]
+    files = inspect_now(home, [Question(source) for source in sources])
+    return [
+        Column("MODEL", tuple(model.repo_id for model in models), right=False),
+        Column("KIND", tuple(each.kind or "-" for each in files), right=False),
+        Column("SIZE", tuple(format_bytes(model.size_bytes) for model in models)),
+        Column("SERVED AS", tuple(model.model_id or "-" for model in models), right=False),
+    ]
 
 
 def delete_model(home: Home, model: str, *, force: bool) -> None:
@@ -156,19 +238,27 @@ def delete_model(home: Home, model: str, *, force: bool) -> None:
 
 
 def _watch(client: ControlClient, view: DownloadView) -> DownloadView:
+    with _bar(view.repo_id) as advance:
+        while view.status in _RUNNING:
+            advance(view.total_bytes, view.downloaded_bytes)
+            time.sleep(_POLL_S)
+            found: Downloads = client.ask(GetDownloads(view.download_id))
+            view = found.downloads[0]
+    return view
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int | None, int], None]]:
+    """Show a bar of bytes on a terminal. The function that is returned takes all bytes, as far as
+    that is known, and those that have come."""
     console = make_console()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn())
     with Progress(
         *columns, TransferSpeedColumn(), console=console, transient=True,
         disable=not console.is_terminal,
     ) as bars:  # fmt: skip
-        task = bars.add_task(view.repo_id, total=None)
-        while view.status in _RUNNING:
-            bars.update(task, total=view.total_bytes, completed=view.downloaded_bytes)
-            time.sleep(_POLL_S)
-            found: Downloads = client.ask(GetDownloads(view.download_id))
-            view = found.downloads[0]
-    return view
+        task = bars.add_task(title, total=None)
+        yield lambda total, done: bars.update(task, total=total, completed=done)
 
 
 def _line(view: DownloadView) -> str:

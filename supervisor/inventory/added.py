@@ -142,11 +142,7 @@ class AddedModels:
     def find(self, source: str) -> str | None:
         """Return the id under which a source is served, whether it is of the configuration or
         added; None if it is not served."""
-        wanted = plain_source(source)
-        for model in self._settings.current.models:
-            if plain_source(model.source) == wanted:
-                return model.id
-        return None
+        return served_as(self._settings.current, source)
 
     async def add(self, question: AddModel) -> None:
         """Serve a model from now on, and after restarts. It is loaded when somebody asks for it.
@@ -158,10 +154,11 @@ class AddedModels:
         """
         self._refuse_while_stopping()
         model = read_added(question)
-        if self._known(model) is None:
-            _refuse_unreadable(model, await self._inspect(question_of(model)))
+        if known_model(self._settings.current, model) is None:
+            refuse_unreadable(model, await self._inspect(question_of(model)))
             self._refuse_while_stopping()
-        known = self._known(model)  # somebody may have added it meanwhile
+        # Somebody may have added it meanwhile.
+        known = known_model(self._settings.current, model)
         if isinstance(known, AddedModelConfig):
             model = known.model_copy(update={"parameters": model.parameters})
         elif known is not None:
@@ -190,24 +187,6 @@ class AddedModels:
         if self._core.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
 
-    def _known(self, model: AddedModelConfig) -> ModelConfig | None:
-        """Return the model of that name if it is the same one, None if the name is free. Raises
-        :class:`LmxError` (model_exists)."""
-        config = self._settings.current
-        if model.id not in _names(config):
-            return None
-        for known in config.models:
-            same = plain_source(known.source) == plain_source(model.source)
-            fits = model.context_at_most or known.context_length == model.context_length
-            if known.id == model.id and same and fits:
-                return known
-        raise OperationError(
-            ErrorCode.MODEL_EXISTS,
-            f"{model.id!r} is taken: {_whose(model.id, config)}. Choose another id, or remove that "
-            "model first",
-            param="model_id",
-        )
-
     def _put_in_force(self, models: dict[str, AddedModelConfig], now_s: float) -> None:
         old = self._settings.current
         written = tuple(m for m in old.models if not isinstance(m, AddedModelConfig))
@@ -218,7 +197,34 @@ class AddedModels:
         self._settings.put_in_force(new, now_s)
 
 
-def _refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
+def served_as(config: Config, source: str) -> str | None:
+    """Return the id under which a configuration serves a source; None if it does not."""
+    wanted = plain_source(source)
+    for model in config.models:
+        if plain_source(model.source) == wanted:
+            return model.id
+    return None
+
+
+def known_model(config: Config, model: AddedModelConfig) -> ModelConfig | None:
+    """Return the model of that name if it is the same one, None if the name is free. Raises
+    :class:`LmxError` (model_exists)."""
+    if model.id not in _names(config):
+        return None
+    for known in config.models:
+        same = plain_source(known.source) == plain_source(model.source)
+        fits = model.context_at_most or known.context_length == model.context_length
+        if known.id == model.id and same and fits:
+            return known
+    raise OperationError(
+        ErrorCode.MODEL_EXISTS,
+        f"{model.id!r} is taken: {_whose(model.id, config)}. Choose another id, or remove that "
+        "model first",
+        param="model_id",
+    )
+
+
+def refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
     """Refuse a model whose files can't be served. About a repository that is not on this machine
     yet nothing is known here, and its load will say what is wrong."""
     problem = found.source_problem or found.problem

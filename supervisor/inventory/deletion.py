@@ -10,7 +10,6 @@ from typing import Final
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.inventory import Available, Deleted
 from lmx.protocol.states import DOWN
-from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
@@ -155,7 +154,4 @@ class Deletion:
 def _served(slot: Slot) -> Served:
     inspection = slot.files.inspection
     file = inspection.gguf_path if inspection is not None else None
-    source = parse_source(slot.model.source)
-    found = (parse_source(repository) for repository in slot.model.hub_adapters)
-    repositories = tuple(each for each in found if isinstance(each, HubSource))
-    return Served(slot.model.id, source, None if file is None else Path(file), repositories)
+    return Served.of(slot.model, None if file is None else Path(file))

@@ -57,6 +57,13 @@ class Download:
         return (self.repo_id, self.revision or "main", self.filename)
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """The arguments with which the fetch program fetches this, beside the repository."""
+        revision = () if self.revision is None else (f"--revision={self.revision}",)
+        filename = () if self.filename is None else (f"--filename={self.filename}",)
+        return (*revision, *filename)
+
+    @property
     def unfinished(self) -> bool:
         """Whether it runs, or waits for its turn."""
         return self.status in UNFINISHED
@@ -128,6 +135,11 @@ class DownloadFile:
                 download.error = f"lmx was killed, or the machine went down: {GOES_ON}"
                 download.ended_s = written_s
         return found
+
+    def read(self) -> list[Download]:
+        """Return what is in the file, and leave it as it is, because it belongs to another
+        process."""
+        return self._file.peek() or []
 
     @staticmethod
     def values_of(downloads: Iterable[Download]) -> list[dict[str, Any]]:

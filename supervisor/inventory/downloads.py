@@ -221,14 +221,9 @@ class Downloads:
         self._tell("download.started", download, "")
 
     def _fetch(self, download: Download) -> Fetch:
-        options = [f"--longest-wait-s={_HUB_WAIT_S:g}"]
-        if download.revision is not None:
-            options.append(f"--revision={download.revision}")
-        if download.filename is not None:
-            options.append(f"--filename={download.filename}")
         return Fetch(
             download.repo_id,
-            tuple(options),
+            (f"--longest-wait-s={_HUB_WAIT_S:g}", *download.options),
             partial(self._advanced, download),
             partial(self._ended, download),
             partial(self._broke, download),

@@ -10,7 +10,15 @@ from pathlib import Path
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.inventory import AvailableModel
 from lmx.protocol.states import DownloadStatus
-from lmx.supervisor.config.sources import FolderSource, GgufSource, HubSource, Source, folder_path
+from lmx.supervisor.config.model import ModelConfig
+from lmx.supervisor.config.sources import (
+    FolderSource,
+    GgufSource,
+    HubSource,
+    Source,
+    folder_path,
+    parse_source,
+)
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
 
@@ -28,6 +36,13 @@ class Served:
 
     repositories: tuple[HubSource, ...] = ()
     """The repositories that its adapters come from."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, file: Path | None) -> Served:
+        """Return a model with its GGUF file, as far as that is known."""
+        found = (parse_source(repository) for repository in model.hub_adapters)
+        repositories = tuple(each for each in found if isinstance(each, HubSource))
+        return cls(model.id, parse_source(model.source), file, repositories)
 
     @property
     def gguf(self) -> Path | None:

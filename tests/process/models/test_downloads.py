@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -32,6 +33,7 @@ from lmx.protocol.messages.inventory import (
     StartDownload,
 )
 from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.config.known_models import KNOWN_MODELS
 
 pytestmark = pytest.mark.process
 
@@ -59,14 +61,16 @@ def lmx(hub: FakeHub) -> Iterator[Rig]:
 
 
 def repository(hub: FakeHub, folder: Path, name: str) -> str:
-    """Have the hub hold a model of random weights under a name of its own; returns that."""
-    made = write_model(folder / name, WEIGHTS_BYTES)
+    """Have the hub hold a model of random weights under a name of its own; returns that. A name
+    without an organisation is one of ``org``."""
+    repo_id = name if "/" in name else f"org/{name}"
+    made = write_model(folder / repo_id.replace("/", "--"), WEIGHTS_BYTES)
     files = {path.name: path.read_bytes() for path in made.iterdir()}
     # Not the same bytes in each: the client keeps files by their content.
     head = len(files[WEIGHTS]) - WEIGHTS_BYTES
     files[WEIGHTS] = files[WEIGHTS][:head] + os.urandom(WEIGHTS_BYTES)
-    hub.add(f"org/{name}", {**files, "tokenizer.json": json.dumps({"of": name}).encode()})
-    return f"org/{name}"
+    hub.add(repo_id, {**files, "tokenizer.json": json.dumps({"of": repo_id}).encode()})
+    return repo_id
 
 
 def view(lmx: Rig, download_id: str) -> DownloadView:
@@ -228,12 +232,48 @@ def test_the_command_line(hub: FakeHub, lmx: Rig, tmp_path: Path) -> None:
     name = repository(hub, tmp_path, "by-hand")
     done = lmx.cli("download", name)
     assert (done.returncode, f"{name} is served" in done.stdout) == (0, True), done
-    assert name in lmx.cli("available").stdout
+    size, room, _ = done.stdout.splitlines()
+    assert re.fullmatch(rf"{name}: 29\d KiB; 29\d KiB to download, [\d.]+ .iB free in /.+", size)
+    assert re.fullmatch(r"its files fit into the [\d.]+ GiB that models may take of .+", room)
+    listed = lmx.cli("available").stdout.splitlines()
+    assert listed[0].split() == ["MODEL", "KIND", "SIZE", "SERVED", "AS"]
+    assert [line.split() for line in listed if line.startswith(name)] == [
+        [name, "chat", "294", "KiB", name]
+    ]
     refused = lmx.cli("download", "org/gone")
     assert (refused.returncode, "no repository org/gone" in refused.stderr) == (1, True), refused
     assert name in lmx.cli("downloads").stdout
     assert "freed" in lmx.cli("delete", name).stdout
     assert name not in lmx.cli("available").stdout
+
+
+def test_pull_and_list_without_a_running_lmx(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults.clear()
+    qwen = repository(hub, tmp_path, KNOWN_MODELS["qwen3-0.6b"])
+    large = repository(hub, tmp_path, "large")
+    alone = Rig({"models": []}, {"HF_ENDPOINT": hub.endpoint})
+    try:
+        # A short name names its repository.
+        done = alone.cli("pull", "qwen3-0.6b")
+        assert done.returncode == 0, done
+        assert done.stdout.splitlines()[0].startswith(f"{qwen}: ")
+        assert done.stdout.splitlines()[-1].startswith(f"{qwen} is downloaded: `lmx serve`")
+        assert f"{qwen}  chat" in alone.cli("list").stdout
+        hub.claimed_bytes[WEIGHTS] = 10**16
+        hub.served.clear()
+        refused = alone.cli("pull", large)
+        assert (refused.returncode, refused.stdout.count("\n")) == (1, 2), refused
+        assert "it does not fit: its files are larger than the " in refused.stdout
+        assert "10000000.00 GB" in refused.stderr
+        assert hub.served[WEIGHTS] == 0
+        # What was pulled is served by the lmx that is started then.
+        alone.up()
+        assert alone.worker(qwen)["state"] == "cold"
+        (kept,) = alone.ask(GetDownloads()).downloads
+        assert (kept.repo_id, kept.status) == (qwen, DownloadStatus.COMPLETED)
+    finally:
+        hub.claimed_bytes.clear()
+        alone.close()
 
 
 # What is refused before anything has begun.
@@ -298,7 +338,7 @@ def test_one_whose_files_can_not_be_read_is_not_served(
     config = {**PLAIN, "model_type": "\ud800"}
     hub.add(name, {
         "config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
-        WEIGHTS: (tmp_path / "surrogate" / WEIGHTS).read_bytes(),
+        WEIGHTS: (tmp_path / "org--surrogate" / WEIGHTS).read_bytes(),
     })  # fmt: skip
     started: DownloadView = lmx.ask(StartDownload(name))
     done = wait_status(lmx, started.download_id, DownloadStatus.COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
@@ -13,6 +14,8 @@ from fake_supervisor import fake_supervisor, model_line, status
 
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.config.known_models import KNOWN_MODELS
+from lmx.supervisor.config.sources import HubSource, default_model_id, parse_source
 from lmx.supervisor.state.home import Home
 
 
@@ -51,6 +54,29 @@ def test_pull_lists_the_short_names_with_their_repositories() -> None:
     said = CliRunner().invoke(main, ["pull", "-h"]).output
     assert "qwen3-8b" in said
     assert "mlx-community/Qwen3-8B-4bit" in said
+
+
+def test_short_names_are_well_formed_and_each_names_a_repository_of_its_own() -> None:
+    for name, repository in KNOWN_MODELS.items():
+        assert re.fullmatch(r"[a-z]+[0-9.]*(-[a-z0-9.]+)+", name), name
+        source = parse_source(repository)
+        assert isinstance(source, HubSource), name
+        assert source.revision is None, name
+        # What the name says is in the repository's: its size, and its family.
+        plain = repository.lower().replace("-", "")
+        assert all(part in plain for part in name.split("-")), name
+        assert default_model_id(source) == repository
+    assert len(set(KNOWN_MODELS.values())) == len(KNOWN_MODELS)
+
+
+def test_a_name_that_is_nearly_one_is_said_before_anything_is_asked(home: Home) -> None:
+    done = CliRunner().invoke(main, ["pull", "Qwen3:8B"])
+    assert (done.exit_code, "did you mean qwen3-8b?" in done.output) == (1, True)
+    done = CliRunner().invoke(main, ["pull", "nothing-like-it"])
+    assert (done.exit_code, "known are qwen3-embedding-0.6b" in done.output) == (1, True)
+    assert "org/name" in done.output
+    done = CliRunner().invoke(main, ["pull", "org/na me"])
+    assert (done.exit_code, "letters, digits" in done.output) == (1, True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,0 +1,107 @@
+"""The files of models while no supervisor runs: lists them, and fetches another model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lmx.protocol.errors import LmxError
+from lmx.protocol.messages.inventory import Available
+from lmx.protocol.states import DownloadStatus
+from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.sources import GgufSource, folder_path, parse_source
+from lmx.supervisor.core.inspect_files import question_of
+from lmx.supervisor.inventory.added import (
+    known_model,
+    read_added,
+    refuse_unreadable,
+    served_as,
+    with_added,
+)
+from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.disk import scan_conversions, scan_hub
+from lmx.supervisor.inventory.download_records import Download, DownloadFile, trimmed
+from lmx.supervisor.inventory.downloaded import question_to_serve
+from lmx.supervisor.inventory.on_disk import Served, available
+from lmx.supervisor.processes.fetching import FetchProgram
+from lmx.supervisor.processes.inspector import inspect_now
+from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import SupervisorLock
+
+
+async def list_available(home: Home, config: Config) -> Available:
+    """Return the models whose files are complete on this machine. ``config`` is what an lmx would
+    serve, without added models. Raises :class:`OperationError`."""
+    repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
+    served = [
+        Served.of(model, _file(model.source))
+        for model in with_added(config, AddedFile(home.added_models).read()).models
+    ]
+    downloads = DownloadFile(home.downloads).read()
+    return Available(available(repos, conversions, downloads, served))
+
+
+def _file(source: str) -> Path | None:
+    parsed = parse_source(source)
+    return folder_path(parsed.path).resolve() if isinstance(parsed, GgufSource) else None
+
+
+async def fetch(
+    home: Home, download: Download, advanced: Callable[[int | None, int], None]
+) -> Path:
+    """Download what is asked for, and return its folder or file. ``advanced`` is called with all
+    bytes, if that is known, and those that have come. These stay when this is cancelled. Raises
+    :class:`LmxError`."""
+
+    def report(line: dict[str, Any]) -> None:
+        if "total_bytes" in line:
+            download.total_bytes = int(line["total_bytes"])
+            download.downloaded_bytes = int(line["done_bytes"])
+        advanced(download.total_bytes, download.downloaded_bytes)
+
+    outcome = await FetchProgram.of(home).run(download.repo_id, download.options, report)
+    if isinstance(outcome, LmxError):
+        raise outcome
+    return outcome
+
+
+def keep(home: Home, config: Config, download: Download, path: Path) -> None:
+    """Have the next lmx serve what was downloaded, and remember the download. Its ``model_id``
+    becomes the name, None if it is not served, and ``error`` says why not.
+
+    Holds the lock of the home until the process ends. Raises :class:`OperationError`
+    (already_running) if a supervisor was started meanwhile.
+    """
+    SupervisorLock(home.lock).acquire()
+    download.path, download.ended_s = str(path), time.time()
+    download.status = DownloadStatus.COMPLETED
+    download.downloaded_bytes = download.total_bytes or download.downloaded_bytes
+    try:
+        download.model_id = _have_served(home, config, download, path)
+    except LmxError as error:
+        download.error = f"downloaded, but not served: {error.message}"
+    file = DownloadFile(home.downloads)
+    before = [each for each in file.load() if each.key != download.key]
+    file.save(DownloadFile.values_of(trimmed([*before, download])))
+
+
+def _have_served(home: Home, config: Config, download: Download, path: Path) -> str | None:
+    """Add the model to those that were added, unless it is served already. Returns its id."""
+    question = question_to_serve(download, path)
+    if question is None:
+        return None
+    file = AddedFile(home.added_models)
+    added = file.load()
+    served = with_added(config, added)
+    known = served_as(served, question.source)
+    if known is not None:
+        return known
+    model = read_added(question)
+    if known_model(served, model) is None:
+        (found,) = inspect_now(home, [question_of(model)])
+        refuse_unreadable(model, found)
+        file.save({**added, model.id: model})
+    return model.id
