@@ -42,6 +42,7 @@ MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
 GEMMA3N = "worker/mlx/model/gemma3n.py"
 GUARD = "worker/mlx/model/guard.py"
+HY_V4 = "worker/mlx/model/hy_v4.py"
 NEEDS = "worker/mlx/model/media_needs.py"
 GGUF = "supervisor/fetch/gguf.py"
 FILE = "supervisor/fetch/file.py"
@@ -128,6 +129,12 @@ PARTS: dict[str, Sequence[Part]] = {
             (GEMMA3N,),
             "turning the queries of layers that read another one's keys by the tokens' own places",
             ("self", "x", "mask", "cache"),
+        ),
+        Part(
+            "mlx_vlm.models.hy_v4.indexer:_partition_scores",
+            (HY_V4,),
+            "choosing the tokens to attend to, for texts of every length",
+            ("top_k", "masked"),
         ),
         Part(
             "mlx_vlm.models.qwen3_vl.qwen3_vl:Model._merge_deepstack_features",

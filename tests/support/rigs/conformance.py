@@ -251,9 +251,9 @@ def _in_company(forward: Forward) -> float:
     mx.eval(found, [cache_states(each.cache) for each in rows])
     both = _extend_cache(_extend_cache([], rows[0].cache), rows[1].cache)
     deltas = [each.deltas for each in rows if each.deltas is not None]
-    for tokens in list(zip(*following, strict=True))[1:4]:
+    for pair in list(zip(*following, strict=True))[1:4]:
         together = mx.concatenate(deltas) if deltas else None
-        logits = forward.decode(mx.array(tokens)[:, None], both, together)[:, -1]
+        logits = forward.decode(mx.array(pair)[:, None], both, together)[:, -1]
         mx.eval(logits, cache_states(both))
         for number, each in enumerate(found):
             each.append(logits[number])

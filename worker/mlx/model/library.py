@@ -27,6 +27,7 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.mlx.model.gemma3n import mend_gemma3n
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code, needs_code
+from lmx.worker.mlx.model.hy_v4 import mend_hy_v4
 from lmx.worker.mlx.model.media_needs import media_needs
 from lmx.worker.mlx.model.qwen3_omni import mend_qwen3_omni
 from lmx.worker.mlx.model.text_model import TextModel, load_text_model
@@ -111,6 +112,7 @@ def _loaders(config: CheckpointConfig, *, text_only: bool) -> list[Callable[[Pat
 def _load_vlm(folder: Path) -> Any:
     model = load_model(folder, lazy=True)
     mend_gemma3n(model)
+    mend_hy_v4(model)
     mend_qwen3_omni(model)
     return model
 
