@@ -21,6 +21,7 @@ from lmx.worker.mlx.model.quantized_cache import (
     QuantizedCache,
     leaves,
 )
+from lmx.worker.mlx.prefix.state import CacheLayout
 
 pytestmark = pytest.mark.engine
 
@@ -180,6 +181,18 @@ def test_rows_of_different_lengths_are_whole_in_one_batch_and_out_of_it() -> Non
         for whole, part in zip(row.state, again.state, strict=True):
             assert all(mx.array_equal(one, other) for one, other in zip(whole, part, strict=True))
     assert BatchQuantizedCache([0], packing).size() == 0
+
+
+def test_keys_that_a_model_makes_wait_for_others_are_stored() -> None:
+    """``mx.depends`` makes a list of a tuple: some models with an indexer do that to their keys."""
+    layout = CacheLayout(lambda: [QuantizedCache(Packing(8, 32))])
+    row = QuantizedCache(Packing(8, 32))
+    row.update_and_fetch(*mx.random.normal((2, 1, 2, 5, 32)))
+    kept = layout.run([row], None, 0, 5)
+    row.keys = mx.depends(row.keys, [mx.zeros(1)])
+    again = layout.run([row], None, 0, 5)
+    assert kept.keys() == again.keys()
+    assert all(mx.array_equal(again[name], array) for name, array in kept.items())
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -155,10 +155,12 @@ def examine_few_bits(
             except OperationError:
                 continue
             alone = _alone(forward)
+            prefix_off = _after_prefix(forward)
+            assert CacheLayout(forward.new_cache).restorable == (prefix_off is not None)
             found[bits] = FewBits(
                 off=_off(alone, plain),
                 batched_off=_in_company(forward) if together else None,
-                prefix_off=_after_prefix(forward),
+                prefix_off=prefix_off,
                 held_bytes=_held_bytes(forward),
                 counted_bytes=counted_bytes(folder, HELD_TOKENS, bits),
             )

@@ -213,8 +213,11 @@ def _kinds(leaf: Any) -> tuple[str, ...]:
 
 
 def _content(leaf: Any) -> tuple[mx.array, ...]:
-    """Return the arrays of a cache that is not empty."""
-    if isinstance(leaf.keys, tuple):
+    """Return the arrays of a cache that is not empty.
+
+    A model that lets its keys wait for those of an indexer has made a list of their tuple.
+    """
+    if isinstance(leaf.keys, tuple | list):
         return (*leaf.keys, *leaf.values)
     return leaf.keys, leaf.values
 
