@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.media import ModelMediaConfig
@@ -20,8 +21,6 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.config.values import KeepAlive, Name, Seconds, Section, Size
-
-MLX_ENGINE = "lmx.worker.mlx.factory:create"
 
 
 def _check_home(path: str) -> None:

@@ -35,13 +35,13 @@ from lmx.protocol.models.checkpoint import (
     read_checkpoint_config,
     weight_files,
 )
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.engine import estimate_function
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.models.media import media_kinds
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
-from lmx.supervisor.config.model import MLX_ENGINE
 from lmx.supervisor.config.sources import (
     FolderSource,
     GgufSource,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lmx.protocol.errors import ProtocolError
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.memory import MemoryModel
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire import codec
-from lmx.supervisor.config.model import MLX_ENGINE
 
 MOST_BYTES: Final = 2**50
 """More than any model has: a pebibyte."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from grammar_walk import allowed_tokens, feed
+from matrices import combinations
 from tiny_models import make_tokenizer
 from tokenizers import AddedToken
 from tool_families import (
@@ -36,8 +37,10 @@ from lmx.worker.formats.parser import OutputParser
 marked = pytest.mark.parametrize(("family", "as_text"), CASES, ids=CASE_IDS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("names", [[name] for name in PARAMETERS] + [["weather", "typed"]])
+@pytest.mark.parametrize(
+    ("family", "names"),
+    combinations(list(FAMILIES), [[name] for name in PARAMETERS] + [["weather", "typed"]]),
+)
 def test_whatever_is_drawn_is_a_call_with_valid_arguments(family: str, names: list[str]) -> None:
     it = the_family(family)
     for seed in range(3):

@@ -9,8 +9,8 @@ import pytest
 from model_folders import write_model
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.config.model import MLX_ENGINE
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspect_main import inspect, read_model_files

@@ -11,8 +11,8 @@ import pytest
 import structlog
 from model_folders import write_model
 
+from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.states import ModelKind
-from lmx.supervisor.config.model import MLX_ENGINE
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.inspect_main import read_model_files
 from lmx.supervisor.memory.measured import Measured
