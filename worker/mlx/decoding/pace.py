@@ -7,8 +7,16 @@ from typing import Final
 LEAST_TOKENS: Final = 8
 MOST_TOKENS: Final = 2048
 _FIRST_TOKENS: Final = 16
-# The rest of the limit is for what can't be foreseen: a busy machine, a deeper context.
-_SHARE_OF_STALL: Final = 0.6
+# The rest of the limit is for what can't be foreseen: a busy machine, a deeper context. How much
+# that is, is learned: on a machine whose chunks take what was foreseen, nearly all of the limit is
+# used. Every chunk has a fixed cost, so on a slow machine this can double the tokens of a chunk.
+_FIRST_SHARE: Final = 0.6
+_LEAST_SHARE: Final = 0.5
+_MOST_SHARE: Final = 0.85
+# So much longer than the worst of the last chunks may the next one take.
+_SPARE: Final = 1.1
+# What remains of the worst one with each chunk: a tenth after 22 of them.
+_REMEMBERED: Final = 0.9
 # What can't be interrupted should fit more than once, because it may take longer than foreseen.
 _PART_SHARE: Final = 0.25
 _LEAST_PART_S: Final = 0.005
@@ -36,7 +44,9 @@ class PrefillPace:
     def __init__(self, max_stall_s: float, *, on_gpu: bool = False) -> None:
         self._idle_chunk_s = _GPU_IDLE_CHUNK_S if on_gpu else _IDLE_CHUNK_S
         self._idle_least_tokens = _GPU_IDLE_LEAST_TOKENS if on_gpu else LEAST_TOKENS
-        self._stall_s = _SHARE_OF_STALL * max_stall_s
+        self._max_stall_s = max_stall_s
+        self._overrun = 1 / (_FIRST_SHARE * _SPARE)
+        """How many times as long as foreseen the streams have waited for one of the last chunks."""
         self._decode_s = 0.0
         self._suggested = _FIRST_TOKENS
         self._measured_tokens = 0
@@ -59,6 +69,10 @@ class PrefillPace:
     def prefilled(self, tokens: int, took_s: float, depth_tokens: int, *, decoding: bool) -> None:
         """Note that a chunk of ``tokens`` after ``depth_tokens`` took ``took_s``. ``decoding`` says
         whether rows waited for it."""
+        if decoding and self._measured_tokens:
+            self._compare(
+                self._decode_s + took_s, self._decode_s + self._takes_s(tokens, depth_tokens)
+            )
         # The rest of a prompt says little of a full chunk: what any chunk costs weighs too much.
         if 2 * tokens < self._suggested and took_s <= self.budget_s(decoding):
             return
@@ -78,11 +92,24 @@ class PrefillPace:
             return max(0.0, self._stall_s - self._decode_s)
         return max(self._idle_chunk_s, self._stall_s)
 
+    @property
+    def _stall_s(self) -> float:
+        """How long the streams are meant to wait: the limit without its reserve."""
+        share = 1 / (_SPARE * self._overrun)
+        return self._max_stall_s * max(_LEAST_SHARE, min(share, _MOST_SHARE))
+
+    def _compare(self, waited_s: float, foreseen_s: float) -> None:
+        overrun = waited_s / foreseen_s if foreseen_s > 0 else 1.0
+        self._overrun = max(overrun, 1 + _REMEMBERED * (self._overrun - 1))
+
+    def _takes_s(self, tokens: int, depth_tokens: int) -> float:
+        deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
+        return tokens * self._token_s * max(1.0, deeper)
+
     def _choose(self, depth_tokens: int, decoding: bool) -> int:
         if self._measured_tokens == 0:
             return _FIRST_TOKENS
-        deeper = (depth_tokens + _DEPTH_TOKENS) / (self._depth_tokens + _DEPTH_TOKENS)
-        token_s = self._token_s * max(1.0, deeper)
+        token_s = self._takes_s(1, depth_tokens)
         fitting = self.budget_s(decoding) / token_s if token_s > 0 else MOST_TOKENS
         most = min(MOST_TOKENS, _GROWTH * self._measured_tokens)
         least = LEAST_TOKENS if decoding else self._idle_least_tokens

@@ -1,6 +1,7 @@
 """The size of prefill chunks: running streams wait no longer than they may."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -68,12 +69,43 @@ def test_no_stream_waits_longer_than_it_may(
 
 
 def test_the_time_is_used() -> None:
-    """Small chunks would be safe, and slow."""
-    pace = PrefillPace(1.0)
+    """Small chunks would be safe, and slow. How much of the limit is kept in reserve is learned."""
+    pace, machine = PrefillPace(1.0), Machine(0.01, 0.001, 1e9)
     pace.decoded(0.05)
-    steps = prefill(pace, Machine(0.01, 0.001, 1e9), 5_000, 0.05)
-    assert max(took_s for _, took_s in steps) == pytest.approx(0.6, abs=0.05)
-    assert len(steps) < 16
+    steps = prefill(pace, machine, 2_000, 0.05)
+    assert max(took_s for _, took_s in steps) == pytest.approx(0.62, abs=0.05)
+    prefill(pace, machine, 40_000, 0.05)
+    steps = prefill(pace, machine, 5_000, 0.05)
+    assert max(took_s for _, took_s in steps) == pytest.approx(0.85, abs=0.05)
+
+
+def test_a_chunk_that_takes_longer_than_foreseen_makes_the_next_ones_smaller() -> None:
+    pace, steady = PrefillPace(1.0), Machine(0.0, 0.001, 1e9)
+    pace.decoded(0.01)
+    prefill(pace, steady, 60_000, 0.01)
+    calm = pace.chunk(0, decoding=True)
+    pace.prefilled(calm, 1.5 * steady.takes_s(calm, 0), 0, decoding=True)
+    prefill(pace, steady, calm, 0.01)
+    assert pace.chunk(0, decoding=True) < 0.75 * calm
+    prefill(pace, steady, 60_000, 0.01)
+    assert pace.chunk(0, decoding=True) == pytest.approx(calm, rel=0.05)
+
+
+@given(noise=st.floats(0, 0.3), seed=st.integers(0, 1_000))
+def test_on_a_slow_machine_whose_chunks_scatter_the_limit_holds(noise: float, seed: int) -> None:
+    """Here a chunk's fixed cost is most of the time that there is: an eighth more of it is a
+    third more tokens."""
+    pace, random, limit_s = PrefillPace(0.5), Random(seed), 0.5
+    machine, done, decode_s = Machine(0.1, 0.006, 1e9), 0, 0.13
+    pace.decoded(decode_s)
+    while done < 1_000:
+        tokens = pace.chunk(done, decoding=True)
+        took_s = machine.takes_s(tokens, done) * (1 + noise * random.random())
+        assert decode_s + took_s <= limit_s
+        pace.prefilled(tokens, took_s, done, decoding=True)
+        decode_s = 0.13 * (1 + noise * random.random())
+        pace.decoded(decode_s)
+        done += tokens
 
 
 def test_alone_a_prompt_takes_larger_chunks_still_in_sight() -> None:
